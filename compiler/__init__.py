@@ -1,0 +1,1 @@
+"""From a model to the program: tracing, the IR, devices, placement specs, weights and plans."""

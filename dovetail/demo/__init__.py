@@ -1,0 +1,1 @@
+"""The built-in demo pipeline: a small FLUX, trained on pictures of coloured shapes."""

@@ -1,0 +1,1 @@
+"""From a schedule to tensors: the executor, transfers and simulated devices."""
