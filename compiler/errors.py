@@ -1,0 +1,95 @@
+"""Every error that dovetail raises on purpose.
+
+A message names what was asked, what is there and the way out. `exit_code` is what the command line answers with.
+"""
+
+from __future__ import annotations
+
+
+class DovetailError(Exception):
+    """Something that dovetail was asked to do could not be done."""
+
+    exit_code = 1
+
+
+class UsageError(DovetailError):
+    """The request itself is wrong: an option, a file name or a combination of them."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A placement spec, budget, split or rig is written wrongly, or names what is not there.
+
+    Args:
+        problem: what is wrong, in one sentence.
+        text: the whole text that was given.
+        start: where in `text` the wrong place begins.
+        end: where it ends.
+        expected: what may stand there.
+        nearest: the known name that resembles the wrong one most.
+    """
+
+    def __init__(
+        self, problem: str, text: str = "", start: int = 0, end: int = 0, expected: str = "", nearest: str | None = None
+    ) -> None:
+        self.problem = problem
+        self.text = text
+        self.start = start
+        self.end = end
+        self.expected = expected
+        self.nearest = nearest
+        super().__init__("\n".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        carets = "^" * max(1, self.end - self.start)
+        lines = [self.problem, f"  {self.text}", f"  {' ' * self.start}{carets}"]
+        if self.expected:
+            lines.append(f"expected {self.expected}")
+        if self.nearest:
+            lines.append(f"did you mean {self.nearest!r}?")
+        return lines
+
+
+class DoesNotFitError(DovetailError):
+    """What was asked needs more memory than a device, a budget or the machine has."""
+
+    exit_code = 3
+
+
+class VerificationError(DovetailError):
+    """A program or schedule breaks a rule that every one of them must keep."""
+
+    exit_code = 4
+
+
+class TraceError(DovetailError):
+    """A module could not be turned into a program."""
+
+
+class ProgramTextError(DovetailError):
+    """The text form of a program cannot be read."""
+
+
+class WeightError(DovetailError):
+    """A weight is missing, damaged, or not of the shape and type that the program needs."""
+
+
+class PlanFileError(DovetailError):
+    """A plan file cannot be read, or does not belong to what it is used with."""
+
+
+class PassError(DovetailError):
+    """A pass was asked for in a wrong way, or what it requires does not hold."""
+
+
+class CallError(DovetailError):
+    """A compiled module was called with something that it was not compiled for."""
+
+
+class NotHereError(CallError):
+    """What was called was compiled for devices or weights that this machine does not have."""
+
+
+class ExecutionError(DovetailError):
+    """An operation failed while a compiled module was running."""
