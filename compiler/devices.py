@@ -1,0 +1,226 @@
+"""Devices, and the rig: the set of devices that a program is compiled for.
+
+Names are canonical here and nowhere else: `cuda:0`, `CUDA0` and `cuda` all are `cuda0`. What a kind of device means
+(which one is the host, which one is simulated) is asked of a `Device`, so that no other code spells a kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .probe import Probed, probe_accelerators, probe_host
+from .spans import Span
+from .units import exact_bytes, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+HOST, SIM = "cpu", "sim"
+KINDS = (HOST, "cuda", "xpu", "mps", SIM)
+_SINGLE = (HOST, "mps")
+_SPELLING = re.compile(r"([a-z]+):?(\d{1,4})?")
+
+
+def canonical_name(name: str | int | torch.device | Device) -> str:
+    """The one spelling of a device's name; a name of no known kind comes back in lower case.
+
+    >>> canonical_name("cuda:1"), canonical_name("CUDA0"), canonical_name("sim"), canonical_name("CPU")
+    ('cuda1', 'cuda0', 'sim0', 'cpu')
+    """
+    text = str(name).strip().lower()
+    match = _SPELLING.fullmatch(text)
+    if not match or match[1] not in KINDS:
+        return text
+    index = int(match[2] or 0)
+    if match[1] in _SINGLE:
+        return text if index else match[1]
+    return f"{match[1]}{index}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place where tensors live and ops run, with its memory in bytes.
+
+    `total` is what the device has, `free` what may be used of it now. `label` is what its maker calls it.
+    """
+
+    name: str
+    kind: str
+    index: int
+    total: int
+    free: int
+    label: str = field(default="", compare=False)
+    integrated: bool = field(default=False, compare=False)
+
+    @property
+    def torch(self) -> torch.device:
+        """PyTorch's device; for a simulated one the simulation must have been switched on before."""
+        import torch
+
+        return torch.device(self.kind) if self.is_host else torch.device(self.kind, self.index)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this is the CPU with the host's memory."""
+        return self.kind == HOST
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether this device is made of host memory, and so exists wherever it is asked for."""
+        return self.kind == SIM
+
+    def __str__(self) -> str:
+        """The name, which is how specs and dumps spell a device."""
+        return self.name
+
+
+def make_device(name: str, total: int, free: int | None = None) -> Device:
+    """The device of a canonical name and a given memory."""
+    kind = name.rstrip("0123456789")
+    return Device(name, kind, int(name[len(kind) :] or 0), total, total if free is None else free)
+
+
+@dataclass(frozen=True)
+class Rig:
+    """The devices a program is compiled for; `present` says whether it can run here.
+
+    `str(rig)` is the text that `Rig.parse` reads.
+    """
+
+    devices: tuple[Device, ...]
+    present: bool = field(default=True, compare=False)
+
+    @classmethod
+    def detect(cls) -> Rig:
+        """The devices of this machine, the host last."""
+        return cls((*map(_found, probe_accelerators()), _host()))
+
+    @classmethod
+    def parse(cls, text: str) -> Rig:
+        """The rig of a text such as `cuda0=24GiB,cuda1=16GiB`, for planning on a machine that has neither.
+
+        A size is the memory of the device, or `free/total`. `cpu` and simulated devices may go without: they get what
+        this host has. A rig can run here if each of its devices is the host, simulated, or found here and as large.
+
+        Raises:
+            SpecError: the text is not a rig.
+        """
+        span = Span.whole(text)
+        devices = [_read_device(item) for item in span.split(",") if item.value]
+        if not devices:
+            raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
+        names = [device.name for device in devices]
+        for name in names:
+            if names.count(name) > 1:
+                raise span.error(f"{name} stands twice in the rig", "each device once")
+        return cls(tuple(devices), _are_here(devices))
+
+    def __str__(self) -> str:
+        """The text form."""
+        return ",".join(f"{device.name}={_memory_text(device)}" for device in self.devices)
+
+    def __iter__(self) -> Iterator[Device]:
+        """The devices in order."""
+        return iter(self.devices)
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """Everything but the host: real GPUs first, then integrated ones."""
+        return tuple(sorted((d for d in self.devices if not d.is_host), key=lambda device: device.integrated))
+
+    @property
+    def host(self) -> Device:
+        """The CPU, which every rig has even if its text does not name it."""
+        return next((device for device in self.devices if device.is_host), None) or _host()
+
+    @property
+    def auto(self) -> Device:
+        """The first GPU, else an integrated one, else the host."""
+        return next(iter(self.gpus), None) or self.host
+
+    def find(self, name: str | int | torch.device | Device | Span) -> Device:
+        """The device of a name, of a unique beginning of one (any case), or of a GPU's number.
+
+        The host and simulated devices are found in every rig: they can be made anywhere.
+
+        Raises:
+            SpecError: no device has that name, or several begin with it.
+        """
+        span = name if isinstance(name, Span) else Span.whole(str(name))
+        text = canonical_name(span.value)
+        exact = next((device for device in self.devices if device.name == text), None)
+        return exact or self._on_demand(text) or self._by_number(text) or self._by_prefix(span, text)
+
+    def with_device(self, device: str | Device) -> Rig:
+        """This rig and one more device, unless it has that one already."""
+        found = device if isinstance(device, Device) else self.find(device)
+        if found.name in {known.name for known in self.devices}:
+            return self
+        return Rig((*self.devices, found), self.present and _are_here([found]))
+
+    def _on_demand(self, text: str) -> Device | None:
+        if text == HOST:
+            return self.host
+        if re.fullmatch(rf"{SIM}\d+", text):
+            return make_device(text, self.host.total)
+        return None
+
+    def _by_number(self, text: str) -> Device | None:
+        return self.gpus[int(text)] if text.isdecimal() and int(text) < len(self.gpus) else None
+
+    def _by_prefix(self, span: Span, text: str) -> Device:
+        names = [device.name for device in self.devices]
+        known = [*names, *([] if HOST in names else [HOST])]
+        matches = [name for name in known if text and name.startswith(text)]
+        if len(matches) == 1:
+            return self.find(matches[0])
+        if matches:
+            raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
+        there = ", ".join(f"{device.name} ({format_bytes(device.total)})" for device in self.devices)
+        raise span.error(f"no device is called {span.value!r}", f"one of {there}, or a simulated one (sim0)", known)
+
+
+def _found(it: Probed) -> Device:
+    name = canonical_name(f"{it.kind}:{it.index}")
+    return Device(name, it.kind, it.index, it.total, it.free, it.label, it.integrated)
+
+
+def _host() -> Device:
+    total, free = probe_host()
+    return Device(HOST, HOST, 0, total, free, "host memory")
+
+
+def _are_here(devices: list[Device]) -> bool:
+    """Whether each device is the host, simulated, or found on this machine and at least as large."""
+    asked = [device for device in devices if not device.is_host and not device.is_simulated]
+    here = {device.name: device.total for device in Rig.detect()} if asked else {}
+    return all(device.total <= here.get(device.name, -1) for device in asked)
+
+
+def _read_device(item: Span) -> Device:
+    key, size = item.partition("=")
+    name = canonical_name(key.value)
+    kind = name.rstrip("0123456789")
+    if kind not in KINDS or (kind in _SINGLE and name != kind):
+        examples = "a device such as cuda0, xpu0, mps, cpu or sim0"
+        raise key.error(f"{key.value!r} is not the name of a device", examples, KINDS)
+    if size is None:
+        if kind not in (HOST, SIM):
+            raise item.error(f"{name} has no size", f"its memory, such as {name}=24GiB")
+        return _host() if kind == HOST else make_device(name, _host().total)
+    free, total = size.partition("/")
+    return _sized(name, size, parse_bytes(total or free), parse_bytes(free))
+
+
+def _sized(name: str, size: Span, total: int, free: int) -> Device:
+    if not 0 <= free <= total or not total:
+        raise size.error(f"{name} cannot have {size.value!r}", "more than nothing, and no more free than there is")
+    return make_device(name, total, free)
+
+
+def _memory_text(device: Device) -> str:
+    total = exact_bytes(device.total)
+    return total if device.free == device.total else f"{exact_bytes(device.free)}/{total}"

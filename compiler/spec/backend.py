@@ -1,0 +1,168 @@
+"""Where components run (`--backend`), and where their weights rest (`--params-backend`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, TypeAlias
+
+from ..devices import Device, Rig, canonical_name
+from ..spans import Span
+from .items import ByComponent, Given, read_items, spec_text
+from .roles import read_key
+
+AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
+_CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}
+_NAME = re.compile(r"[A-Za-z0-9_.:]*")
+_EXPECTED = "a device (cuda0, cpu, sim0 …), auto, gpu or balanced"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word that stands for devices: a name, the beginning of one, or a word that chooses.
+
+    `place` is where it was read, so that an error found only on a rig can still point at it.
+    """
+
+    text: str
+    place: Span | None = field(default=None, compare=False, repr=False)
+
+    def devices(self, rig: Rig) -> tuple[Device, ...]:
+        """The devices that the word means on a rig.
+
+        Raises:
+            SpecError: the rig has no such device.
+        """
+        span = self.place or Span.whole(self.text)
+        if self.text == AUTO:
+            return (rig.auto,)
+        if self.text == BALANCED:
+            return rig.gpus or (rig.host,)
+        if self.text == GPU:
+            if not rig.gpus:
+                raise span.error("this rig has no GPU", "auto, cpu, or a simulated device (sim0)")
+            return rig.gpus[:1]
+        return (rig.find(span),)
+
+    def __str__(self) -> str:
+        """The canonical spelling."""
+        return self.text
+
+
+Target: TypeAlias = tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Backend(ByComponent[Target]):
+    """The devices that each component runs on; the first of a list is the main device."""
+
+    def devices_for(self, attribute: str, role: str, rig: Rig) -> tuple[Device, ...]:
+        """The devices of a component on a rig, the main device first.
+
+        Raises:
+            SpecError: the rig lacks a device, or a list names one twice.
+        """
+        found: list[Device] = []
+        for word in self.get(attribute, role) or (Word(AUTO),):
+            for device in word.devices(rig):
+                if device in found:
+                    raise _twice(word, device.name)
+                found.append(device)
+        return tuple(found)
+
+    def extend(self, rig: Rig) -> Rig:
+        """The rig with the devices added that this spec names and that can be made anywhere."""
+        targets = [*([self.default] if self.default else []), *(target for _, target in self.named)]
+        for word in (word for target in targets for word in target if word.text not in _CHOOSERS):
+            rig = rig.with_device(word.devices(rig)[0])
+        return rig
+
+    def _value_text(self, value: Target) -> str:
+        return "&".join(map(str, value))
+
+
+@dataclass(frozen=True)
+class ParamsBackend(ByComponent[Word]):
+    """Where the weights of each component rest while they are not in use."""
+
+    def resting_place(self, attribute: str, role: str, rig: Rig) -> Device | Literal["disk"] | None:
+        """A device, the disk, or None: the weights rest where they are used."""
+        word = self.get(attribute, role)
+        if word is None:
+            return None
+        return "disk" if word.text == DISK else word.devices(rig)[0]
+
+
+def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> Backend:
+    """The backend of a text such as `te=cpu,vae=cuda0,diffusion=cuda0&cuda1`, or of a dict with the same parts.
+
+    Args:
+        given: text, a dict of key → device or list of devices, one device, or None.
+        components: the attribute name → role of each component whose own name may be a key.
+
+    Raises:
+        SpecError: points at the wrong place, says what was expected, offers the nearest name.
+    """
+    return Backend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_target))
+
+
+def parse_params_backend(given: Given, components: Mapping[str, str] | None = None) -> ParamsBackend:
+    """Like `parse_backend`, for the places where weights rest: one device each, or `disk`."""
+    return ParamsBackend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_place))
+
+
+def _read_target(span: Span) -> Target:
+    parts = span.split("&")
+    words: list[Word] = []
+    for part in parts:
+        word = _read_word(part)
+        if word.text == DISK:
+            raise part.error("nothing can run on the disk", f"{_EXPECTED}; --params-backend may say disk")
+        if len(parts) > 1 and word.text in _CHOOSERS:
+            raise part.error(f"{part.value!r} cannot stand in a list of devices", "the name of a device")
+        if word in words:
+            raise _twice(word, word.text)
+        words.append(word)
+    return tuple(words)
+
+
+def _read_place(span: Span) -> Word:
+    if "&" in span.value:
+        raise span.error("weights rest in one place, not in a list", "one device, or disk")
+    word = _read_word(span)
+    if word.text == BALANCED:
+        raise span.error("weights cannot rest 'balanced'", "one device, or disk")
+    return word
+
+
+def _read_word(span: Span) -> Word:
+    if not _NAME.fullmatch(span.value):
+        raise span.error(f"{span.value!r} is not the name of a device", _EXPECTED)
+    text = canonical_name(span.value)
+    return Word(_CHOOSERS.get(text, text), span)
+
+
+def _twice(word: Word, name: str) -> Exception:
+    span = word.place or Span.whole(word.text)
+    return span.error(f"{name} is named twice", "each device of a list once")
+
+
+def with_cpu_flags(backend: str, *, clip: bool = False, vae: bool = False, control_net: bool = False) -> str:
+    """The text of `--backend` with `--clip-on-cpu`, `--vae-on-cpu` and `--control-net-cpu` put before it.
+
+    >>> with_cpu_flags("vae=cuda0", clip=True)
+    'te=cpu,vae=cuda0'
+    """
+    flags = {"te=cpu": clip, "vae=cpu": vae, "controlnet=cpu": control_net}
+    return ",".join([item for item, asked in flags.items() if asked] + ([backend] if backend else []))
+
+
+def with_offload_flag(params_backend: str, *, offload_to_cpu: bool = False) -> str:
+    """The text of `--params-backend` with `--offload-to-cpu` put before it, so that explicit items win.
+
+    >>> with_offload_flag("te=disk", offload_to_cpu=True)
+    '*=cpu,te=disk'
+    """
+    return ",".join([item for item in ("*=cpu" if offload_to_cpu else "", params_backend) if item])

@@ -1,0 +1,114 @@
+"""How many bytes dovetail may use of each device (`--max-vram`, diffusers' `max_memory`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..devices import Device, Rig, canonical_name
+from ..spans import Span
+from ..units import NUMBER, exact_bytes, number_text, parse_bytes
+from .backend import Word
+from .items import Given, items_text, read_items, spec_text
+from .roles import DEFAULT_KEYS
+
+_PERCENT = re.compile(rf"({NUMBER})\s*%", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """An amount of a device's memory, in bytes or in percent of all it has; negative: that much is left free."""
+
+    bytes: int = 0
+    percent: float = 0.0
+
+    def of(self, device: Device) -> int:
+        """The bytes that may be used, never more than the device has free."""
+        if not self.bytes and not self.percent:
+            return device.free
+        asked = self.bytes + int(device.total * self.percent / 100)
+        leave = self.bytes < 0 or self.percent < 0
+        return max(0, device.free + asked) if leave else min(asked, device.free)
+
+    def __str__(self) -> str:
+        """The text form: `6GiB`, `-80%`, `0`."""
+        if self.percent:
+            return f"{number_text(self.percent)}%"
+        sign = "-" if self.bytes < 0 else ""
+        return f"{sign}{exact_bytes(abs(self.bytes))}" if self.bytes else "0"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory that may be used of each device; the same budget serves every component there."""
+
+    default: Amount | None = None
+    named: tuple[tuple[Word, Amount], ...] = ()
+
+    def limits(self, rig: Rig) -> dict[str, int]:
+        """The bytes that may be used of each device of a rig, by the device's name.
+
+        Raises:
+            SpecError: a device is budgeted that the rig does not have.
+        """
+        amounts = {device.name: self.default or Amount() for device in rig}
+        for word, amount in self.named:
+            amounts.update({device.name: amount for device in word.devices(rig)})
+        return {device.name: amounts[device.name].of(device) for device in rig}
+
+    def limit(self, device: Device) -> int:
+        """The bytes that may be used of one device; budgets for others do not count."""
+        amounts = {word.text: amount for word, amount in self.named}
+        keys = [key for key in amounts if device.name.startswith(key)]
+        amount = amounts[max(keys, key=len)] if keys else self.default
+        return (amount or Amount()).of(device)
+
+    def __str__(self) -> str:
+        """The text form, which `parse_budget` reads back."""
+        return items_text(self.default, self.named, str)
+
+
+def parse_budget(given: Given) -> Budget:
+    """The budget of a text such as `6`, `cuda0=6,cuda1=2GiB`, `80%` or `-1.5`, of a number of GiB, or of a dict.
+
+    A bare number counts GiB; 0 is no limit, and a negative amount is what is left free.
+
+    Raises:
+        SpecError: points at the wrong place and says what was expected.
+    """
+    return Budget(*read_items(spec_text(given), _read_device, _read_amount))
+
+
+def parse_max_memory(given: Mapping[Any, Any]) -> Budget:
+    """The budget of diffusers' and accelerate's `max_memory`: `{0: "10GiB", "cpu": "30GiB"}`.
+
+    Numbers are bytes there, and 0 means nothing at all. Integer keys number the GPUs.
+    """
+    return parse_budget({key: _accelerate_amount(value) for key, value in given.items()})
+
+
+def _accelerate_amount(value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    return f"{value}B" if value else "-100%"
+
+
+def _read_device(span: Span) -> Word | None:
+    if span.value.lower() in DEFAULT_KEYS:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_.:]+", span.value):
+        raise span.error(f"{span.value!r} is not the name of a device", "a device (cuda0, cpu, sim0 …), or all")
+    return Word(canonical_name(span.value), span)
+
+
+def _read_amount(span: Span) -> Amount:
+    sign = -1 if span.value.startswith("-") else 1
+    size = Span(span.text, span.start + (sign < 0), span.end).strip()
+    percent = _PERCENT.fullmatch(size.value)
+    if percent is None:
+        return Amount(bytes=sign * parse_bytes(size))
+    if float(percent[1]) > 100:
+        raise size.error("no device has more than 100%", "a part of the device's memory, such as 80%")
+    return Amount(percent=sign * float(percent[1]))

@@ -1,0 +1,96 @@
+"""How a component is split (`--split-mode`), and in which shares (`--tensor-split`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..errors import SpecError
+from ..spans import Span
+from ..units import NUMBER, number_text
+from .items import ByComponent, Given, read_items, spec_text
+from .roles import read_key
+
+MODES = ("layer", "row", "tensor")
+
+Shares = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SplitMode(ByComponent[str]):
+    """How each component is spread over its devices; `layer` where nothing is said."""
+
+    def mode_for(self, attribute: str, role: str) -> str:
+        """`layer`, `row` or `tensor`."""
+        return self.get(attribute, role) or "layer"
+
+
+@dataclass(frozen=True)
+class TensorSplit(ByComponent[Shares]):
+    """How much of each component every device of its list gets, in proportion."""
+
+    def shares_for(self, attribute: str, role: str, devices: Sequence[object]) -> Shares | None:
+        """The fractions of a component that its devices get (they sum to 1), or None where nothing is said.
+
+        A component on one device is whole there, whatever the default says.
+
+        Raises:
+            SpecError: there are not as many shares as devices.
+        """
+        shares = self.get(attribute, role)
+        if shares is None or len(devices) == 1:
+            return None if shares is None else (1.0,)
+        if len(shares) != len(devices):
+            text = self._value_text(shares)
+            names = ", ".join(map(str, devices))
+            problem = f"{attribute} has {len(shares)} shares for {len(devices)} devices ({names})"
+            raise SpecError(problem, text, 0, len(text), "one share for each device")
+        return tuple(share / sum(shares) for share in shares)
+
+    def _value_text(self, value: Shares) -> str:
+        return ":".join(map(number_text, value))
+
+
+def parse_split_mode(given: Given, components: Mapping[str, str] | None = None) -> SplitMode:
+    """The split modes of a text such as `row` or `diffusion=row,te=layer`, or of a dict.
+
+    Raises:
+        SpecError: points at the wrong place and says what was expected.
+    """
+    return SplitMode(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_mode))
+
+
+def parse_tensor_split(given: Given, components: Mapping[str, str] | None = None) -> TensorSplit:
+    """The shares of a text such as `3,1`, `3:1` or `diffusion=3:1,te=1:1`, of a list of numbers, or of a dict of such.
+
+    Raises:
+        SpecError: points at the wrong place and says what was expected.
+    """
+    text = spec_text(given, joint=":")
+    if text.strip() and "=" not in text:
+        return TensorSplit(_read_shares(Span.whole(text)))
+    return TensorSplit(*read_items(text, partial(read_key, components=components or {}), _read_shares))
+
+
+def _read_mode(span: Span) -> str:
+    mode = span.value.lower()
+    if mode not in MODES:
+        raise span.error(f"{span.value!r} is not a split mode", ", ".join(MODES), MODES)
+    return mode
+
+
+def _read_shares(span: Span) -> Shares:
+    shares = tuple(map(_read_share, span.split(",:/")))
+    if not sum(shares):
+        raise span.error("no device gets anything", "shares, at least one of them more than nothing")
+    if len(shares) == 1 and span.text != span.value and "=" not in span.text[: span.start]:
+        raise span.error("a share stands alone", "shares joined by ':', such as 3:1,te=1:1")
+    return shares
+
+
+def _read_share(span: Span) -> float:
+    if not re.fullmatch(NUMBER, span.value, re.IGNORECASE):
+        raise span.error(f"{span.value!r} is not a share", "a number, as in 3:1")
+    return float(span.value)

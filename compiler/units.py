@@ -1,0 +1,67 @@
+"""Numbers of bytes as people write and read them: `6`, `24GiB`, `800MiB`, `11.3 GiB`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from .spans import Span
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"
+_SIZE = re.compile(rf"({NUMBER})\s*([a-z]*)", re.IGNORECASE)
+_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SHORT = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
+
+
+def parse_bytes(size: str | Span) -> int:
+    """The number of bytes that a text names; a bare number counts GiB.
+
+    `KiB`, `MiB`, `GiB`, `TiB` (also `K`, `M`, `G`, `T`) are powers of two, `KB`, `MB`, `GB`, `TB` of ten; any case.
+
+    >>> parse_bytes("1.5"), parse_bytes("800 MiB"), parse_bytes("10GB")
+    (1610612736, 838860800, 10000000000)
+
+    Raises:
+        SpecError: the text is not a size.
+    """
+    span = Span.whole(size) if isinstance(size, str) else size
+    match = _SIZE.fullmatch(span.value)
+    unit = match and ({"": GIB} | _SHORT | _UNITS).get(match[2].lower())
+    if not match or not unit:
+        raise span.error(f"{span.value!r} is not a size", "a number and a unit, such as 24GiB or 800MiB")
+    return int(Fraction(match[1]) * unit)
+
+
+def exact_bytes(size: int) -> str:
+    """The shortest text that `parse_bytes` reads back as the same number.
+
+    >>> exact_bytes(24 * 2**30), exact_bytes(1000)
+    ('24GiB', '1000B')
+    """
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size and size % unit == 0:
+            return f"{size // unit}{name}"
+    return f"{size}B"
+
+
+def format_bytes(size: float) -> str:
+    """The size for people to read, to one decimal.
+
+    >>> format_bytes(12_133_000_000), format_bytes(512)
+    ('11.3 GiB', '512 B')
+    """
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size:.0f} B"
+
+
+def number_text(number: float) -> str:
+    """The shortest text that reads back as the same number.
+
+    >>> number_text(3.0), number_text(0.1)
+    ('3', '0.1')
+    """
+    return repr(float(number)).removesuffix(".0")
