@@ -7,7 +7,7 @@ Names are canonical here and nowhere else: `cuda:0`, `CUDA0` and `cuda` all are 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -109,14 +109,16 @@ class Rig:
             SpecError: the text is not a rig.
         """
         span = Span.whole(text)
-        devices = [_read_device(item) for item in span.split(",") if item.value]
-        if not devices:
+        items = [item for item in span.split(",") if item.value]
+        if not items:
             raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
-        names = [device.name for device in devices]
-        for name in names:
-            if names.count(name) > 1:
-                raise span.error(f"{name} stands twice in the rig", "each device once")
-        return cls(tuple(devices), _are_here(devices))
+        devices: dict[str, Device] = {}
+        for item in items:
+            device = _read_device(item)
+            if device.name in devices:
+                raise item.error(f"{device.name} stands twice in the rig", "each device once")
+            devices[device.name] = device
+        return cls(tuple(devices.values()), _are_here(devices.values()))
 
     def __str__(self) -> str:
         """The text form."""
@@ -193,7 +195,7 @@ def _host() -> Device:
     return Device(HOST, HOST, 0, total, free, "host memory")
 
 
-def _are_here(devices: list[Device]) -> bool:
+def _are_here(devices: Iterable[Device]) -> bool:
     """Whether each device is the host, simulated, or found on this machine and at least as large."""
     asked = [device for device in devices if not device.is_host and not device.is_simulated]
     here = {device.name: device.total for device in Rig.detect()} if asked else {}

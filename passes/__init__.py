@@ -1,1 +1,1 @@
-"""From a program to a schedule: one file a pass, and what is read off a schedule."""
+"""Passes: IR to IR, and IR to schedule, one file each."""

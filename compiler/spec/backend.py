@@ -121,7 +121,9 @@ def _read_target(span: Span) -> Target:
         if word.text == DISK:
             raise part.error("nothing can run on the disk", f"{_EXPECTED}; --params-backend may say disk")
         if len(parts) > 1 and word.text in _CHOOSERS:
-            raise part.error(f"{part.value!r} cannot stand in a list of devices", "the name of a device")
+            raise part.error(
+                f"{part.value or 'an empty name'!r} cannot stand in a list of devices", "the name of a device"
+            )
         if word in words:
             raise _twice(word, word.text)
         words.append(word)

@@ -53,17 +53,14 @@ class Budget:
         Raises:
             SpecError: a device is budgeted that the rig does not have.
         """
-        amounts = {device.name: self.default or Amount() for device in rig}
+        amounts = dict.fromkeys(rig, self.default or Amount())
         for word, amount in self.named:
-            amounts.update({device.name: amount for device in word.devices(rig)})
-        return {device.name: amounts[device.name].of(device) for device in rig}
+            amounts.update(dict.fromkeys(word.devices(rig), amount))
+        return {device.name: amount.of(device) for device, amount in amounts.items()}
 
-    def limit(self, device: Device) -> int:
-        """The bytes that may be used of one device; budgets for others do not count."""
-        amounts = {word.text: amount for word, amount in self.named}
-        keys = [key for key in amounts if device.name.startswith(key)]
-        amount = amounts[max(keys, key=len)] if keys else self.default
-        return (amount or Amount()).of(device)
+    def limit(self, device: Device, rig: Rig) -> int:
+        """The bytes that may be used of one device of a rig."""
+        return self.limits(rig).get(device.name, device.free)
 
     def __str__(self) -> str:
         """The text form, which `parse_budget` reads back."""

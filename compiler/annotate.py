@@ -1,0 +1,106 @@
+"""Turns what torch.export left in ``node.meta`` into dovetail's own annotations.
+
+The exported metadata holds fake tensors and stack traces; what is kept of them is small, frozen and can be written to
+a file: types with a storage number each, module paths and source lines.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.graph import Graph
+from torch.fx.node import map_aggregate
+
+from .program import HERE, Origin, TensorType, Value
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+
+
+def annotate(graph: Graph) -> dict[str, int]:
+    """Replaces the metadata of every node by its value and origin.
+
+    Returns the symbols of dynamic dimensions with the sizes they had in the example.
+    """
+    fakes = [node.meta.get("val") for node in graph.nodes]  # all alive at once: storages are told apart by address
+    reader = _Reader()
+    for node, fake in zip(graph.nodes, fakes, strict=True):
+        node.meta = {"value": reader.value(fake), "origin": _origin(node.meta)}
+    return reader.symbols
+
+
+class _Reader:
+    """Reads fake tensors into types, numbering storages as they are met."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, int] = {}
+        self._storages: dict[int, int] = {}
+
+    def value(self, fake: Any) -> Value:
+        if isinstance(fake, torch.Tensor):
+            return self._tensor(fake)
+        if isinstance(fake, (tuple, list)):
+            return tuple(map(self.value, fake))
+        return None
+
+    def _tensor(self, fake: torch.Tensor) -> TensorType:
+        storage = self._storages.setdefault(fake.untyped_storage()._cdata, len(self._storages))
+        shape = tuple(map(self._size, fake.shape))
+        stride = tuple(map(self._size, fake.stride()))
+        hint = tuple(map(_hint, fake.shape)) if any(isinstance(size, str) for size in shape) else ()
+        return TensorType(shape, fake.dtype, stride, storage, hint)
+
+    def _size(self, size: int | torch.SymInt) -> int | str:
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        if expression.is_number:
+            return int(expression)
+        for symbol in expression.free_symbols:
+            self.symbols.setdefault(str(symbol), int(size.node.shape_env.var_to_val[symbol]))
+        return str(expression)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _origin(meta: dict[str, Any]) -> Origin:
+    stack = meta.get("nn_module_stack")
+    path, cls = next(reversed(stack.values())) if stack else ("", "")
+    name = cls if isinstance(cls, str) else cls.__qualname__
+    return Origin(path.partition("@")[0], name.rpartition(".")[2], _source(meta.get("stack_trace") or ""))
+
+
+@lru_cache(maxsize=4096)
+def _source(stack: str) -> str:
+    """The innermost line that is not torch's own, as ``package/file.py:line``."""
+    frames = _FRAME.findall(stack)
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    return f"{_shorten(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+@lru_cache(maxsize=1024)
+def _shorten(path: str) -> str:
+    roots = [root for root in sys.path if root and path.startswith(root + "/")]
+    return path.removeprefix(max(roots, key=len) + "/") if roots else path.rpartition("/")[2]
+
+
+def drop_frozen_devices(graph: Graph) -> None:
+    """Replaces the devices that the trace froze into arguments by HERE, and drops pinning of fresh tensors."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if any(isinstance(argument, torch.device) for argument in (*node.args, *node.kwargs.values())):
+            node.args = map_aggregate(node.args, _here)
+            node.kwargs = map_aggregate(node.kwargs, _here)
+        if not node.kwargs.get("pin_memory", True):
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
+
+
+def _here(argument: Any) -> Any:
+    return HERE if isinstance(argument, torch.device) else argument

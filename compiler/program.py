@@ -1,0 +1,224 @@
+"""The program: a torch.fx graph of ATen ops in which every node is annotated.
+
+A node carries four facts, each under one key of ``node.meta`` and read through the functions at the end of this file:
+its *value* (what it yields), its *placement* (where it runs), its *origin* (the module and source line it came from)
+and, on a placeholder that stands for one, its *weight*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from .devices import Device
+from .signature import Signature
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
+
+HERE = torch.device("meta")
+"""Stands in the arguments of a node for "the device this node is placed on"."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of one tensor without having it: shape, dtype, strides and whose memory it lies in.
+
+    ``storage`` numbers the memory: two values with the same number alias each other. Sizes are ints, or the text of
+    an expression over the program's symbols where a dimension is dynamic; ``hint`` has the sizes of the example.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    stride: tuple[int | str, ...]
+    storage: int
+    hint: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes as ints, those of the traced example where a dimension is dynamic."""
+        return self.hint or self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense tensor of this shape and dtype."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+
+Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
+"""What a node yields: a tensor, several of them, or (None) a Python number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter, buffer or constant, known by name; its data rests elsewhere."""
+
+    name: str
+    kind: str  # "parameter", "buffer" or "constant"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    aliases: tuple[str, ...] = ()
+    persistent: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight in its dtype."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a checkpoint may keep this weight under."""
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node came from: module path and class, and the model's source line."""
+
+    module: str = ""
+    cls: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a node runs and what it takes there."""
+
+    device: Device | None = None
+    segment: int | None = None
+    weights: tuple[Weight, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One repeated unit: its name, and the weights that rest with it."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights of the block."""
+        return sum(weight.nbytes for weight in self.weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A maximal run of consecutive nodes on one device."""
+
+    index: int
+    device: Device
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses to a device, once, whatever the number of its readers there.
+
+    ``version`` counts the writes that its memory had seen when it was read; it is 0 unless the model writes in place.
+    """
+
+    value: Node
+    version: int
+    target: Device
+    producer: int | None  # segment index; None for an input
+    consumer: int | None  # first segment that reads it there; None for an output
+
+
+@dataclass(eq=False)
+class Program:
+    """A traced component: its graph, how it is called, its weights by name, and what the passes said of it."""
+
+    name: str
+    graph: Graph
+    signature: Signature
+    weights: dict[str, Weight]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    home: dict[str, Device] = field(default_factory=dict)  # weight name → device
+    segments: tuple[Segment, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    schedule: Schedule | None = None
+    history: tuple[str, ...] = ()
+    facts: frozenset[str] = frozenset()
+
+    @property
+    def main(self) -> Device:
+        """The main device: it holds the inputs, the outputs and the weights outside blocks."""
+        return self.devices[0]
+
+    def inputs(self) -> Iterator[Node]:
+        """The placeholders that stand for inputs, in order."""
+        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None)
+
+    def weight_nodes(self) -> Iterator[Node]:
+        """The placeholders that stand for weights, in order."""
+        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is not None)
+
+    def ops(self) -> Iterator[Node]:
+        """The nodes that compute or view something, in order."""
+        return (node for node in self.graph.nodes if node.op == "call_function")
+
+    @property
+    def output(self) -> Node:
+        """The one output node."""
+        return self.graph.output_node()
+
+    def __str__(self) -> str:
+        from .text import print_program
+
+        return print_program(self)
+
+
+def value_of(node: Node) -> Value:
+    """What a node yields."""
+    return node.meta["value"]  # type: ignore[no-any-return]
+
+
+def tensors_of(node: Node) -> tuple[TensorType, ...]:
+    """The tensors among what a node yields, flat."""
+    return tuple(_flatten(node.meta["value"]))
+
+
+def _flatten(value: Value) -> Iterator[TensorType]:
+    if isinstance(value, TensorType):
+        yield value
+    elif value is not None:
+        for item in value:
+            yield from _flatten(item)
+
+
+def weight_of(node: Node) -> Weight | None:
+    """The weight a placeholder stands for, if it does."""
+    return node.meta.get("weight")
+
+
+def origin_of(node: Node) -> Origin:
+    """Where a node came from."""
+    return node.meta.get("origin", Origin())  # type: ignore[no-any-return]
+
+
+def placement_of(node: Node) -> Placement:
+    """Where a node runs; an empty placement before any pass said so."""
+    return node.meta.get("placement", Placement())  # type: ignore[no-any-return]
+
+
+def device_of(node: Node) -> Device:
+    """The device of a placed node; raises LookupError when no pass has placed it."""
+    device = placement_of(node).device
+    if device is None:
+        raise LookupError(f"node {node.name} has no device yet: run the pin pass first")
+    return device
+
+
+def place_node(node: Node, **changes: Any) -> None:
+    """Replaces fields of a node's placement."""
+    node.meta["placement"] = replace(placement_of(node), **changes)

@@ -1,0 +1,131 @@
+"""The schedule: the lowered form of a program, a flat list of small typed instructions.
+
+What runs, what is predicted and what is drawn all read this one list. An instruction names values, weights and devices
+as objects, and prints as a short line. ``Free`` directly after ``Run`` takes effect inside that run, at the value's
+last reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch.fx import Node
+
+from .devices import Device
+from .program import Segment, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A value, and on a device that it was sent to also how often its memory had been written when it was sent.
+
+    On its own device a value is its memory, whatever was written there, and ``version`` is 0.
+    """
+
+    node: Node
+    version: int = 0
+
+    def __str__(self) -> str:
+        return f"%{self.node.name}" + (f"'{self.version}" if self.version else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Brings weights to a device; they stay until a Release names them."""
+
+    device: Device
+    weights: tuple[Weight, ...]
+
+    def __str__(self) -> str:
+        return f"load {len(self.weights)} weights, {sum(w.nbytes for w in self.weights)} bytes → {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Lets go of weights on a device."""
+
+    device: Device
+    weights: tuple[Weight, ...]
+
+    def __str__(self) -> str:
+        return f"release {len(self.weights)} weights on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Starts sending a value from the device it is on to another; a Wait on the target must come before its use."""
+
+    value: State
+    source: Device
+    target: Device
+
+    def __str__(self) -> str:
+        return f"copy {self.value} {self.source} → {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Makes the computation on a device wait until a copy of a value has arrived there, or has left it."""
+
+    value: State
+    source: Device
+    target: Device
+    device: Device
+
+    def __str__(self) -> str:
+        return f"wait {self.value} {self.source} → {self.target} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Runs a segment on its device: what it reads from outside, and what it yields that outlives it."""
+
+    segment: Segment
+    reads: tuple[State, ...]
+    yields: tuple[State, ...]
+
+    def __str__(self) -> str:
+        return f"run segment {self.segment.index} on {self.segment.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Lets go of a value on a device."""
+
+    value: State
+    device: Device
+
+    def __str__(self) -> str:
+        return f"free {self.value} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Hands out the results, which lie on the main device; nothing else is held any more."""
+
+    values: tuple[State, ...]
+    device: Device
+
+    def __str__(self) -> str:
+        return f"return {', '.join(map(str, self.values))} from {self.device}".replace("return  ", "return ")
+
+
+Instruction: TypeAlias = Load | Release | Copy | Wait | Run | Free | Return
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The instructions of one call, in the order in which they are issued."""
+
+    instructions: tuple[Instruction, ...]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.instructions))

@@ -1,0 +1,255 @@
+"""From an nn.Module and example inputs to a Program, through torch.export.
+
+The module is traced on fake CPU tensors: its parameters, wherever they are, give way to fakes for the time of the
+trace, so that a model on meta, on an accelerator or larger than memory traces alike and nothing is computed or copied.
+Buffers stay real, for models read values from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from .aliasing import writes
+from .annotate import annotate, drop_frozen_devices
+from .errors import TraceError
+from .inline import inline_regions
+from .program import Program, Weight, origin_of, tensors_of, weight_of
+from .signature import Constant, Signature, Tensor, name_arguments, parameters_of
+
+
+def trace(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+) -> Program:
+    """Traces a module in eval mode to a Program of ATen ops.
+
+    Args:
+        module: any module; its weights may be real, on any device, or on meta. It is left as it was.
+        args, kwargs: an example call. Tensors may be on any device, meta included; only shapes and dtypes matter.
+        dynamic_shapes: as torch.export takes it, keyed by the names of the arguments.
+
+    Raises:
+        TraceError: the module cannot be exported, or writes into its inputs or weights.
+    """
+    positional, defaults = parameters_of(module.forward)
+    given = name_arguments(positional, {}, args, kwargs or {})
+    full = name_arguments(positional, defaults, args, kwargs or {})
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_shapes else None)
+    example = {name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given}
+    with _frozen(module), _faked(module, mode):
+        exported = _export(module, example, dynamic_shapes)
+    _refuse_fake_constants(module, exported)
+    inline_regions(exported.graph_module)
+    drop_frozen_devices(exported.graph)
+    symbols = annotate(exported.graph)
+    program = Program(
+        name=type(module).__name__,
+        graph=exported.graph,
+        signature=_signature(exported, positional, defaults, full),
+        weights=_bind_weights(module, exported),
+        constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},
+        symbols=symbols,
+    )
+    _refuse_outside_writes(program)
+    return program
+
+
+def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None) -> ExportedProgram:
+    args = tuple(value for name, value in given.items() if name.startswith("*"))
+    kwargs = {name: value for name, value in given.items() if not name.startswith("*")}
+    shapes = None if dynamic_shapes is None else _arrange_shapes(module, args, kwargs, dynamic_shapes)
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise TraceError(_export_message(module, error)) from error
+
+
+def _arrange_shapes(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Puts shapes of what goes into ``**kwargs`` where torch.export looks for them."""
+    import inspect
+
+    parameters = inspect.signature(module.forward).parameters
+    surplus = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    variadic = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    arranged: dict[str, Any] = {name: shapes.get(name) for name in kwargs if name in parameters}
+    if variadic and args:
+        arranged = {variadic: tuple(shapes.get(f"*{index}") for index in range(len(args))), **arranged}
+    if surplus and any(name not in parameters for name in kwargs):
+        arranged[surplus] = {name: shapes.get(name) for name in kwargs if name not in parameters}
+    return arranged
+
+
+def _export_message(module: nn.Module, error: Exception) -> str:
+    where = _model_line(error)
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        f"{type(module).__name__} cannot be traced{f' past {where}' if where else ''}: {type(error).__name__}: {first}: "
+        "make this line independent of tensor values, or compile a submodule that leaves it out"
+    )
+
+
+def _model_line(error: BaseException) -> str:
+    """The innermost line of the failure that belongs to neither torch nor dovetail."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = frames or [f for f in traceback.extract_tb(error.__traceback__) if "torch/nn/modules" in f.filename]
+    if not frames:
+        return ""
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})"
+
+
+@contextlib.contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Puts every submodule in eval mode, and each back into its own mode at the end."""
+    training = [child for child in module.modules() if child.training]
+    try:
+        for child in training:
+            child.training = False
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+@contextlib.contextmanager
+def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Puts fake CPU tensors in place of all parameters, and of buffers that have no values."""
+    memo: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for child in module.modules():
+            for held in (child._parameters, child._buffers):
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        replaced.append((held, name, tensor))
+                        held[name] = memo.setdefault(id(tensor), _stand_in(tensor, mode))
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+
+
+def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(_fake_like(tensor, mode), requires_grad=False)
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return _fake_like(tensor, mode)
+    return tensor.cpu()
+
+
+def _fake(leaf: Any, mode: FakeTensorMode) -> Any:
+    return _fake_like(leaf, mode) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _refuse_fake_constants(module: nn.Module, exported: ExportedProgram) -> None:
+    for name, value in exported.constants.items():
+        if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta):
+            raise TraceError(
+                f"{type(module).__name__} computed the constant {name} {tuple(value.shape)} from tensors that have no "
+                "values while tracing: pass it as an input, or register it as a buffer when the module is made"
+            )
+
+
+def _signature(
+    exported: ExportedProgram, positional: tuple[str, ...], defaults: dict[str, Any], full: dict[str, Any]
+) -> Signature:
+    """The calling convention, with the sizes that the trace found for dynamic dimensions."""
+    user = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    traced = {spec.arg.name: node for spec, node in _placeholders(exported) if spec.kind is InputKind.USER_INPUT}
+    tensors = iter([traced[spec.arg.name] for spec in user if not isinstance(spec.arg, ConstantArgument)])
+    leaves: list[Tensor | Constant] = []
+    for path, leaf in pytree.tree_flatten_with_path(full)[0]:
+        where = pytree.keystr(path)
+        if isinstance(leaf, torch.Tensor):
+            kind = tensors_of(next(tensors))[0]
+            leaves.append(Tensor(where, kind.shape, kind.dtype, kind.stride))
+        else:
+            leaves.append(Constant(where, leaf))
+    constants = [node for spec, node in _placeholders(exported) if isinstance(spec.arg, ConstantArgument)]
+    for node in constants:
+        node.graph.erase_node(node)
+    return Signature(
+        positional=positional,
+        defaults=defaults,
+        names=tuple(full),
+        specs=tuple(pytree.tree_structure(value) for value in full.values()),
+        leaves=tuple(leaves),
+        out_spec=exported.call_spec.out_spec,
+        ranges={str(s): (int(r.lower), min(int(r.upper), 2**62)) for s, r in exported.range_constraints.items()},
+    )
+
+
+def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, Node]]:
+    nodes = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
+    specs = exported.graph_signature.input_specs
+    return [(spec, nodes[spec.arg.name]) for spec in specs if spec.arg.name in nodes]
+
+
+def _bind_weights(module: nn.Module, exported: ExportedProgram) -> dict[str, Weight]:
+    """Names the weight behind each placeholder, and merges the placeholders of one that is tied."""
+    first, aliases = _tied_names(module)
+    kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+    weights: dict[str, Weight] = {}
+    nodes: dict[str, Node] = {}
+    for spec, node in _placeholders(exported):
+        if spec.kind not in kinds:
+            continue
+        name = first.get(str(spec.target), str(spec.target))
+        if name in nodes:
+            node.replace_all_uses_with(nodes[name])
+            node.graph.erase_node(node)
+            continue
+        kind = tensors_of(node)[0]
+        persistent = spec.kind is InputKind.PARAMETER or bool(spec.persistent)
+        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, aliases.get(name, ()), persistent)
+        node.meta["weight"] = weights[name]
+        nodes[name] = node
+    return weights
+
+
+def _tied_names(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """For each weight name the first name of the same tensor, and for each first name the others."""
+    seen: dict[int, str] = {}
+    first: dict[str, str] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for named in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            first[name] = seen.setdefault(id(tensor), name)
+            if first[name] != name:
+                aliases[first[name]] = (*aliases.get(first[name], ()), name)
+    return first, aliases
+
+
+def _refuse_outside_writes(program: Program) -> None:
+    outside = {t.storage: node for node in program.graph.find_nodes(op="placeholder") for t in tensors_of(node)}
+    for node in program.ops():
+        for storage in writes(node) & outside.keys():
+            what = weight_of(outside[storage])
+            raise TraceError(
+                f"{program.name} writes into {f'its weight {what.name}' if what else f'its input {outside[storage]}'} "
+                f"at {origin_of(node).source}: dovetail compiles modules without side effects: clone it first"
+            )

@@ -1,0 +1,50 @@
+"""Cuts the graph into segments, once at each change of device, and lists the values that cross.
+
+A segment is a maximal run of consecutive nodes on one device. A value that is read on another device crosses to it
+once, however many nodes and segments read it there. A value whose memory is written between two readings crosses once
+for each state that is read. Must run on a pinned program, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+from torch.fx import Node
+
+from ..compiler.aliasing import readings
+from ..compiler.devices import Device
+from ..compiler.program import Crossing, Program, Segment, device_of, place_node, placement_of
+from .base import Change, Pass
+
+
+@dataclass(frozen=True)
+class Cut(Pass):
+    """Partitions the nodes into segments and finds the crossings."""
+
+    name: ClassVar[str] = "cut"
+    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
+    ensures: ClassVar[frozenset[str]] = frozenset({"cut"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"cut"})
+
+    def run(self, program: Program) -> Change:
+        """Groups consecutive nodes by device, then walks all readings once."""
+        runs = groupby(program.ops(), key=device_of)
+        program.segments = tuple(Segment(index, device, tuple(run)) for index, (device, run) in enumerate(runs))
+        for segment in program.segments:
+            for node in segment.nodes:
+                place_node(node, segment=segment.index)
+        program.crossings = tuple(_crossings(program))
+        return Change(max(len(program.segments) - 1, 0), f"cuts, {len(program.crossings)} values cross")
+
+
+def _crossings(program: Program) -> Iterator[Crossing]:
+    seen: set[tuple[Node, int, Device]] = set()
+    for reader, value, version in readings(program):
+        target = device_of(reader)
+        if target != device_of(value) and (value, version, target) not in seen:
+            seen.add((value, version, target))
+            producer, consumer = placement_of(value).segment, placement_of(reader).segment
+            yield Crossing(value, version, target, producer, consumer)

@@ -1,0 +1,60 @@
+"""Moves a view that would cut a run of nodes next to its base.
+
+A view lives where its base lives. Where a model takes a view late (a modulation vector reshaped in every block), it
+would interrupt the run of nodes around it with a segment that computes nothing. Taken early, next to its base, it costs
+nothing, and equal views become one value, which then crosses once. Moving a view changes no bit: it names memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.fx import Node
+
+from ..compiler.aliasing import Alias, alias_class, base_of
+from ..compiler.program import Program, device_of
+from .base import Change, Pass
+
+
+@dataclass(frozen=True)
+class Hoist(Pass):
+    """Moves views on another device than the nodes around them directly behind what they read."""
+
+    name: ClassVar[str] = "hoist"
+    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"cut"})
+
+    def run(self, program: Program) -> Change:
+        """Walks the graph once, moving each such view and merging it with an equal one that moved before."""
+        moved: dict[Any, Node] = {}
+        count = 0
+        here = program.main
+        for node in list(program.ops()):
+            if not is_pure_view(node):
+                here = device_of(node)
+                continue
+            if device_of(node) == here:
+                continue
+            count += 1
+            key = (node.target, node.args, tuple(sorted(node.kwargs.items())))
+            twin = moved.setdefault(key, node)
+            if twin is not node:
+                node.replace_all_uses_with(twin)
+                program.graph.erase_node(node)
+                continue
+            _move_behind_operands(program, node)
+        return Change(count, "views moved")
+
+
+def is_pure_view(node: Node) -> bool:
+    """Whether a node only names memory that another node made."""
+    return base_of(node) is not None and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+
+
+def _move_behind_operands(program: Program, node: Node) -> None:
+    latest = max(node.all_input_nodes)
+    if latest.op == "placeholder":
+        next(iter(program.ops())).prepend(node)
+    else:
+        latest.append(node)

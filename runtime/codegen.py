@@ -1,0 +1,205 @@
+"""Writes each segment as Python source over local variables.
+
+There is no interpreter: a segment is one function whose body is one line a node, with operations and weights bound as
+closure variables and every value dropped at its last use. The listing is what runs and is meant to be read; each line
+says which module and source line it came from.
+"""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..compiler.program import HERE, Segment, device_of, origin_of, weight_of
+from ..compiler.schedule import Run, State
+
+Readings = Mapping[tuple[Node, Node], int]
+"""For a reader and what it reads the version of it; absent means 0."""
+
+
+@dataclass
+class SegmentSource:
+    """The generated function of one segment.
+
+    ``text`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
+    the list of slots. ``lines`` maps line numbers of the text to nodes.
+    """
+
+    name: str
+    text: str
+    bound: dict[str, Any]
+    weights: dict[str, Node]
+    lines: dict[int, Node]
+
+    def bind(self, weights: Mapping[str, torch.Tensor]) -> Callable[[list[Any]], None]:
+        """The function over its weights; binding other weights compiles nothing."""
+        namespace: dict[str, Any] = {}
+        lines = self.text.splitlines(keepends=True)
+        linecache.cache[self.filename] = (len(self.text), None, lines, self.filename)
+        exec(compile(self.text, self.filename, "exec"), namespace)
+        return namespace["bind"](**self.bound, **weights)  # type: ignore[no-any-return]
+
+    @property
+    def filename(self) -> str:
+        """The name under which tracebacks show this source."""
+        return f"<dovetail {self.name}>"
+
+
+@dataclass
+class _Writer:
+    """Collects the lines of one segment and the objects that they name."""
+
+    run: Run
+    slots: Mapping[State, int]
+    freed: frozenset[State]
+    versions: Readings
+    bound: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Node] = field(default_factory=dict)
+    names: dict[State, str] = field(default_factory=dict)
+    lines: list[tuple[str, Node | None]] = field(default_factory=list)
+    taken: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, text: str, node: Node | None = None) -> None:
+        self.lines.append((f"        {text}", node))
+
+    def bind(self, name: str, value: Any) -> str:
+        """A name for an object, made unique among all names of the segment."""
+        while self.taken.setdefault(name, value) is not value:
+            name += "_"
+        self.bound[name] = value
+        return name
+
+    def local(self, state: State) -> str:
+        if state not in self.names:
+            name = state.node.name + (f"_v{state.version}" if state.version else "")
+            while keyword.iskeyword(name) or self.taken.setdefault(name, state) != state:
+                name += "_"
+            self.names[state] = name
+        return self.names[state]
+
+    def state(self, reader: Node, value: Node) -> State:
+        moved = device_of(value) != self.run.segment.device
+        return State(value, self.versions.get((reader, value), 0) if moved else 0)
+
+    def expression(self, reader: Node, value: Any) -> str:
+        """Source text for an argument of a node."""
+        match value:
+            case Node():
+                return self.operand(reader, value)
+            case list() | tuple() if not any(isinstance(item, (Node, list, tuple)) for item in value):
+                return f"({''.join(self.expression(reader, item) + ', ' for item in value)})".replace(", )", ",)")
+            case list() | tuple():
+                return f"[{', '.join(self.expression(reader, item) for item in value)}]"
+            case dict():
+                return "{" + ", ".join(f"{k!r}: {self.expression(reader, v)}" for k, v in value.items()) + "}"
+            case float() if not math.isfinite(value):
+                return self.bind(f"float_{value}".replace("-", "minus_"), value)
+            case torch.device():
+                device = self.run.segment.device
+                return self.bind("device", device.torch) if value == HERE else self.bind("other_device", value)
+            case None | bool() | int() | float() | str() | complex():
+                return repr(value)
+            case _:
+                return self.bind(str(value).replace(".", "_").replace("torch_", ""), value)
+
+    def operand(self, reader: Node, value: Node) -> str:
+        if weight_of(value) is None:
+            return self.local(self.state(reader, value))
+        self.weights[value.name] = value
+        self.taken[value.name] = value
+        return value.name
+
+    def call(self, node: Node) -> str:
+        if node.target is operator.getitem:
+            return f"{self.expression(node, node.args[0])}[{self.expression(node, node.args[1])}]"
+        arguments = [self.expression(node, argument) for argument in node.args]
+        arguments += [f"{key}={self.expression(node, value)}" for key, value in node.kwargs.items()]
+        return f"{self.function(node.target)}({', '.join(arguments)})"
+
+    def function(self, target: Any) -> str:
+        if isinstance(target, torch._ops.OpOverload):
+            suffix = "" if target._overloadname == "default" else f"_{target._overloadname}"
+            return self.bind(f"{target.overloadpacket.__name__}{suffix}", target._op)
+        return self.bind(target.__name__, target)
+
+
+def write_segment(
+    run: Run, slots: Mapping[State, int], freed: frozenset[State], versions: Readings, name: str
+) -> SegmentSource:
+    """Generates the source of a segment.
+
+    Args:
+        run: the instruction, with what the segment reads from outside and yields.
+        slots: the slot of each such value on the segment's device.
+        freed: those of the read values that are freed with this run, at their last use.
+        versions: which version of a value from another device each node reads, where it is not 0.
+        name: what tracebacks call the source.
+    """
+    writer = _Writer(run, slots, freed, versions)
+    kept = {writer.local(state) for state in run.yields}
+    ends = _last_uses(writer, run.segment)
+    for state in run.reads:
+        _write_read(writer, state)
+    for node in run.segment.nodes:
+        target = writer.local(State(node))
+        writer.write(f"{target} = {writer.call(node)}", node)
+        done = [local for local in ends[node] if local not in kept]
+        if done:
+            writer.write(f"del {', '.join(done)}")
+    for state in run.yields:
+        writer.write(f"slots[{slots[state]}] = {writer.local(state)}")
+    return _assemble(writer, name)
+
+
+def _write_read(writer: _Writer, state: State) -> None:
+    slot = writer.slots[state]
+    writer.write(f"{writer.local(state)} = slots[{slot}]")
+    if state in writer.freed:
+        writer.write(f"slots[{slot}] = None")
+
+
+def _last_uses(writer: _Writer, segment: Segment) -> dict[Node, list[str]]:
+    """For each node the local variables that nothing reads after it; unread results end at their own node."""
+    last: dict[str, Node] = {}
+    for node in segment.nodes:
+        last[writer.local(State(node))] = node
+        for operand in node.all_input_nodes:
+            if weight_of(operand) is None:
+                last[writer.local(writer.state(node, operand))] = node
+    ends: dict[Node, list[str]] = defaultdict(list)
+    for local, node in last.items():
+        ends[node].append(local)
+    return ends
+
+
+def _assemble(writer: _Writer, name: str) -> SegmentSource:
+    segment = writer.run.segment
+    parameters = ", ".join([*writer.bound, *writer.weights])
+    head = [
+        f"def bind({parameters}):",
+        "    def run(slots):",
+        f'        """Segment {segment.index} on {segment.device}: {_span(segment)}."""',
+    ]
+    body = [text + (f"  # {_comment(node)}" if node else "") for text, node in writer.lines]
+    lines = {len(head) + index: node for index, (_, node) in enumerate(writer.lines, 1) if node}
+    text = "\n".join([*head, *body, "    return run", ""])
+    return SegmentSource(name, text, writer.bound, writer.weights, lines)
+
+
+def _span(segment: Segment) -> str:
+    modules = [origin_of(node).module for node in segment.nodes if origin_of(node).module]
+    return f"{modules[0]} … {modules[-1]}" if modules else f"{len(segment.nodes)} nodes"
+
+
+def _comment(node: Node) -> str:
+    origin = origin_of(node)
+    return " · ".join(part for part in (origin.module, origin.source) if part).replace("\n", " ")

@@ -1,0 +1,212 @@
+"""Runs a schedule: one Python call an instruction, over a list of slots that holds the values of one call."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..compiler.aliasing import readings
+from ..compiler.devices import Device
+from ..compiler.errors import DoesNotFitError, ExecutionError
+from ..compiler.program import Program, Weight, origin_of, weight_of
+from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, State, Wait
+from .codegen import SegmentSource, write_segment
+from .transfers import start_copy
+
+Slots = list[Any]
+Step = Callable[[Slots], None]
+WeightSource = Callable[[Weight, torch.device], torch.Tensor]
+"""Gives the data of a weight on a device."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The slot of each value that outlives an instruction, by value and device."""
+
+    slots: dict[tuple[State, Device], int]
+
+    @staticmethod
+    def of(program: Program) -> _Layout:
+        slots: dict[tuple[State, Device], int] = {}
+        for node in program.inputs():
+            slots[State(node), program.main] = len(slots)
+        for instruction in program.schedule or ():
+            for key in _made(instruction):
+                slots.setdefault(key, len(slots))
+        return _Layout(slots)
+
+    def on(self, device: Device) -> dict[State, int]:
+        return {state: slot for (state, where), slot in self.slots.items() if where == device}
+
+
+def _made(instruction: Instruction) -> list[tuple[State, Device]]:
+    match instruction:
+        case Copy(value, _, target):
+            return [(value, target)]
+        case Run(segment, _, yields):
+            return [(state, segment.device) for state in yields]
+    return []
+
+
+class Executor:
+    """A schedule made ready to run: generated code for each segment, and steps over slots."""
+
+    def __init__(self, program: Program) -> None:
+        assert program.schedule is not None
+        self._program = program
+        self._layout = _Layout.of(program)
+        self._schedule = program.schedule.instructions
+        self.sources = self._generate()
+        self._by_file = {source.filename: source for source in self.sources.values()}
+        self._outputs = self._output_slots()
+        self._steps: list[Step] | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the weights are there."""
+        return self._steps is not None
+
+    def bind(self, weights: WeightSource) -> None:
+        """Fetches each weight to each device that loads it, and makes the steps."""
+        held: dict[tuple[str, Device], torch.Tensor] = {}
+        for instruction in self._schedule:
+            if isinstance(instruction, Load):
+                for weight in instruction.weights:
+                    held[weight.name, instruction.device] = weights(weight, instruction.device.torch)
+        self._held = held
+        self._constants = {
+            slot: held[_weight(item).name, self._program.main]
+            for slot, item in enumerate(self._program.output.args[0])  # type: ignore[arg-type, union-attr]
+            if isinstance(item, Node) and weight_of(item)
+        }
+        self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """Runs the schedule on tensors that lie on the main device; returns the leaves of the result.
+
+        Raises ExecutionError (or DoesNotFitError when memory ran out) that names the node and its source line.
+        """
+        assert self._steps is not None
+        slots: Slots = [*inputs, *[None] * (len(self._layout.slots) - len(inputs))]
+        del inputs
+        try:
+            with torch.inference_mode():
+                for step in self._steps:
+                    step(slots)
+        except Exception as error:
+            raise self._explain(error) from error
+        return [self._result(slots, item, index) for index, item in enumerate(self._outputs)]
+
+    def _result(self, slots: Slots, item: Any, index: int) -> Any:
+        if index in self._constants:
+            return self._constants[index]
+        return slots[item.index] if isinstance(item, _Slot) else item
+
+    def _generate(self) -> dict[int, SegmentSource]:
+        versions = {(reader, value): version for reader, value, version in readings(self._program) if version}
+        sources = {}
+        for index, instruction in enumerate(self._schedule):
+            if isinstance(instruction, Run):
+                segment = instruction.segment
+                name = f"{self._program.name} segment {segment.index}"
+                freed = frozenset(_frees_after(self._schedule, index))
+                slots = self._layout.on(segment.device)
+                sources[segment.index] = write_segment(instruction, slots, freed, versions, name)
+        return sources
+
+    def _output_slots(self) -> list[Any]:
+        values = next(i.values for i in self._schedule if isinstance(i, Return))
+        slots = {state.node: self._layout.slots[state, self._program.main] for state in values}
+        leaves = self._program.output.args[0]
+        return [_Slot(slots[leaf]) if leaf in slots else leaf for leaf in leaves]  # type: ignore[union-attr]
+
+    def _steps_of(self, index: int) -> list[Step]:
+        instruction = self._schedule[index]
+        slots = self._layout.slots
+        match instruction:
+            case Run(segment, reads):
+                source = self.sources[segment.index]
+                weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
+                return [source.bind(weights)]
+            case Copy(value, source, target):
+                return [_copy_step(slots[State(value.node), source], slots[value, target], target.torch)]
+            case Wait(value, _, target, device):
+                slot = slots[value, target]
+                return [_wait_step(slot) if device == target else _fence_step(slot)]
+            case Free(value, device) if not _folded(self._schedule, index):
+                return [_free_step(slots[value, device])]
+            case Load() | Release() | Return() | Free():
+                return []
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error with the node and source line at which it came up."""
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            source = self._by_file.get(frame.filename)
+            node = source.lines.get(frame.lineno or 0) if source else None
+            if node is not None:
+                origin = origin_of(node)
+                where = f"%{node.name} ({node.target}) in {origin.module or self._program.name}, {origin.source}"
+                kind = DoesNotFitError if isinstance(error, torch.OutOfMemoryError) else ExecutionError
+                return kind(f"{where}: {type(error).__name__}: {error}")
+        return ExecutionError(f"{self._program.name} failed between segments: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class _Slot:
+    index: int
+
+
+def _weight(node: Node) -> Weight:
+    weight = weight_of(node)
+    assert weight is not None
+    return weight
+
+
+def _frees_after(schedule: Sequence[Instruction], index: int) -> list[State]:
+    """The values freed directly after a run."""
+    freed = []
+    for instruction in schedule[index + 1 :]:
+        if not isinstance(instruction, Free):
+            break
+        freed.append(instruction.value)
+    return freed
+
+
+def _folded(schedule: Sequence[Instruction], index: int) -> bool:
+    """Whether a free takes effect inside the run before it."""
+    while isinstance(schedule[index], Free):
+        index -= 1
+    return isinstance(schedule[index], Run)
+
+
+def _copy_step(source: int, target: int, device: torch.device) -> Step:
+    def copy(slots: Slots) -> None:
+        slots[target] = start_copy(slots[source], device)
+
+    return copy
+
+
+def _wait_step(slot: int) -> Step:
+    def wait(slots: Slots) -> None:
+        slots[slot] = slots[slot].wait()
+
+    return wait
+
+
+def _fence_step(slot: int) -> Step:
+    def fence(slots: Slots) -> None:
+        slots[slot].fence()
+
+    return fence
+
+
+def _free_step(slot: int) -> Step:
+    def free(slots: Slots) -> None:
+        slots[slot] = None
+
+    return free
