@@ -1,0 +1,213 @@
+"""Device names, rigs and sizes."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.devices import Device, Rig, canonical_name, make_device
+from dovetail.compiler.errors import SpecError
+from dovetail.compiler.probe import probe_host
+from dovetail.compiler.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
+
+TWO_CARDS = Rig.parse("cuda0=24GiB,cuda1=16GiB")
+
+names = st.one_of(
+    st.sampled_from(["cpu", "mps"]),
+    st.builds("{}{}".format, st.sampled_from(["cuda", "xpu", "sim"]), st.integers(0, 99)),
+)
+
+
+@st.composite
+def rigs(draw: st.DrawFn) -> Rig:
+    """Rigs of a few devices with any memory."""
+    devices = []
+    for name in draw(st.lists(names, min_size=1, max_size=5, unique=True)):
+        total = draw(st.integers(1, 2**45))
+        devices.append(make_device(name, total, draw(st.just(total) | st.integers(0, total))))
+    return Rig(tuple(devices))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("cuda:0", "cuda0"),
+        ("CUDA0", "cuda0"),
+        ("cuda", "cuda0"),
+        ("Cuda:1", "cuda1"),
+        ("sim3", "sim3"),
+        ("sim", "sim0"),
+        ("mps", "mps"),
+        ("mps:0", "mps"),
+        ("xpu1", "xpu1"),
+        ("CPU", "cpu"),
+        ("cpu:0", "cpu"),
+        ("cuda01", "cuda1"),
+        (torch.device("cuda", 1), "cuda1"),
+        (torch.device("cpu"), "cpu"),
+        (" cuda0 ", "cuda0"),
+        ("cu", "cu"),
+        (1, "1"),
+    ],
+)
+def test_a_device_has_one_name_and_many_spellings(spelling: object, name: str) -> None:
+    assert canonical_name(spelling) == name
+
+
+@given(st.text(max_size=12) | names)
+def test_canonical_names_stay_as_they_are(text: str) -> None:
+    once = canonical_name(text)
+    assert canonical_name(once) == once
+
+
+@given(rigs())
+def test_a_rig_is_read_back_from_its_text(rig: Rig) -> None:
+    assert Rig.parse(str(rig)) == rig
+
+
+def test_the_rig_of_this_machine_ends_with_the_host_and_is_present() -> None:
+    rig = Rig.detect()
+    assert rig.devices[-1].is_host
+    assert rig.present
+    assert 0 < rig.host.free <= rig.host.total
+    assert Rig.parse(str(rig)).present
+
+
+def test_the_hosts_free_memory_is_a_part_of_all_of_it() -> None:
+    total, free = probe_host()
+    assert total > 256 * MIB
+    assert 0 <= free <= total
+
+
+def test_a_rig_of_the_host_and_simulated_devices_can_run_here() -> None:
+    assert Rig.parse("sim0=2GiB,sim1=1GiB,cpu").present
+
+
+def test_a_rig_with_a_device_that_is_not_here_is_for_planning_only() -> None:
+    assert not Rig.parse("cuda0=24GiB,xpu99=1GiB").present
+    assert not Rig.parse("sim0=1GiB").with_device(make_device("xpu99", GIB)).present
+
+
+def test_a_rig_may_say_how_much_of_the_memory_is_free() -> None:
+    device = Rig.parse("cuda0=9.5GiB/24GiB").find("cuda0")
+    assert (device.free, device.total) == (9728 * MIB, 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cuda1", "cuda1"),
+        ("CUDA:1", "cuda1"),
+        ("cuda", "cuda0"),
+        ("1", "cuda1"),
+        (0, "cuda0"),
+        ("cp", "cpu"),
+        ("sim7", "sim7"),
+        (torch.device("cuda:1"), "cuda1"),
+        (make_device("cuda1", 1), "cuda1"),
+    ],
+)
+def test_devices_are_found_by_spelling_beginning_and_number(text: object, name: str) -> None:
+    assert TWO_CARDS.find(text).name == name
+
+
+def test_a_unique_beginning_is_enough() -> None:
+    rig = Rig.parse("cuda0=8GiB,xpu0=8GiB,cpu")
+    assert [rig.find(text).name for text in ("x", "cud", "CP")] == ["xpu0", "cuda0", "cpu"]
+
+
+def test_an_ambiguous_beginning_names_the_candidates() -> None:
+    with pytest.raises(SpecError, match="'cud' may be cuda0 or cuda1"):
+        TWO_CARDS.find("cud")
+
+
+def test_an_unknown_device_is_answered_with_what_is_there_and_the_nearest() -> None:
+    with pytest.raises(SpecError) as caught:
+        TWO_CARDS.find("cuda7")
+    assert "cuda0 (24.0 GiB), cuda1 (16.0 GiB)" in str(caught.value)
+    assert caught.value.nearest in ("cuda0", "cuda1")
+    assert caught.value.exit_code == 2
+
+
+def test_simulated_devices_are_as_large_as_the_host_unless_told() -> None:
+    assert TWO_CARDS.find("sim0").total == TWO_CARDS.host.total
+    assert Rig.parse("sim0=1GiB").find("sim0").total == GIB
+
+
+def test_a_device_is_added_to_a_rig_once() -> None:
+    rig = TWO_CARDS.with_device("sim0").with_device("sim0").with_device("cuda1")
+    assert [device.name for device in rig] == ["cuda0", "cuda1", "sim0"]
+
+
+def test_the_automatic_device_is_a_gpu_then_an_integrated_one_then_the_host() -> None:
+    card, chip, host = (
+        make_device("cuda1", 8),
+        Device("cuda0", "cuda", 0, 8, 8, "chip", integrated=True),
+        make_device("cpu", 8),
+    )
+    assert Rig((host, chip, card)).auto == card
+    assert Rig((host, chip)).auto == chip
+    assert Rig((host,)).auto == host
+
+
+def test_a_device_knows_its_torch_device() -> None:
+    assert make_device("cpu", 1).torch == torch.device("cpu")
+    assert make_device("cuda1", 1).torch == torch.device("cuda", 1)
+    assert make_device("mps", 1).torch == torch.device("mps", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "message"),
+    [
+        ("", 0, "no devices"),
+        ("cuda0", 0, "cuda0 has no size"),
+        ("cuda0=24GiB,gpu1=2", 12, "'gpu1' is not the name"),
+        ("cuda0=lots", 6, "'lots' is not a size"),
+        ("cuda0=0", 6, "cannot have '0'"),
+        ("cuda0=9/8", 6, "cannot have '9/8'"),
+        ("cuda0=1,CUDA:0=2", 8, "cuda0 stands twice"),
+        ("mps1=4GiB", 0, "'mps1' is not the name"),
+        ("cuda0=-4", 6, "not a size"),
+    ],
+)
+def test_a_wrong_rig_is_refused_at_the_place(text: str, start: int, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        Rig.parse(text)
+    assert caught.value.start == start
+
+
+@given(st.integers(0, 2**60))
+def test_exact_sizes_are_read_back(size: int) -> None:
+    assert parse_bytes(exact_bytes(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("6", 6 * GIB),
+        ("6GiB", 6 * GIB),
+        ("800MiB", 800 * MIB),
+        ("0.5g", GIB // 2),
+        ("10GB", 10**10),
+        ("7 kb", 7000),
+        (".5", GIB // 2),
+    ],
+)
+def test_sizes_are_read_with_and_without_units(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "6 apples", "1e9999", "0x10", "6,5", "-1", "²"])
+def test_what_is_not_a_size_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_sizes_are_printed_for_people_to_one_decimal() -> None:
+    assert [format_bytes(size) for size in (0, 1023, 2048, 11.3 * GIB, 2**41)] == [
+        "0 B",
+        "1023 B",
+        "2.0 KiB",
+        "11.3 GiB",
+        "2.0 TiB",
+    ]
