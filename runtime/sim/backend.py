@@ -1,0 +1,105 @@
+"""Switching simulated devices on: the private-use backend is named `sim`, and its kernels are registered."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from . import copies, device_module
+from .ledger import device_of, set_capacities
+from .tensor import HANDLERS, compute, dispatch
+
+_libraries: list[torch.library.Library] = []
+_lock = threading.Lock()
+
+
+def enable(capacities: Mapping[int, int] | None = None) -> None:
+    """Switches simulated devices on and sets their capacities.
+
+    PyTorch has one private-use backend a process: from now on it is called `sim`, and
+    `torch.accelerator.current_accelerator()` answers with it where there is no other accelerator. Calling it again
+    changes capacities only.
+
+    Args:
+        capacities: bytes of memory by device index; a device that is left out has the host's memory.
+    """
+    with _lock:
+        if not _libraries:
+            _setup_privateuseone_for_python_backend("sim", backend_module=device_module)
+            copies.install()
+            _libraries.append(_register_kernels())
+    set_capacities(capacities or {})
+
+
+def is_enabled() -> bool:
+    """Says whether simulated devices are switched on."""
+    return bool(_libraries)
+
+
+def _register_kernels() -> torch.library.Library:
+    """Registers every op that must reach the dispatcher whole, and has the others taken apart.
+
+    A composite op with a kernel of its own is not taken apart on its way to `SimTensor`: the CPU then decides how to
+    run it, as it does for its own tensors. Ops that make tensors from nothing would not find `SimTensor` at all, and
+    `torch.tensor` copies below it. What is taken apart asks about the tensor itself, or may change its device.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    composite = set(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+    for name in torch._C._dispatch_get_all_op_names():
+        func = _find(name)
+        if func is None:
+            continue
+        if _makes_tensors_from_nothing(func):
+            HANDLERS[func] = _create
+        elif name in composite and (not _returns_tensors(func) or func._schema.name in _ABOUT_THE_TENSOR):
+            HANDLERS[func] = _take_apart
+            continue
+        elif name not in composite and name not in _BELOW:
+            continue
+        library.impl(name.removeprefix("aten::"), functools.partial(_kernel, func), "PrivateUse1")
+    return library
+
+
+_BELOW = frozenset(("aten::_copy_from", "aten::_copy_from_and_resize"))
+_ABOUT_THE_TENSOR = frozenset(
+    f"aten::{name}" for name in ("_to_cpu", "_unpack_dual", "data", "pin_memory", "requires_grad_", "to", "type_as")
+)
+
+
+def _kernel(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    return dispatch(func, args, kwargs)
+
+
+def _find(name: str) -> OpOverload | None:
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    return found if namespace == "aten" else None
+
+
+def _makes_tensors_from_nothing(func: OpOverload) -> bool:
+    kinds = [str(one.real_type) for one in func._schema.arguments]
+    return any("Device" in kind for kind in kinds) and not any("Tensor" in kind for kind in kinds)
+
+
+def _returns_tensors(func: OpOverload) -> bool:
+    return any("Tensor" in str(one.type) for one in func._schema.returns)
+
+
+def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    return func.decompose(*args, **kwargs)
+
+
+def _create(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Makes a tensor from nothing; asks the ledger first, since the host may not survive a tensor that is too large."""
+    if args and isinstance(args[0], (list, tuple)):
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        device_of(kwargs["device"]).require(math.prod(args[0]) * dtype.itemsize)
+    return compute(func, args, kwargs)

@@ -1,0 +1,138 @@
+"""Copies between simulated devices and the host: their order on streams, their bytes, and their arrival.
+
+A non-blocking copy to the host arrives when the host waits for its stream, as on real devices; what stands there
+until then is a pattern of ones, which is NaN in every floating type. Copies between two devices run on the current
+stream of the source, which waits for the target's current stream before and is waited for by it after, as on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from .ledger import device_of
+from .streams import HOST, Delivery, RaceError, Stream, current_stream
+from .tensor import CPU, HANDLERS, SimTensor, aten, compute, wrap
+
+_Hook = Callable[[torch.Tensor], object]
+_broken: dict[tuple[int, int], _Hook] = {}
+
+
+@contextmanager
+def broken_link(source: int, target: int, corrupt: _Hook | None = None) -> Iterator[None]:
+    """Makes direct copies from one simulated device to another arrive damaged, as some boards do.
+
+    Args:
+        source: index of the device that the copies leave from.
+        target: index of the device that they go to.
+        corrupt: changes the arrived CPU tensor in place; by default everything becomes 0.
+    """
+    _broken[source, target] = corrupt or torch.Tensor.zero_
+    try:
+        yield
+    finally:
+        del _broken[source, target]
+
+
+def _copy_into(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Runs `copy_`, which alone may take its operands from two devices."""
+    target, source = args[0], args[1]
+    non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if target.device == source.device:
+        result: torch.Tensor = compute(func, args, kwargs)
+        return result
+    _order(func, source, target, target.numel() * target.element_size(), non_blocking)
+    _inside(target).copy_(_inside(source))
+    _arrive(source, target, non_blocking)
+    return target  # type: ignore[no-any-return]
+
+
+def _copy_from(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    return _copy_into(func, (args[1], args[0], *args[2:]), kwargs)
+
+
+def _convert(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Runs `_to_copy`, to the same device or to another one."""
+    source, device = args[0], kwargs.get("device")
+    if device is None or device == source.device:
+        result: torch.Tensor = compute(func, args, kwargs)
+        return result
+    if device.type == "sim":
+        device_of(device).require(source.numel() * (kwargs.get("dtype") or source.dtype).itemsize)
+    copied = func(_inside(source), **{**kwargs, "device": CPU, "non_blocking": False, "pin_memory": None})
+    target = wrap(copied, device_of(device)) if device.type == "sim" else copied.to(device)
+    non_blocking = bool(kwargs.get("non_blocking"))
+    _order(func, source, target, copied.numel() * copied.element_size(), non_blocking)
+    _arrive(source, target, non_blocking)
+    return target
+
+
+def _order(func: OpOverload, source: torch.Tensor, target: torch.Tensor, size: int, non_blocking: bool) -> None:
+    """Puts a copy on its stream, checks that both sides are waited for, and counts its bytes."""
+    stream = current_stream((source if isinstance(source, SimTensor) else target).device)
+    _count(source, target, size)
+    meets = isinstance(source, SimTensor) and isinstance(target, SimTensor)
+    if meets:
+        stream.wait_stream(current_stream(target.device))
+    stream.launch()
+    _read(func, source, stream)
+    if isinstance(target, SimTensor):
+        target._buffer.write(stream, func)
+    if meets:
+        current_stream(target.device).wait_stream(stream)
+    if not meets and not non_blocking:
+        stream.synchronize()
+
+
+def _read(func: OpOverload, source: torch.Tensor, stream: Stream) -> None:
+    if isinstance(source, SimTensor):
+        source._buffer.read(stream, func)
+        return
+    if any(one.storage == source.untyped_storage()._cdata for one in HOST.pending):
+        HOST.deliver(stream.everything())
+    for one in HOST.pending:
+        if one.storage == source.untyped_storage()._cdata:
+            raise RaceError(
+                f"{func} on {stream} of {stream.device} reads host memory that a copy on {one.stream} of "
+                f"{one.stream.device} has not filled yet: let {stream} wait for {one.stream}"
+            )
+
+
+def _count(source: torch.Tensor, target: torch.Tensor, size: int) -> None:
+    if isinstance(source, SimTensor):
+        source._buffer.device.bytes_out += size
+    if isinstance(target, SimTensor):
+        target._buffer.device.bytes_in += size
+
+
+def _arrive(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
+    """Damages what crossed a broken link, and holds back what the host has not waited for."""
+    if isinstance(target, SimTensor):
+        corrupt = _broken.get((source.device.index, target.device.index)) if isinstance(source, SimTensor) else None
+        if corrupt:
+            corrupt(target._inner)
+        return
+    if non_blocking:
+        _hold_back(target, current_stream(source.device))
+
+
+def _hold_back(target: torch.Tensor, stream: Stream) -> None:
+    value = target.clone()
+    target.copy_(torch.full((target.element_size(),), 255, dtype=torch.uint8).view(target.dtype)[0])
+    HOST.pending.append(Delivery(stream, target.untyped_storage()._cdata, lambda: target.copy_(value)))
+
+
+def _inside(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._inner if isinstance(tensor, SimTensor) else tensor
+
+
+def install() -> None:
+    """Tells the dispatcher which ops may cross devices."""
+    HANDLERS[aten.copy_.default] = _copy_into
+    HANDLERS[aten._copy_from.default] = _copy_from
+    HANDLERS[aten._copy_from_and_resize.default] = _copy_from
+    HANDLERS[aten._to_copy.default] = _convert

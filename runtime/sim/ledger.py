@@ -1,0 +1,194 @@
+"""The memory of simulated devices: one ledger entry a storage, shared by its views and given back with the last one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .streams import DeviceLike, RaceError, Stream, default_stream, index_of
+
+
+@dataclass(frozen=True)
+class SimStats:
+    """What one simulated device has counted.
+
+    Args:
+        in_use: bytes of all storages that live on the device.
+        peak: the highest `in_use` since the last reset.
+        ops: operations that ran on the device.
+        bytes_in: bytes copied to it from other devices and the host.
+        bytes_out: bytes copied from it to other devices and the host.
+    """
+
+    in_use: int
+    peak: int
+    ops: int
+    bytes_in: int
+    bytes_out: int
+
+
+class SimDevice:
+    """One simulated device: its capacity and its counters."""
+
+    def __init__(self, index: int, capacity: int) -> None:
+        self.index = index
+        self.device = torch.device("sim", index)
+        self.capacity = capacity
+        self.default = default_stream(index)
+        self.in_use = self.peak = self.ops = self.bytes_in = self.bytes_out = 0
+        self._lock = threading.RLock()
+
+    def require(self, size: int) -> None:
+        """Raises `torch.OutOfMemoryError` unless `size` more bytes fit."""
+        if self.in_use + size > self.capacity:
+            raise torch.OutOfMemoryError(
+                f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self.in_use)} of its "
+                f"{_text(self.capacity)} are in use: give it less, or enable it with a larger capacity"
+            )
+
+    def take(self, size: int) -> None:
+        """Counts `size` more bytes as in use."""
+        with self._lock:
+            self.require(size)
+            self.in_use += size
+            self.peak = max(self.peak, self.in_use)
+
+    def give_back(self, size: int) -> None:
+        """Counts `size` bytes as free again."""
+        with self._lock:
+            self.in_use -= size
+
+
+class Buffer:
+    """The ledger entry of one storage: its bytes, its last writer and the readers since.
+
+    It belongs to the stream that was current when it was made: once freed, that stream may get the same memory again
+    at once. So a free while another stream still works on the buffer is a race with the next allocation, unless that
+    stream was recorded on it.
+    """
+
+    __slots__ = ("_written", "device", "home", "kept", "reads", "size", "storage", "writer")
+
+    def __init__(self, device: SimDevice, storage: torch.UntypedStorage, stream: Stream) -> None:
+        self.size = 0
+        if stream.hazards:
+            _check_reuse(stream)
+        self.device = device
+        self.storage: int = storage._cdata
+        self.home = self.writer = stream
+        self._written = stream.now
+        self.reads: dict[int, int] = {}
+        self.kept: set[int] | None = None
+        self.resize(storage.nbytes())
+
+    def __del__(self) -> None:
+        if self.size:
+            self.device.give_back(self.size)
+            self._leave_hazards()
+
+    def resize(self, size: int) -> None:
+        """Makes the entry follow a storage that has grown or shrunk."""
+        self.device.take(size - self.size)
+        self.size = size
+
+    def read(self, stream: Stream, what: object) -> None:
+        """Notes that the operation launched last on a stream reads the buffer."""
+        writer = self.writer
+        if writer is not stream and not stream.has_waited(writer.number, self._written):
+            raise RaceError(
+                f"{what} on {stream} of {stream.device} reads a buffer last written on {writer} of {writer.device} "
+                f"without waiting: record an event on {writer} and let {stream} wait for it"
+            )
+        self.reads[stream.number] = stream.now
+
+    def write(self, stream: Stream, what: object) -> None:
+        """Notes that the operation launched last on a stream writes the buffer."""
+        for number, time in ((self.writer.number, self._written), *self.reads.items()):
+            if not stream.has_waited(number, time):
+                raise RaceError(
+                    f"{what} on {stream} of {stream.device} writes a buffer that stream {number} still uses: "
+                    f"record an event on stream {number} and let {stream} wait for it"
+                )
+        self.writer, self._written = stream, stream.now
+        self.reads.clear()
+
+    def keep(self, stream: Stream) -> None:
+        """Lets the memory be used again only when a stream is done with it, like `Tensor.record_stream`."""
+        self.kept = (self.kept or set()) | {stream.number}
+
+    def _leave_hazards(self) -> None:
+        last = self.reads
+        last.setdefault(self.writer.number, self._written)
+        if len(last) == 1 and self.home.number in last:
+            return
+        kept = self.kept or ()
+        self.home.hazards += [one for one in last.items() if one[0] not in kept and not self.home.has_waited(*one)]
+
+
+def _check_reuse(stream: Stream) -> None:
+    hazards, stream.hazards = stream.hazards, []
+    for number, time in hazards:
+        if not stream.has_waited(number, time):
+            raise RaceError(
+                f"an allocation on {stream} of {stream.device} may get memory that was freed while stream {number} "
+                f"still uses it: record stream {number} on the tensor, or wait for it before the tensor dies"
+            )
+
+
+_devices: dict[int, SimDevice] = {}
+
+
+def device_of(device: DeviceLike) -> SimDevice:
+    """Returns a simulated device; one that is named for the first time gets the host's memory as its capacity."""
+    index = index_of(device)
+    known = _devices.get(index)
+    if known is None:
+        known = _devices.setdefault(index, SimDevice(index, host_memory()))
+    return known
+
+
+def set_capacities(capacities: Mapping[int, int]) -> None:
+    """Gives each device its capacity, in bytes."""
+    for index, capacity in capacities.items():
+        device_of(index).capacity = capacity
+
+
+def device_count() -> int:
+    """Returns how many simulated devices there are, counted up to the highest one that was named."""
+    return max(_devices, default=-1) + 1
+
+
+def capacity(device: DeviceLike = None) -> int:
+    """Returns the capacity of a device in bytes."""
+    return device_of(device).capacity
+
+
+def stats(device: DeviceLike = None) -> SimStats:
+    """Returns what a device has counted so far."""
+    one = device_of(device)
+    return SimStats(one.in_use, one.peak, one.ops, one.bytes_in, one.bytes_out)
+
+
+def reset_peak(device: DeviceLike = None) -> None:
+    """Starts the peak of a device again from what is in use now."""
+    one = device_of(device)
+    one.peak = one.in_use
+
+
+def reset_stats(device: DeviceLike = None) -> None:
+    """Starts the peak of a device again from what is in use now, and its other counters from 0."""
+    one = device_of(device)
+    one.peak, one.ops, one.bytes_in, one.bytes_out = one.in_use, 0, 0, 0
+
+
+def host_memory() -> int:
+    """Returns the bytes of memory that the host has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _text(size: int) -> str:
+    return f"{size} bytes" if size < 2**20 else f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,227 @@
+"""Streams of simulated devices: vector clocks that make a missing wait an error instead of a race.
+
+Every stream counts the operations put on it, and knows up to which operation of every other stream it has waited.
+A buffer remembers who wrote it last and who has read it since (see `ledger`). The host is one more party: what it
+launches comes after everything that it has waited for itself. All threads count as one host; which stream is current
+is a thread's own affair, as on real devices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...compiler.errors import DovetailError
+
+Clock = dict[int, int]
+"""Up to which operation of each stream, by the stream's number, somebody has waited."""
+
+DeviceLike = torch.device | int | str | None
+
+
+class RaceError(DovetailError, RuntimeError):
+    """Two streams touch one buffer, and neither has waited for the other."""
+
+
+class Host:
+    """The host's own clock, and the copies to it that are still on their way."""
+
+    def __init__(self) -> None:
+        self.clock: Clock = {}
+        self.version = 0
+        self.pending: list[Delivery] = []
+
+    def join(self, clock: Clock) -> None:
+        """Blocks the host until everything in `clock` is done."""
+        _merge(self.clock, clock)
+        self.version += 1
+        if self.pending:
+            self.deliver(self.clock)
+
+    def deliver(self, clock: Clock) -> None:
+        """Lets the copies arrive that are done once everything in `clock` is done."""
+        due = [one for one in self.pending if one.is_done(clock)]
+        self.pending = [one for one in self.pending if not one.is_done(clock)]
+        for one in due:
+            one.arrive()
+
+
+class Delivery:
+    """A copy to the host that nobody has waited for yet.
+
+    Args:
+        stream: the stream that the copy was put on.
+        storage: the address of the storage that it writes.
+        arrive: writes it.
+    """
+
+    def __init__(self, stream: Stream, storage: int, arrive: Callable[[], object]) -> None:
+        self.stream = stream
+        self.time = stream.now
+        self.storage = storage
+        self.arrive = arrive
+
+    def is_done(self, clock: Clock) -> bool:
+        """Says whether somebody with this clock has waited for the copy."""
+        return clock.get(self.stream.number, 0) >= self.time
+
+
+HOST = Host()
+_lock = threading.RLock()
+_all: list[Stream] = []
+_defaults: dict[int, Stream] = {}
+
+
+class _Chosen(threading.local):
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+_chosen = _Chosen()
+
+
+class Stream:
+    """A queue of operations on one simulated device, used like `torch.cuda.Stream`.
+
+    Args:
+        device: a sim device, its index, or None for the first one.
+        priority: accepted for likeness, and of no effect.
+    """
+
+    __slots__ = ("_host_version", "clock", "device", "hazards", "now", "number")
+
+    def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
+        self.device = torch.device("sim", index_of(device))
+        self.now = 0
+        self.clock: Clock = {}
+        self.hazards: list[tuple[int, int]] = []
+        self._host_version = 0
+        with _lock:
+            _all.append(self)
+            self.number = len(_all)
+
+    def __repr__(self) -> str:
+        return f"stream {self.number}"
+
+    def launch(self) -> int:
+        """Puts one more operation on the stream and returns its time."""
+        if self._host_version != HOST.version:
+            self._host_version = HOST.version
+            _merge(self.clock, HOST.clock)
+        self.now += 1
+        return self.now
+
+    def has_waited(self, number: int, time: int) -> bool:
+        """Says whether what comes next on this stream comes after operation `time` of stream `number`."""
+        return number == self.number or self.clock.get(number, 0) >= time or HOST.clock.get(number, 0) >= time
+
+    def everything(self) -> Clock:
+        """Returns the clock of somebody who has waited for all that is on the stream."""
+        return {**self.clock, self.number: self.now}
+
+    def wait_for(self, clock: Clock) -> None:
+        """Makes what comes next wait for everything in `clock`."""
+        _merge(self.clock, clock)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Makes what comes next wait for all that is on another stream."""
+        self.wait_for(stream.everything())
+
+    def wait_event(self, event: Event) -> None:
+        """Makes what comes next wait for what the event recorded."""
+        self.wait_for(event.clock)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Records all that is on the stream so far."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Blocks the host until all that is on the stream is done."""
+        HOST.join(self.everything())
+
+    def query(self) -> bool:
+        """Says that the work is done, since simulated devices never lag behind."""
+        return True
+
+
+class Event:
+    """A mark on a stream that others can wait for, used like `torch.cuda.Event`."""
+
+    __slots__ = ("clock",)
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.clock: Clock = {}
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Records all that is on a stream (the current one of `sim:0` by default) so far."""
+        self.clock = (stream or current_stream()).everything()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Makes what comes next on a stream wait for what was recorded."""
+        (stream or current_stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        """Blocks the host until what was recorded is done."""
+        HOST.join(self.clock)
+
+    def query(self) -> bool:
+        """Says that the work is done, since simulated devices never lag behind."""
+        return True
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """Returns the stream that this thread's operations on a device go to."""
+    index = index_of(device)
+    return _chosen.streams.get(index) or default_stream(index)
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """Returns the stream that a device's operations go to when no other was chosen."""
+    index = index_of(device)
+    with _lock:
+        if index not in _defaults:
+            _defaults[index] = Stream(index)
+        return _defaults[index]
+
+
+@contextmanager
+def stream(chosen: Stream | None) -> Iterator[None]:
+    """Sends this thread's operations on the stream's device to it; None changes nothing."""
+    if chosen is None:
+        yield
+        return
+    index, streams = chosen.device.index, _chosen.streams
+    before = streams.get(index)
+    streams[index] = chosen
+    try:
+        yield
+    finally:
+        streams[index] = before or default_stream(index)
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Blocks the host until everything on a device is done."""
+    index = index_of(device)
+    for one in list(_all):
+        if one.device.index == index:
+            one.synchronize()
+
+
+def index_of(device: DeviceLike) -> int:
+    """Returns the index of a sim device that is given in any spelling; None is the first one."""
+    if isinstance(device, int):
+        return device
+    if device is None:
+        return 0
+    return torch.device(device).index or 0
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for number, time in other.items():
+        if clock.get(number, 0) < time:
+            clock[number] = time

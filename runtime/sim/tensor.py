@@ -1,0 +1,260 @@
+"""The tensor of a simulated device: a wrapper around a CPU tensor, and what happens when an ATen op meets one.
+
+The wrapper has the CPU tensor's size, strides and offset, and every op runs with the CPU's kernel on the tensors
+inside, so that results are bit-equal to the CPU's. The ledger entry is found by the storage that the result really
+has, and not by what the op's schema promises: `reshape`, `contiguous` or `dropout` may or may not return an alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._ops import OpOverload
+
+from .ledger import Buffer, SimDevice, device_of
+from .streams import HOST, Stream, _chosen
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+class SimTensor(torch.Tensor):
+    """A tensor on a simulated device, whose data lies in CPU memory."""
+
+    _inner: torch.Tensor
+    _buffer: Buffer
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Runs one ATen op."""
+        return dispatch(func, args, kwargs or {})
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        """Names the tensor inside; `Module.to` would keep the old one without it."""
+        return ["_inner"], self.device
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any) -> SimTensor:
+        """Builds the wrapper around the tensor that `__tensor_flatten__` named."""
+        return wrap(inner["_inner"], device_of(device))
+
+    def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
+        """Lets the memory be used again only when a stream is done with it."""
+        self._buffer.keep(stream)
+
+    def tolist(self) -> Any:
+        """Returns the values as a number or as nested lists."""
+        return self.cpu().tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{self._inner!r}, device='{self.device}'"
+
+
+Operands = list[torch.Tensor]
+Handler = Callable[[OpOverload, Any, dict[str, Any]], Any]
+HANDLERS: dict[OpOverload, Handler] = {}
+"""The ops that are not simply run by the CPU's kernel: copies between devices, and what decides about them."""
+
+
+def dispatch(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs one ATen op on tensors of one simulated device, or the handler that the op has."""
+    handler = HANDLERS.get(func)
+    if handler is not None:
+        return handler(func, args, kwargs)
+    return compute(func, args, kwargs)
+
+
+def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs one ATen op with the CPU's kernel.
+
+    Raises:
+        RuntimeError: the operands are on different devices.
+        RaceError: an operand was written on a stream that this one has not waited for.
+        torch.OutOfMemoryError: the result does not fit on the device.
+    """
+    traits = _TRAITS.get(func) or _learn(func)
+    operands: Operands = []
+    inner_args = [_strip(one, operands) for one in args]
+    inner_kwargs = {name: _strip(one, operands) for name, one in kwargs.items()} if kwargs else kwargs
+    where, target = _place(func, operands, traits, args, kwargs)
+    stream = _chosen.streams.get(where.index) or where.default
+    stream.launch()
+    where.ops += 1
+    for one in operands:
+        if type(one) is SimTensor:
+            one._buffer.read(stream, func)
+    if traits.writes:
+        _note_writes(func, traits, args, kwargs, stream)
+    result = func(*inner_args, **inner_kwargs)
+    if traits.is_answer:
+        HOST.join(stream.everything())
+    if traits.reshapes:
+        _follow_metadata(func, operands)
+    return _wrap_all(result, operands, target, stream)
+
+
+def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -> SimTensor:
+    """Puts a CPU tensor on a simulated device; without a ledger entry to share it gets its own."""
+    storage = inner.untyped_storage()
+    made: SimTensor = torch.Tensor._make_wrapper_subclass(
+        SimTensor,
+        inner.shape,
+        strides=inner.stride(),
+        storage_offset=inner.storage_offset(),
+        dtype=inner.dtype,
+        device=device.device,
+        storage_size=storage.nbytes(),
+    )
+    made._inner = inner
+    made._buffer = buffer or Buffer(device, storage, _chosen.streams.get(device.index) or device.default)
+    return made
+
+
+class _Traits:
+    """What the schema of an op says that matters here."""
+
+    __slots__ = ("device_at", "is_answer", "reshapes", "writes")
+
+    def __init__(self, func: OpOverload) -> None:
+        arguments = func._schema.arguments
+        self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
+        self.device_at = next(((i, a.name) for i, a in enumerate(arguments) if "Device" in str(a.real_type)), None)
+        self.is_answer = func._schema.name in _ANSWERS
+        self.reshapes = bool(self.writes) and (
+            func._schema.name in _RESHAPES or any(a.is_out for a in arguments if a.alias_info)
+        )
+
+
+# The host waits for these: their result is a number, or a tensor whose size depends on the data.
+_ANSWERS = frozenset(
+    f"aten::{name}" for name in ("_local_scalar_dense", "_unique2", "equal", "masked_select", "nonzero", "unique_dim")
+)
+_RESHAPES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "as_strided_", "resize_", "resize_as_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
+        "set_",
+    )
+)  # fmt: skip
+_TRAITS: dict[OpOverload, _Traits] = {}
+_ATOMS = frozenset((int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex))
+
+
+def _learn(func: OpOverload) -> _Traits:
+    return _TRAITS.setdefault(func, _Traits(func))
+
+
+def _strip(value: Any, operands: Operands) -> Any:
+    """Returns an argument as the CPU's kernel takes it, and collects the tensors in it."""
+    kind = type(value)
+    if kind is SimTensor:
+        operands.append(value)
+        return value._inner
+    if kind in _ATOMS:
+        return value
+    if kind is list or kind is tuple:
+        return [_strip(one, operands) for one in value]
+    if kind is torch.device:
+        return CPU if value.type == "sim" else value
+    if isinstance(value, torch.Tensor):
+        operands.append(value)
+    return value
+
+
+def _place(
+    func: OpOverload, operands: Operands, traits: _Traits, args: Any, kwargs: dict[str, Any]
+) -> tuple[SimDevice, SimDevice | None]:
+    """Returns the device that an op runs on and the one that its results go to; None is the CPU."""
+    where: SimDevice | None = None
+    for one in operands:
+        if type(one) is SimTensor:
+            device = one._buffer.device
+            if where is None:
+                where = device
+            elif where is not device:
+                raise _mixed(func, operands)
+        elif one.dim():
+            raise _mixed(func, operands)
+    asked: torch.device | None = _argument(traits.device_at, args, kwargs) if traits.device_at else None
+    if asked is None:
+        assert where is not None, f"{func} has nothing on a sim device"
+        return where, where
+    target = device_of(asked) if asked.type == "sim" else None
+    return where or device_of(asked), target
+
+
+def _argument(at: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
+    position, name = at
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
+def _mixed(func: OpOverload, operands: Operands) -> RuntimeError:
+    places = " and ".join(dict.fromkeys(f"{one.device}" for one in operands if one.device.type == "sim" or one.dim()))
+    return RuntimeError(
+        f"{func} got tensors on {places}: all must be on one device (a CPU tensor without dimensions is accepted): "
+        "copy them to one device first"
+    )
+
+
+def _note_writes(func: OpOverload, traits: _Traits, args: Any, kwargs: dict[str, Any], stream: Stream) -> None:
+    for at in traits.writes:
+        written = _argument(at, args, kwargs)
+        for one in written if isinstance(written, (list, tuple)) else (written,):
+            if type(one) is SimTensor:
+                one._buffer.write(stream, func)
+            elif isinstance(one, torch.Tensor):
+                raise RuntimeError(f"{func} cannot write a tensor on {one.device} from {stream.device}")
+
+
+def _wrap_all(result: Any, operands: Operands, target: SimDevice | None, stream: Stream) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _wrap_result(result, operands, target, stream)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_wrap_all(one, operands, target, stream) for one in result)
+    return result
+
+
+def _wrap_result(result: torch.Tensor, operands: Operands, target: SimDevice | None, stream: Stream) -> torch.Tensor:
+    """Wraps a result, on the ledger entry of the operand whose storage it has."""
+    if target is None:
+        return result
+    storage = result.untyped_storage()._cdata
+    for one in operands:
+        if type(one) is SimTensor:
+            if one._inner is result:
+                return one
+            if one._buffer.storage == storage:
+                return _wrap_view(result, target, one)
+    made = wrap(result, target)
+    operands.append(made)
+    return made
+
+
+def _wrap_view(result: torch.Tensor, target: SimDevice, base: SimTensor) -> SimTensor:
+    if base.is_inference() or not torch.is_inference_mode_enabled():
+        return wrap(result, target, base._buffer)
+    # A view shares its base's version counter, which a tensor made in inference mode cannot have.
+    with torch.inference_mode(False):
+        return wrap(result, target, base._buffer)
+
+
+_BELOW_PYTHON = DispatchKeySet(DispatchKey.Python)
+
+
+def _follow_metadata(func: OpOverload, operands: Operands) -> None:
+    """Gives wrappers the new size of a tensor that was reshaped in place."""
+    for one in operands:
+        if type(one) is not SimTensor or (one.shape == one._inner.shape and one.stride() == one._inner.stride()):
+            continue
+        inner = one._inner
+        if inner.untyped_storage().nbytes() > one._buffer.size:
+            raise RuntimeError(f"{func} would make a tensor on {one.device} larger in place: make it as large at once")
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW_PYTHON):
+            aten.as_strided_.default(one, inner.shape, inner.stride(), inner.storage_offset())

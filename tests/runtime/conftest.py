@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from dovetail.runtime import sim
+
+GIB = 2**30
+
+
+@pytest.fixture
+def sim_devices() -> Iterator[None]:
+    """Three simulated devices of 1 GiB, counting from zero and on their default streams."""
+    gc.collect()
+    sim.enable({0: GIB, 1: GIB, 2: GIB})
+    for index in range(3):
+        sim.synchronize(index)
+        sim.reset_stats(index)
+    yield
+    for index in range(3):
+        sim.synchronize(index)
