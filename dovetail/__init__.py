@@ -1,7 +1,31 @@
 """Compiles a diffusion model once, so that it runs on whatever devices you have."""
 
+from __future__ import annotations
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compiled import CompiledModule
+    from .compiling import compile
+
+__version__ = "0.1.0"
 
 # In a checkout the three folders stand beside this one and not inside it.
 if not (Path(__file__).parent / "compiler").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
+
+_HOMES = {
+    "CompiledModule": "compiled",
+    "compile": "compiling",
+}
+
+__all__ = ["CompiledModule", "__version__", "compile"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first asked for, so that importing dovetail costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -47,8 +47,13 @@ class Pass(ABC):
         """Changes the program."""
 
     def __str__(self) -> str:
-        options = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return self.name + (f"{{{','.join(options)}}}" if options else "")
+        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        options = ",".join(f"{name}={_option_text(value)}" for name, value in changed)
+        return self.name + (f"{{{options}}}" if options else "")
+
+
+def _option_text(value: object) -> str:
+    return ":".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
 
 
 Callback: TypeAlias = Callable[[Pass, Program, Change], None]

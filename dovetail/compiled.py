@@ -1,0 +1,87 @@
+"""A compiled module: a program, its schedule made ready to run, and its weights."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from .compiler.devices import Rig
+from .compiler.errors import NotHereError
+from .compiler.program import Program
+from .compiler.schedule import Schedule
+from .runtime.executor import Executor
+from .runtime.transfers import start_copy
+from .runtime.weights import HeldWeights
+
+logger = logging.getLogger(__name__)
+
+
+class CompiledModule:
+    """A module compiled for the devices of a rig; it is called as the module was.
+
+    ``str()`` of it is the text form of its program. Results come back on the device of the first tensor of the call.
+    """
+
+    def __init__(self, program: Program, rig: Rig, weights: HeldWeights | None) -> None:
+        self.program = program
+        self.rig = rig
+        self._weights = weights
+        self._executor = Executor(program)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The instructions of one call."""
+        assert self.program.schedule is not None
+        return self.program.schedule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program on the arguments of the module's own forward.
+
+        Raises:
+            CallError: the call differs from the traced one in structure, shape, dtype or a constant.
+            NotHereError: the program was compiled for another machine, or its weights have no data.
+            ExecutionError: an operation failed; the message names the node and the model's source line.
+        """
+        if not self._executor.is_bound:
+            self.load()
+        inputs = self.program.signature.flatten(args, kwargs)
+        home = inputs[0].device if inputs else None
+        main = self.program.main.torch
+        placed = [x if x.device == main else start_copy(x, main).wait() for x in inputs]
+        del inputs, args, kwargs
+        leaves = self._executor(placed)
+        if home is not None and home != main:
+            leaves = [start_copy(x, home).wait() if isinstance(x, torch.Tensor) else x for x in leaves]
+        return self.program.signature.unflatten(leaves)
+
+    def load(self) -> None:
+        """Brings every weight to its device; the first call does it otherwise.
+
+        Raises NotHereError when the rig is not this machine, or weights have no data.
+        """
+        if not self.rig.present:
+            raise NotHereError(
+                f"{self.program.name} was compiled for {self.rig}, which is not this machine: it can be printed, "
+                "verified and saved here, and called where those devices are"
+            )
+        missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
+        if missing or self._weights is None:
+            raise NotHereError(
+                f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "
+                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): compile it with real weights, "
+                "or save it and give weights to dovetail.load"
+            )
+        self._executor.bind(self._weights)
+
+    def source(self) -> str:
+        """The generated Python of all segments."""
+        return "\n".join(source.text for source in self._executor.sources.values())
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def __repr__(self) -> str:
+        where = " & ".join(map(str, self.program.devices))
+        return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"

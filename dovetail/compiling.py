@@ -1,0 +1,74 @@
+"""Compiles one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from .compiled import CompiledModule
+from .compiler.devices import Rig
+from .compiler.trace import trace
+from .passes.base import Callback, Pass, PassManager
+from .passes.pipeline import default_passes, parse_passes
+from .request import Request
+from .runtime.weights import HeldWeights
+
+
+def compile(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backend: Any = None,
+    split_mode: Any = "layer",
+    tensor_split: Any = None,
+    max_vram: Any = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    rig: Rig | str | None = None,
+    passes: str | Sequence[Pass] | None = None,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> CompiledModule:
+    """Compiles a module so that it runs over several devices, and changes no bit of what it computes.
+
+    Args:
+        module: any module that torch.export can trace, in eval mode or not; its weights may be on meta.
+        args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
+        backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
+        split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks.
+        tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
+        max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
+        rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
+        passes: other passes than the usual ones, as text or objects.
+        dynamic_shapes: as torch.export takes it, by argument name.
+        callbacks: called after each pass with the pass, the program and what changed.
+
+    Raises:
+        TraceError: the module cannot be traced.
+        SpecError: a spec is wrong; the message points at the place.
+        DoesNotFitError: a device cannot hold its part.
+
+    >>> import torch, dovetail
+    >>> layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    >>> x = torch.ones(1, 8)
+    >>> compiled = dovetail.compile(layers, (x,), backend="sim0&sim1")
+    >>> torch.equal(compiled(x), layers(x))
+    True
+    """
+    request = Request.parse(
+        backend=backend,
+        split_mode=split_mode,
+        tensor_split=tensor_split,
+        max_vram=max_vram,
+        max_memory=max_memory,
+        rig=rig,
+    )
+    request.switch_on()
+    program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    program.devices = request.devices_for()
+    shares = request.shares_for(program.name, "", program.devices)
+    steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares)
+    PassManager(steps, callbacks).run(program)
+    return CompiledModule(program, request.rig, HeldWeights.of_module(module, program))

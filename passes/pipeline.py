@@ -1,0 +1,79 @@
+"""The order of the passes, and their spelling as text."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..compiler.errors import UsageError
+from ..compiler.units import parse_bytes
+from .base import Pass
+from .blocks import FindBlocks
+from .cut import Cut
+from .hoist import Hoist
+from .pin import Pin
+from .place import Place
+from .schedule import Lower
+from .simplify import Simplify
+
+PASSES: dict[str, type[Pass]] = {
+    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Lower)
+}
+_ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
+
+
+def default_passes(shares: Sequence[float] = (), headroom: int | None = None) -> tuple[Pass, ...]:
+    """From a fresh trace to a schedule, for a layer split."""
+    return (
+        Simplify(),
+        FindBlocks(),
+        Place(shares=tuple(shares), headroom=headroom),
+        Pin(),
+        Hoist(),
+        Cut(),
+        Lower(),
+    )
+
+
+def parse_passes(text: str) -> tuple[Pass, ...]:
+    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,schedule``.
+
+    ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
+    """
+    passes: list[Pass] = []
+    position = 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
+        if match is None:
+            raise UsageError(f"cannot read passes at {text[position:]!r}: expected name{{option=value,…}} and a comma")
+        passes.append(_make(match[1], match[2] or ""))
+        position = match.end()
+    return tuple(passes)
+
+
+def _make(name: str, options: str) -> Pass:
+    if name not in PASSES:
+        near = difflib.get_close_matches(name, PASSES, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(PASSES)}")
+    known = {field.name: field for field in fields(PASSES[name])}
+    given: dict[str, Any] = {}
+    for option in filter(None, (part.strip() for part in options.split(","))):
+        key, _, value = option.partition("=")
+        if key not in known:
+            raise UsageError(f"pass {name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
+        given[key] = _read(name, key, value)
+    return PASSES[name](**given)
+
+
+def _read(name: str, key: str, value: str) -> Any:
+    """An option's value: shares as ``3:1``, sizes as ``2GiB`` or in bytes."""
+    try:
+        if key == "shares":
+            return tuple(float(share) for share in value.split(":"))
+        return int(value) if value.isdigit() else parse_bytes(value)
+    except ValueError as error:
+        raise UsageError(f"pass {name} cannot take {key}={value}: {error}") from error

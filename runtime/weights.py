@@ -1,0 +1,48 @@
+"""Where the data of weights comes from when a schedule loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..compiler.errors import WeightError
+from ..compiler.program import Program, Weight
+
+
+class HeldWeights:
+    """Weights that tensors in memory hold: a module's, a state dict's, and the constants that the trace met."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], program: Program) -> None:
+        self._tensors = {**tensors, **program.constants}
+
+    @classmethod
+    def of_module(cls, module: nn.Module, program: Program) -> HeldWeights:
+        """The weights of the module that a program was traced from; they are read when they are loaded."""
+        named = dict(module.named_parameters(remove_duplicate=False))
+        return cls({**named, **dict(module.named_buffers(remove_duplicate=False))}, program)
+
+    def missing(self, program: Program) -> list[str]:
+        """The names of weights that are not here, or have no data."""
+        found = {weight.name: self._find(weight) for weight in program.weights.values()}
+        return [name for name, tensor in found.items() if tensor is None or tensor.is_meta]
+
+    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The weight on a device; one that is there already is not copied.
+
+        Raises WeightError when it is missing, has no data, or has another shape or dtype than it was traced with.
+        """
+        tensor = self._find(weight)
+        if tensor is None or tensor.is_meta:
+            what = "is not among the weights given" if tensor is None else "is on meta and has no data"
+            raise WeightError(f"weight {weight.name} {what}: load the weights first, or give them to dovetail.load")
+        if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
+            raise WeightError(
+                f"weight {weight.name} is {tensor.dtype}{list(tensor.shape)}, "
+                f"but the program was traced with {weight.dtype}{list(weight.shape)}: compile again"
+            )
+        return tensor.detach().to(device)
+
+    def _find(self, weight: Weight) -> torch.Tensor | None:
+        return next((self._tensors[name] for name in weight.names if name in self._tensors), None)
