@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +66,7 @@ def _register_kernels() -> torch.library.Library:
     return library
 
 
+_META = torch.device("meta")
 _BELOW = frozenset(("aten::_copy_from", "aten::_copy_from_and_resize"))
 _ABOUT_THE_TENSOR = frozenset(
     f"aten::{name}" for name in ("_to_cpu", "_unpack_dual", "data", "pin_memory", "requires_grad_", "to", "type_as")
@@ -100,6 +100,6 @@ def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
 def _create(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Makes a tensor from nothing; asks the ledger first, since the host may not survive a tensor that is too large."""
     if args and isinstance(args[0], (list, tuple)):
-        dtype = kwargs.get("dtype") or torch.get_default_dtype()
-        device_of(kwargs["device"]).require(math.prod(args[0]) * dtype.itemsize)
+        planned = func(*args, **{**kwargs, "device": _META, **({"generator": None} if "generator" in kwargs else {})})
+        device_of(kwargs["device"]).require(planned.untyped_storage().nbytes())
     return compute(func, args, kwargs)

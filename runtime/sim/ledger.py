@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,11 +41,12 @@ class SimDevice:
         self.capacity = capacity
         self.default = default_stream(index)
         self.in_use = self.peak = self.ops = self.bytes_in = self.bytes_out = 0
+        self.counts = True
         self._lock = threading.RLock()
 
     def require(self, size: int) -> None:
         """Raises `torch.OutOfMemoryError` unless `size` more bytes fit."""
-        if self.in_use + size > self.capacity:
+        if self.counts and self.in_use + size > self.capacity:
             raise torch.OutOfMemoryError(
                 f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self.in_use)} of its "
                 f"{_text(self.capacity)} are in use: give it less, or enable it with a larger capacity"
@@ -83,17 +85,15 @@ class Buffer:
         self._written = stream.now
         self.reads: dict[int, int] = {}
         self.kept: set[int] | None = None
-        self.resize(storage.nbytes())
+        if device.counts:
+            size = storage.nbytes()
+            device.take(size)
+            self.size = size
 
     def __del__(self) -> None:
         if self.size:
             self.device.give_back(self.size)
             self._leave_hazards()
-
-    def resize(self, size: int) -> None:
-        """Makes the entry follow a storage that has grown or shrunk."""
-        self.device.take(size - self.size)
-        self.size = size
 
     def read(self, stream: Stream, what: object) -> None:
         """Notes that the operation launched last on a stream reads the buffer."""
@@ -183,6 +183,19 @@ def reset_stats(device: DeviceLike = None) -> None:
     """Starts the peak of a device again from what is in use now, and its other counters from 0."""
     one = device_of(device)
     one.peak, one.ops, one.bytes_in, one.bytes_out = one.in_use, 0, 0, 0
+
+
+@contextmanager
+def uncounted(device: DeviceLike = None) -> Iterator[None]:
+    """Keeps what is done on a device meanwhile out of its counters and of its capacity."""
+    one = device_of(device)
+    before = one.peak, one.ops, one.bytes_in, one.bytes_out
+    one.counts = False
+    try:
+        yield
+    finally:
+        one.counts = True
+        one.peak, one.ops, one.bytes_in, one.bytes_out = before
 
 
 def host_memory() -> int:

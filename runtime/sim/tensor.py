@@ -87,17 +87,19 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     stream = _chosen.streams.get(where.index) or where.default
     stream.launch()
     where.ops += 1
-    for one in operands:
-        if type(one) is SimTensor:
-            one._buffer.read(stream, func)
     if traits.writes:
+        _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)
+    given = len(operands)
     result = func(*inner_args, **inner_kwargs)
-    if traits.is_answer:
-        HOST.join(stream.everything())
     if traits.reshapes:
         _follow_metadata(func, operands)
-    return _wrap_all(result, operands, target, stream)
+    wrapped = _wrap_all(result, operands, target, stream)
+    if len(operands) > given or wrapped is result:
+        _note_reads(func, operands[:given], stream)  # not for a view, which looks at no element
+    if traits.is_answer:
+        HOST.join(stream.everything())
+    return wrapped
 
 
 def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -> SimTensor:
@@ -201,6 +203,12 @@ def _mixed(func: OpOverload, operands: Operands) -> RuntimeError:
         f"{func} got tensors on {places}: all must be on one device (a CPU tensor without dimensions is accepted): "
         "copy them to one device first"
     )
+
+
+def _note_reads(func: OpOverload, operands: Operands, stream: Stream) -> None:
+    for one in operands:
+        if type(one) is SimTensor:
+            one._buffer.read(stream, func)
 
 
 def _note_writes(func: OpOverload, traits: _Traits, args: Any, kwargs: dict[str, Any], stream: Stream) -> None:

@@ -88,6 +88,13 @@ def test_a_tensor_too_large_for_the_host_is_refused_before_it_is_made():
         torch.zeros(10**15, device="sim:0")
 
 
+def test_an_expanded_tensor_counts_the_bytes_that_it_has():
+    sim.enable({2: 16})
+    kept = torch.empty_strided((4, 100), (1, 0), device="sim:2")
+    assert sim.stats(2).in_use == 16
+    del kept
+
+
 def test_copies_are_counted_on_both_sides(grad_mode):
     there = torch.ones(100).to("sim:0").to("sim:1")
     there.cpu()

@@ -1,0 +1,208 @@
+"""What a device can do besides computing: streams, events, pinned memory and memory statistics, in one thin wrapper.
+
+`accelerator_of` is the only place that asks what type a device has. On a device without streams, as the CPU, every
+function does nothing and costs nothing, so that callers need no branches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+Stream = Any
+"""A stream of whatever device module it came from, or None on a device without streams."""
+
+Event = Any
+"""An event of whatever device module it came from, or None on a device without streams."""
+
+
+class Accelerator:
+    """A device without streams: work on it is done when the call returns.
+
+    Args:
+        device: the device, with its index.
+    """
+
+    is_host = False
+    has_streams = False
+    probe_bytes = 0
+    """How much a self-test sends to learn whether copies arrive intact; 0 where there is nothing to learn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def side_stream(self) -> Stream:
+        """Returns the device's one stream for copies, the same at each call."""
+        return None
+
+    def current_stream(self) -> Stream:
+        """Returns the stream that this thread's work on the device goes to."""
+        return None
+
+    def use(self, stream: Stream) -> AbstractContextManager[object]:
+        """Sends this thread's work on the device to a stream for a while."""
+        return nullcontext()
+
+    def record(self, stream: Stream) -> Event:
+        """Marks what is on a stream so far."""
+        return None
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Lets what comes next on a stream wait for an event, which may be another device's."""
+        if event is not None:
+            event.synchronize()
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Lets a tensor's memory be used again only when a stream is done with it."""
+
+    def synchronize(self) -> None:
+        """Blocks the host until everything on the device is done."""
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a CPU tensor in memory that copies to this device need not stage."""
+        return tensor
+
+    def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Makes a CPU tensor that copies from this device need not stage."""
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the bytes in use and their peak; both are 0 where nobody counts."""
+        return 0, 0
+
+    def reset_peak(self) -> None:
+        """Starts the peak again from what is in use now."""
+
+    def empty_cache(self) -> None:
+        """Gives memory that the allocator holds for later use back to the device."""
+
+    def uncounted(self) -> AbstractContextManager[object]:
+        """Keeps what is done meanwhile out of the statistics, where that can be."""
+        return nullcontext()
+
+
+class Host(Accelerator):
+    """The CPU, which runs the program and needs none of this."""
+
+    is_host = True
+
+
+class StreamAccelerator(Accelerator):
+    """A device whose module has streams, events and counters, named as in `torch.cuda`."""
+
+    has_streams = True
+    probe_bytes = 4 * 2**20
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._module: Any = torch.get_device_module(device)
+
+    @functools.cached_property
+    def _side_stream(self) -> Stream:
+        return self._module.Stream(device=self.device)
+
+    def side_stream(self) -> Stream:
+        """Returns the device's one stream for copies, the same at each call."""
+        return self._side_stream
+
+    def current_stream(self) -> Stream:
+        """Returns the stream that this thread's work on the device goes to."""
+        return self._module.current_stream(self.device)
+
+    def use(self, stream: Stream) -> AbstractContextManager[object]:
+        """Sends this thread's work on the device to a stream for a while."""
+        context: AbstractContextManager[object] = self._module.stream(stream)
+        return context
+
+    def record(self, stream: Stream) -> Event:
+        """Marks what is on a stream so far."""
+        event = self._module.Event()
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Lets what comes next on a stream wait for an event; one of another type of device is waited for at once."""
+        if event is None:
+            return
+        if isinstance(event, self._module.Event):
+            stream.wait_event(event)
+        else:
+            event.synchronize()
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Lets a tensor's memory be used again only when a stream is done with it."""
+        tensor.record_stream(stream)
+
+    def synchronize(self) -> None:
+        """Blocks the host until everything on the device is done."""
+        self._module.synchronize(self.device)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a CPU tensor in memory that copies to this device need not stage."""
+        return tensor.pin_memory()
+
+    def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Makes a CPU tensor that copies from this device need not stage."""
+        return torch.empty_strided(size, stride, dtype=dtype, pin_memory=True)
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the bytes in use and their peak."""
+        return self._module.memory_allocated(self.device), self._module.max_memory_allocated(self.device)
+
+    def reset_peak(self) -> None:
+        """Starts the peak again from what is in use now."""
+        self._module.reset_peak_memory_stats(self.device)
+
+    def empty_cache(self) -> None:
+        """Gives memory that the allocator holds for later use back to the device."""
+        self._module.empty_cache()
+
+
+class SimAccelerator(StreamAccelerator):
+    """A simulated device: all host memory is alike to it, and a self-test leaves no trace in its counters."""
+
+    probe_bytes = 256
+
+    pin = Accelerator.pin
+    empty_on_host = Accelerator.empty_on_host
+
+    def uncounted(self) -> AbstractContextManager[object]:
+        """Keeps what is done meanwhile out of the device's statistics."""
+        context: AbstractContextManager[object] = self._module.uncounted(self.device)
+        return context
+
+
+class MpsAccelerator(Accelerator):
+    """Apple's device: one stream that the host can wait for, and no count of the peak."""
+
+    def synchronize(self) -> None:
+        """Blocks the host until everything on the device is done."""
+        torch.mps.synchronize()
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the bytes in use, for the peak as well since nobody counts it."""
+        in_use = torch.mps.current_allocated_memory()
+        return in_use, in_use
+
+    def empty_cache(self) -> None:
+        """Gives memory that the allocator holds for later use back to the device."""
+        torch.mps.empty_cache()
+
+
+_KINDS: dict[str, type[Accelerator]] = {
+    "cpu": Host,
+    "cuda": StreamAccelerator,
+    "xpu": StreamAccelerator,
+    "sim": SimAccelerator,
+    "mps": MpsAccelerator,
+}
+
+
+@functools.cache
+def accelerator_of(device: torch.device) -> Accelerator:
+    """Returns what a device can do; a device of an unknown type is taken to have no streams."""
+    return _KINDS.get(device.type, Accelerator)(device)

@@ -1,0 +1,159 @@
+"""Copies between devices that overlap with computing, where the devices have streams, and arrive intact.
+
+A copy keeps the exact strides of the value, since the same strides mean the same kernels and so the same bits. It
+runs on the side streams of both devices: these wait for what has been launched before, and whoever uses the result
+waits for them (`Arrival.wait`). Some boards damage direct copies between two devices. So the first copy between a
+pair is preceded by a self-test, and a pair that fails it copies through host memory from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from .accelerator import Accelerator, Event, accelerator_of
+
+logger = logging.getLogger(__name__)
+
+
+class Arrival:
+    """A value on its way to a device.
+
+    Args:
+        value: the value, whose bytes may not be there yet.
+        there: the device that it arrives on.
+        done: the event to wait for, or None when there is nothing to wait for.
+    """
+
+    __slots__ = ("_done", "_there", "_value")
+
+    def __init__(self, value: torch.Tensor, there: Accelerator, done: Event = None) -> None:
+        self._value = value
+        self._there = there
+        self._done = done
+
+    def wait(self) -> torch.Tensor:
+        """Returns the value, to be used on the device's current stream."""
+        if self._done is not None:
+            stream = self._there.current_stream()
+            self._there.wait(stream, self._done)
+            self._there.keep(self._value, stream)
+            self._done = None
+        return self._value
+
+
+def start_copy(value: torch.Tensor, target: torch.device) -> Arrival:
+    """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
+
+    The value may be freed at once: its memory is not used again before the copy is done.
+    """
+    here, there = accelerator_of(value.device), accelerator_of(target)
+    if value.device == target:
+        return Arrival(value, there)
+    if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
+        return _bounce(value, here, there)
+    return _send(value, here, there)
+
+
+def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
+    """Says whether direct copies between two devices arrive intact; the first time for a pair, it tries."""
+    pair = here.device, there.device
+    with _lock:
+        if pair not in _intact:
+            _intact[pair] = _probe(here, there)
+        return _intact[pair]
+
+
+def forget_self_tests() -> None:
+    """Lets the next copy between each pair of devices be preceded by a self-test again."""
+    with _lock:
+        _intact.clear()
+
+
+_intact: dict[tuple[torch.device, torch.device], bool] = {}
+_lock = threading.Lock()
+
+
+def _send(value: torch.Tensor, here: Accelerator, there: Accelerator, before: Event = None) -> Arrival:
+    """Copies on the side streams, after what was launched on the source's current stream and after `before`."""
+    side_here, side_there = here.side_stream(), there.side_stream()
+    here.wait(side_here, here.record(here.current_stream()))
+    there.wait(side_there, before)
+    with ExitStack() as streams:
+        streams.enter_context(here.use(side_here))
+        streams.enter_context(there.use(side_there))
+        arrived = _copy(value, here, there)
+        here.keep(value, side_here)
+        done = there.record(side_there) if there.has_streams else here.record(side_here)
+    return Arrival(arrived, there, done)
+
+
+def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator) -> Arrival:
+    """Copies through host memory without blocking the host."""
+    host = accelerator_of(torch.device("cpu"))
+    halfway = _send(value, here, host)
+    return _send(halfway._value, host, there, halfway._done)
+
+
+def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.Tensor:
+    """Copies a value with its strides; what lies behind several indices is sent once."""
+    size, stride = value.size(), value.stride()
+    sent = _without_repeats(value, size, stride)
+    if there.is_host:
+        arrived = here.empty_on_host(sent.size(), sent.stride(), value.dtype)
+    else:
+        arrived = torch.empty_strided(sent.size(), sent.stride(), dtype=value.dtype, device=there.device)
+    arrived.copy_(sent, non_blocking=here.has_streams or there.has_streams)
+    return arrived if sent is value else arrived.as_strided(size, stride, 0)
+
+
+def _without_repeats(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Returns a view of all elements in which none of them occurs twice."""
+    if not _repeats(size, stride):
+        return value
+    once = [1 if step == 0 else count for count, step in zip(size, stride, strict=True)]
+    if not _repeats(once, stride):
+        return value.as_strided(once, stride)
+    reach = 1 + sum((count - 1) * step for count, step in zip(once, stride, strict=True))
+    return value.as_strided((reach,), (1,))
+
+
+def _repeats(size: Sequence[int], stride: Sequence[int]) -> bool:
+    reach = 0
+    for step, count in sorted((step, count) for count, step in zip(size, stride, strict=True) if count > 1):
+        if step <= reach:
+            return 0 not in size
+        reach += (count - 1) * step
+    return False
+
+
+def _probe(here: Accelerator, there: Accelerator) -> bool:
+    """Sends patterns from one device to the other and compares what comes back with what was sent."""
+    if here.device.type != there.device.type:
+        logger.warning("%s and %s have no direct link: copies go through host memory", here.device, there.device)
+        return False
+    with here.uncounted(), there.uncounted():
+        wrong = sum(_bytes_lost(pattern, here, there) for pattern in _patterns(here.probe_bytes))
+    here.empty_cache()
+    if wrong:
+        logger.warning(
+            "%d of %d bytes of a self-test were wrong after a direct copy from %s to %s: copies between them go "
+            "through host memory from now on, which takes about twice as long",
+            wrong, 4 * here.probe_bytes, here.device, there.device,
+        )  # fmt: skip
+    return not wrong
+
+
+def _patterns(count: int) -> list[torch.Tensor]:
+    ramp = torch.arange(count, dtype=torch.int64).mul_(167).remainder_(251).to(torch.uint8)
+    return [torch.full_like(ramp, 255), ramp, torch.zeros_like(ramp), ramp.flip(0)]
+
+
+def _bytes_lost(pattern: torch.Tensor, here: Accelerator, there: Accelerator) -> int:
+    sent = pattern.to(here.device)
+    back = _send(sent, here, there).wait().cpu()
+    return int((back != pattern).sum())

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.runtime import sim, transfers
+from dovetail.runtime.accelerator import Accelerator, SimAccelerator, accelerator_of
+from dovetail.runtime.transfers import start_copy
+
+sim.enable()
+SIM0, SIM1, CPU = torch.device("sim", 0), torch.device("sim", 1), torch.device("cpu")
+PAIRS = [(CPU, SIM0), (SIM0, CPU), (SIM0, SIM1), (CPU, CPU), (SIM0, SIM0)]
+
+
+@pytest.fixture(autouse=True)
+def untested_links(sim_devices):
+    transfers.forget_self_tests()
+    yield
+    transfers.forget_self_tests()
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=str)
+def test_a_value_arrives_with_its_bits_and_strides(source, target):
+    value = torch.randn(3, 4, 5).permute(2, 0, 1)
+    arrived = start_copy(value.to(source), target).wait()
+    assert arrived.device == target
+    assert (arrived.size(), arrived.stride()) == (value.size(), value.stride())
+    assert torch.equal(arrived.cpu(), value)
+
+
+def test_what_is_there_already_is_not_copied():
+    value = torch.ones(3, device=SIM0)
+    assert start_copy(value, SIM0).wait() is value
+    assert sim.stats(0).bytes_in == sim.stats(0).bytes_out == 0
+
+
+def test_an_expanded_value_is_sent_once():
+    value = torch.randn(4, 1, device=SIM0).expand(4, 100)
+    arrived = start_copy(value, SIM1).wait()
+    assert arrived.stride() == (1, 0)
+    assert sim.stats(1).bytes_in == sim.stats(1).in_use == 16
+    assert torch.equal(arrived.cpu(), value.cpu())
+
+
+def test_overlapping_windows_arrive_as_such():
+    value = torch.arange(10.0).to(SIM0).unfold(0, 4, 2)
+    arrived = start_copy(value, SIM1).wait()
+    assert arrived.stride() == (2, 1)
+    assert sim.stats(1).bytes_in == 40
+    assert torch.equal(arrived.cpu(), value.cpu())
+
+
+@st.composite
+def strided_values(draw):
+    """A tensor, or a view of it through some of the ways in which strides come about."""
+    size = draw(st.lists(st.integers(0, 4), min_size=0, max_size=4))
+    value = torch.arange(torch.Size(size).numel(), dtype=draw(st.sampled_from([torch.float32, torch.int64]))).view(size)
+    for step in draw(st.lists(st.sampled_from(["slice", "permute", "expand", "every other"]), max_size=3)):
+        if value.dim() == 0:
+            break
+        dim = draw(st.integers(0, value.dim() - 1))
+        if step == "slice":
+            value = value.narrow(dim, value.size(dim) // 2, value.size(dim) - value.size(dim) // 2)
+        elif step == "permute":
+            value = value.permute(draw(st.permutations(range(value.dim()))))
+        elif step == "expand":
+            value = value.unsqueeze(dim).expand(*value.shape[:dim], 3, *value.shape[dim:])
+        else:
+            value = value[(slice(None),) * dim + (slice(None, None, 2),)]
+    return value
+
+
+@given(strided_values())
+def test_any_strided_value_arrives_as_it_was(value):
+    for target in (SIM0, CPU):
+        source = value if target is SIM0 else start_copy(value, SIM1).wait()
+        arrived = start_copy(source, target).wait()
+        assert (arrived.size(), arrived.stride()) == (value.size(), value.stride())
+        assert torch.equal(arrived.cpu(), value)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_chain_of_copies_and_ops_needs_no_other_waits(mode):
+    with mode():
+        value = torch.ones(5)
+        for target in (SIM0, SIM1, SIM0, CPU, SIM1, CPU):
+            value = start_copy(value + 1, target).wait()
+        assert value.tolist() == [7.0] * 5
+
+
+def test_the_source_may_die_at_once():
+    value = torch.ones(1000, device=SIM0) + 1
+    coming = start_copy(value, SIM1)
+    del value
+    assert sim.stats(0).in_use == 0
+    torch.zeros(1000, device=SIM0)
+    assert coming.wait().sum().item() == 2000
+
+
+@pytest.mark.parametrize(("source", "target"), [(CPU, SIM0), (SIM0, SIM1)], ids=str)
+def test_using_a_value_without_the_wait_is_a_race(source, target):
+    coming = start_copy(torch.ones(3).to(source), target)
+    with pytest.raises(sim.RaceError, match="without waiting"):
+        coming._value + 1
+
+
+def test_using_a_value_on_the_host_without_the_wait_finds_nothing():
+    coming = start_copy(torch.ones(3, device=SIM0), CPU)
+    assert coming._value.isnan().all()
+    assert coming.wait().tolist() == [1, 1, 1]
+
+
+def _use(value: torch.Tensor) -> None:
+    arrived = start_copy(value + 1, SIM1).wait() + 1
+    del value
+    torch.zeros(1, device=SIM0)
+    start_copy(arrived, SIM0).wait() + 1
+    del arrived
+    for device in (SIM0, SIM1):
+        there = accelerator_of(device)
+        torch.zeros(1, device=device)
+        with there.use(there.side_stream()):
+            torch.zeros(1, device=device)
+
+
+@pytest.mark.parametrize("broken", ["wait", "keep"])
+def test_leaving_out_a_wait_or_a_keep_is_caught(monkeypatch, broken):
+    value = torch.ones(3, device=SIM0)
+    _use(value)
+    monkeypatch.setattr(SimAccelerator, broken, Accelerator.keep)
+    with pytest.raises(sim.RaceError):
+        _use(value)
+
+
+def test_a_pair_that_damages_copies_goes_through_the_host_and_says_so_once(caplog):
+    value = torch.randn(30, 20, device=SIM0).t()
+    with sim.broken_link(0, 1), caplog.at_level(logging.WARNING):
+        first = start_copy(value, SIM1).wait()
+        second = start_copy(value + 1, SIM1).wait()
+    assert torch.equal(first.cpu(), value.cpu())
+    assert torch.equal(second.cpu(), value.cpu() + 1)
+    assert first.stride() == value.stride()
+    assert len(caplog.records) == 1
+    assert "direct copy from sim:0 to sim:1" in caplog.text
+    assert "through host memory" in caplog.text
+    assert "twice as long" in caplog.text
+
+
+def test_each_direction_of_a_pair_is_tested_by_itself(caplog):
+    value = torch.ones(3, device=SIM1)
+    with sim.broken_link(0, 1), caplog.at_level(logging.WARNING):
+        assert start_copy(value, SIM0).wait().tolist() == [1, 1, 1]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("wrong", [0, 100, 255])
+def test_a_single_wrong_byte_is_found(wrong):
+    def flip(arrived: torch.Tensor) -> None:
+        if arrived.numel() > wrong:
+            arrived.view(torch.uint8)[wrong] ^= 1
+
+    with sim.broken_link(0, 1, flip):
+        assert not transfers.copies_arrive(accelerator_of(SIM0), accelerator_of(SIM1))
+
+
+def test_a_self_test_leaves_no_trace_in_the_counters():
+    value = torch.ones(3, device=SIM0)
+    sim.enable({1: value.nbytes})
+    before = sim.stats(0)
+    arrived = start_copy(value, SIM1).wait()
+    assert sim.stats(0).in_use == before.in_use
+    assert sim.stats(0).peak == before.peak
+    assert sim.stats(0).bytes_out == sim.stats(1).bytes_in == sim.stats(1).peak == arrived.nbytes
+
+
+def test_copies_with_the_host_are_not_tested(monkeypatch):
+    monkeypatch.setattr(transfers, "_probe", lambda here, there: pytest.fail("a copy with the host was tested"))
+    start_copy(start_copy(torch.ones(3), SIM0).wait(), CPU).wait()
+
+
+def test_unlike_accelerators_go_through_the_host(caplog):
+    here, there = accelerator_of(SIM0), SimAccelerator(SIM1)
+    there.device = torch.device("meta")
+    with caplog.at_level(logging.WARNING):
+        assert not transfers.copies_arrive(here, there)
+    assert "no direct link" in caplog.text
