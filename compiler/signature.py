@@ -42,15 +42,16 @@ class Signature:
     """The calling convention of a traced module.
 
     ``positional`` names the parameters of ``forward`` that may be given by position, ``defaults`` has those that may
-    be left out; ``names`` and ``specs`` are the arguments of the traced call, defaults included; ``ranges`` bounds the symbols of dynamic dimensions.
+    be left out; ``names`` and ``specs`` are the arguments of the traced call, defaults included; a structure read from
+    a file is text until it is used, for its classes may not be imported yet; ``ranges`` bounds the symbols of dynamic dimensions.
     """
 
     positional: tuple[str, ...]
     defaults: Mapping[str, Any]
     names: tuple[str, ...]
-    specs: tuple[pytree.TreeSpec, ...]
+    specs: tuple[pytree.TreeSpec | str, ...]
     leaves: tuple[Tensor | Constant, ...]
-    out_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec | str
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -59,7 +60,7 @@ class Signature:
         Raises CallError where the call differs from the traced one in structure, shape, dtype or a constant.
         """
         leaves: list[Any] = []
-        for name, spec, value in zip(self.names, self.specs, self._arguments(args, kwargs), strict=True):
+        for name, spec, value in zip(self.names, self.trees, self._arguments(args, kwargs), strict=True):
             if spec.is_leaf():
                 leaves.append(value)
                 continue
@@ -71,7 +72,21 @@ class Signature:
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """The module's own result structure around its leaves."""
-        return pytree.tree_unflatten(leaves, self.out_spec)
+        return pytree.tree_unflatten(leaves, self._out_tree)
+
+    @cached_property
+    def trees(self) -> tuple[pytree.TreeSpec, ...]:
+        """The structure of each argument."""
+        return tuple(map(_read_spec, self.specs))
+
+    @cached_property
+    def _out_tree(self) -> pytree.TreeSpec:
+        return _read_spec(self.out_spec)
+
+    @property
+    def structure(self) -> str:
+        """The structure of the result as JSON."""
+        return self.out_spec if isinstance(self.out_spec, str) else pytree.treespec_dumps(self.out_spec)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         given = name_arguments(self.positional, self.defaults, args, kwargs)
@@ -109,6 +124,21 @@ class Signature:
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensor leaves alone, in the order of the program's inputs."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, Tensor))
+
+
+def _read_spec(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
+    """A structure, read from its JSON where it comes from a file; no module is imported for it."""
+    if isinstance(spec, pytree.TreeSpec):
+        return spec
+    try:
+        return pytree.treespec_loads(spec) if spec else pytree.tree_structure(0)
+    except NotImplementedError as error:
+        raise CallError(f"a class in the structure {spec:.120} is not known yet: import its module first") from error
+
+
+def leaf_path(name: str, index: int, count: int) -> str:
+    """How messages call one leaf of an argument."""
+    return name if count == 1 else f"{name}[{index}]"
 
 
 def name_arguments(

@@ -27,7 +27,7 @@ from .annotate import annotate, drop_frozen_devices
 from .errors import TraceError
 from .inline import inline_regions
 from .program import Program, Weight, origin_of, tensors_of, weight_of
-from .signature import Constant, Signature, Tensor, name_arguments, parameters_of
+from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 
 
 def trace(
@@ -182,13 +182,12 @@ def _signature(
     traced = {spec.arg.name: node for spec, node in _placeholders(exported) if spec.kind is InputKind.USER_INPUT}
     tensors = iter([traced[spec.arg.name] for spec in user if not isinstance(spec.arg, ConstantArgument)])
     leaves: list[Tensor | Constant] = []
-    for path, leaf in pytree.tree_flatten_with_path(full)[0]:
-        where = pytree.keystr(path)
-        if isinstance(leaf, torch.Tensor):
-            kind = tensors_of(next(tensors))[0]
-            leaves.append(Tensor(where, kind.shape, kind.dtype, kind.stride))
-        else:
-            leaves.append(Constant(where, leaf))
+    for name, value in full.items():
+        found = pytree.tree_leaves(value)
+        for index, leaf in enumerate(found):
+            path = leaf_path(name, index, len(found))
+            kind = tensors_of(next(tensors))[0] if isinstance(leaf, torch.Tensor) else None
+            leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf))
     constants = [node for spec, node in _placeholders(exported) if isinstance(spec.arg, ConstantArgument)]
     for node in constants:
         node.graph.erase_node(node)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiled import CompiledModule
     from .compiling import compile
+    from .saved import load
 
 __version__ = "0.1.0"
 
@@ -19,9 +20,10 @@ if not (Path(__file__).parent / "compiler").is_dir():
 _HOMES = {
     "CompiledModule": "compiled",
     "compile": "compiling",
+    "load": "saved",
 }
 
-__all__ = ["CompiledModule", "__version__", "compile"]
+__all__ = ["CompiledModule", "__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:

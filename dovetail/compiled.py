@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from .compiler.devices import Rig
-from .compiler.errors import NotHereError
+from .compiler.errors import NotHereError, PassError
+from .compiler.planfile import save_plan
 from .compiler.program import Program
 from .compiler.schedule import Schedule
 from .runtime.executor import Executor
@@ -28,13 +31,18 @@ class CompiledModule:
         self.program = program
         self.rig = rig
         self._weights = weights
-        self._executor = Executor(program)
 
     @property
     def schedule(self) -> Schedule:
-        """The instructions of one call."""
-        assert self.program.schedule is not None
+        """The instructions of one call; raises PassError when the passes stopped short of writing them."""
+        if self.program.schedule is None:
+            done = " → ".join(self.program.history) or "no pass"
+            raise PassError(f"{self.program.name} has no schedule: its passes were {done}: end them with schedule")
         return self.program.schedule
+
+    @cached_property
+    def _executor(self) -> Executor:
+        return Executor(self.program, self.schedule)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on the arguments of the module's own forward.
@@ -78,6 +86,16 @@ class CompiledModule:
     def source(self) -> str:
         """The generated Python of all segments."""
         return "\n".join(source.text for source in self._executor.sources.values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a plan file: JSON data with no weights; ``dovetail.load`` makes a compiled module of it again.
+
+        Tensors that are in no checkpoint go into a safetensors file beside it. Raises PlanFileError.
+        """
+        unsaved = [weight for weight in self.program.weights.values() if not weight.persistent]
+        host = torch.device("cpu")
+        tensors = {weight.name: self._weights(weight, host) for weight in unsaved} if self._weights else {}
+        save_plan(path, self.program, self.rig, tensors)
 
     def __str__(self) -> str:
         return str(self.program)

@@ -75,8 +75,13 @@ class Request:
 
     def switch_on(self) -> None:
         """Makes the simulated devices of the rig exist, with their capacities."""
-        simulated = {device.index: device.total for device in self.rig if device.is_simulated}
-        if simulated:
-            from .runtime import sim
+        switch_on(self.rig)
 
-            sim.enable(simulated)
+
+def switch_on(rig: Rig) -> None:
+    """Makes the simulated devices of a rig exist, with their capacities."""
+    simulated = {device.index: device.total for device in rig if device.is_simulated}
+    if simulated:
+        from .runtime import sim
+
+        sim.enable(simulated)

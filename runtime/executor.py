@@ -14,7 +14,7 @@ from ..compiler.aliasing import readings
 from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError, ExecutionError
 from ..compiler.program import Program, Weight, origin_of, weight_of
-from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, State, Wait
+from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, Schedule, State, Wait
 from .codegen import SegmentSource, write_segment
 from .transfers import start_copy
 
@@ -31,11 +31,11 @@ class _Layout:
     slots: dict[tuple[State, Device], int]
 
     @staticmethod
-    def of(program: Program) -> _Layout:
+    def of(program: Program, schedule: Schedule) -> _Layout:
         slots: dict[tuple[State, Device], int] = {}
         for node in program.inputs():
             slots[State(node), program.main] = len(slots)
-        for instruction in program.schedule or ():
+        for instruction in schedule:
             for key in _made(instruction):
                 slots.setdefault(key, len(slots))
         return _Layout(slots)
@@ -56,11 +56,10 @@ def _made(instruction: Instruction) -> list[tuple[State, Device]]:
 class Executor:
     """A schedule made ready to run: generated code for each segment, and steps over slots."""
 
-    def __init__(self, program: Program) -> None:
-        assert program.schedule is not None
+    def __init__(self, program: Program, schedule: Schedule) -> None:
         self._program = program
-        self._layout = _Layout.of(program)
-        self._schedule = program.schedule.instructions
+        self._schedule = schedule.instructions
+        self._layout = _Layout.of(program, schedule)
         self.sources = self._generate()
         self._by_file = {source.filename: source for source in self.sources.values()}
         self._outputs = self._output_slots()

@@ -1,0 +1,20 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def written_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path beside the wanted one to write to; it takes the wanted name when the block ends well, and else vanishes."""
+    wanted = Path(path)
+    draft = wanted.with_name(f".{wanted.name}.{os.getpid()}")
+    try:
+        yield draft
+        os.replace(draft, wanted)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""The plan file: a program and its placement as JSON data, one line a node, with no weights and no code.
+
+Tensors that are in no checkpoint (constants that the trace met, buffers that the module makes for itself) lie beside it
+in a safetensors file of the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .devices import Rig
+from .errors import PlanFileError
+from .files import written_beside
+from .parse import parse_program
+from .program import Program
+from .text import lines_of
+
+
+class Plan(BaseModel):
+    """The schema of a plan file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["dovetail plan"] = "dovetail plan"
+    version: Literal[1] = 1
+    torch: str = Field(description="the version of torch that traced the program")
+    rig: str = Field(description="the devices it was compiled for, as --rig takes them")
+    tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")
+    program: list[str] = Field(description="the program's text form, line by line")
+
+
+def save_plan(
+    path: str | os.PathLike[str], program: Program, rig: Rig, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Writes a plan file, and its tensors beside it where there are any.
+
+    Raises PlanFileError when the folder cannot be written to; what was there before stays.
+    """
+    shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
+    plan = Plan(torch=torch.__version__, rig=str(rig), tensors=shown, program=list(lines_of(program)))
+    try:
+        if tensors:
+            with written_beside(_beside(path)) as draft:
+                save_file({name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}, draft)
+        with written_beside(path) as draft:
+            draft.write_text(json.dumps(plan.model_dump(), indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise PlanFileError(f"cannot write the plan {path}: {error.strerror}: name a folder that can be written") from error
+
+
+def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, torch.Tensor]]:
+    """Reads a plan file: the program up to its schedule, the rig, and the tensors beside it. It runs no code.
+
+    Raises PlanFileError when the file is not there, not a plan, or of another version.
+    """
+    plan = _read(path)
+    rig = Rig.parse(plan.rig)
+    program = parse_program("\n".join(plan.program))
+    return program, rig, _read_tensors(path, plan) if plan.tensors else {}
+
+
+def _read(path: str | os.PathLike[str]) -> Plan:
+    try:
+        return Plan.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise PlanFileError(f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise PlanFileError(f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}") from error
+
+
+def _read_tensors(path: str | os.PathLike[str], plan: Plan) -> dict[str, torch.Tensor]:
+    beside = _beside(path)
+    try:
+        found = load_file(beside)
+    except (OSError, SafetensorError) as error:
+        raise PlanFileError(f"the plan {path} needs its tensors in {beside}: {error}: keep the two together") from error
+    shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in found.items()}
+    if shown != plan.tensors:
+        raise PlanFileError(f"{beside} holds other tensors than the plan {path} names: save the two together again")
+    return found
+
+
+def _beside(path: str | os.PathLike[str]) -> Path:
+    return Path(path).with_suffix(".safetensors")

@@ -1,0 +1,112 @@
+"""Prints a program as text: a header, the weights and inputs, one line a node, and what is returned.
+
+``parse.py`` reads it back to the same program. docs/text-form.md has the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from .program import Program, device_of, origin_of, placement_of, value_of, weight_of
+from .signature import Constant, Signature
+from .words import show_argument, show_target, show_value
+
+
+_READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
+
+
+def print_program(program: Program) -> str:
+    """The text form of a program, at any stage between trace and schedule."""
+    return "\n".join(lines_of(program)) + "\n"
+
+
+def lines_of(program: Program) -> Iterator[str]:
+    """The lines of the text form."""
+    yield f"program {json.dumps(program.name)}"
+    yield from _header(program)
+    yield from _signature_lines(program.signature)
+    for block in program.blocks:
+        yield f"block {json.dumps(block.name)}  // {len(block.weights)} weights, {block.nbytes} bytes"
+    for crossing in program.crossings:
+        version = f"'{crossing.version}" if crossing.version else ""
+        ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
+        yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
+    block_of = {weight.name: block.name for block in program.blocks for weight in block.weights}
+    for node in program.graph.nodes:
+        yield _node_line(program, node, block_of)
+
+
+def _header(program: Program) -> Iterator[str]:
+    history = [step for step in program.history if step not in _READ_OFF]
+    if history:
+        yield f"passes {', '.join(history)}"
+        yield f"facts {', '.join(sorted(program.facts - _READ_OFF))}"
+    if program.devices:
+        from .devices import Rig
+
+        yield f"devices {Rig(program.devices)}"
+    for symbol, size in program.symbols.items():
+        low, high = program.signature.ranges.get(symbol, (0, 0))
+        yield f"symbol {symbol} = {size} in {low}..{high}"
+
+
+def _segment(index: int | None) -> str:
+    return "outside" if index is None else f"#{index}"
+
+
+def _signature_lines(signature: Signature) -> Iterator[str]:
+    yield f"takes {json.dumps(signature.positional)} defaults {signature.defaults!r}"
+    leaves = iter(signature.leaves)
+    for name, spec in zip(signature.names, signature.trees, strict=True):
+        shown = [_leaf(next(leaves)) for _ in range(spec.num_leaves)]
+        structure = "" if spec.is_leaf() else f" as {pytree.treespec_dumps(spec)}"
+        yield f"argument {name}: {', '.join(shown)}{structure}"
+    yield f"returns {signature.structure}"
+
+
+def _leaf(leaf: Any) -> str:
+    """An input's type is that of its node; a constant is written out."""
+    return f"= {show_argument(leaf.value)}" if isinstance(leaf, Constant) else "tensor"
+
+
+def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
+    if node.op == "output":
+        return f"return {show_argument(node.args[0])}"
+    weight = weight_of(node)
+    head = f"%{node.name}: {show_value(value_of(node))} = "
+    if weight is not None:
+        aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
+        kept = "" if weight.persistent else " transient"
+        block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
+        home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
+        return f"{head}{weight.kind} {json.dumps(weight.name)}{aliases}{kept}{block}{home}"
+    if node.op == "placeholder":
+        return f"{head}input{_place(node)}"
+    arguments = [show_argument(argument) for argument in node.args]
+    arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
+    return f"{head}{show_target(node.target)}({', '.join(arguments)}){_place(node)}{_uses(node)}{_origin(node)}"
+
+
+def _place(node: Node) -> str:
+    placement = placement_of(node)
+    device = f" @{device_of(node)}" if placement.device else ""
+    return device + (f" #{placement.segment}" if placement.segment is not None else "")
+
+
+def _uses(node: Node) -> str:
+    """The weights a node consumes, where they are not simply the weights among its operands."""
+    weights = placement_of(node).weights
+    direct = tuple(weight for operand in node.all_input_nodes if (weight := weight_of(operand)))
+    if weights == direct or placement_of(node).device is None:
+        return ""
+    return f" uses {json.dumps([weight.name for weight in weights])}"
+
+
+def _origin(node: Node) -> str:
+    origin = origin_of(node)
+    return f"  // {origin.module} : {origin.cls} : {origin.source}" if origin.cls or origin.source else ""
