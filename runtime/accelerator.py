@@ -70,6 +70,11 @@ class Accelerator:
         """Makes a CPU tensor that copies from this device need not stage."""
         return torch.empty_strided(size, stride, dtype=dtype)
 
+    def ordinary(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Makes a tensor over the same memory that inference mode has no hold on; call it outside that mode."""
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
     def memory(self) -> tuple[int, int]:
         """Returns the bytes in use and their peak; both are 0 where nobody counts."""
         return 0, 0
@@ -169,6 +174,11 @@ class SimAccelerator(StreamAccelerator):
 
     pin = Accelerator.pin
     empty_on_host = Accelerator.empty_on_host
+
+    def ordinary(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Makes a tensor over the same simulated memory that inference mode has no hold on."""
+        made: torch.Tensor = self._module.rewrap(tensor, super().ordinary(tensor._inner))  # type: ignore[attr-defined]
+        return made
 
     def uncounted(self) -> AbstractContextManager[object]:
         """Keeps what is done meanwhile out of the device's statistics."""

@@ -15,6 +15,7 @@ from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError, ExecutionError
 from ..compiler.program import Program, Weight, origin_of, weight_of
 from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, Schedule, State, Wait
+from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
 from .transfers import start_copy
 
@@ -104,7 +105,7 @@ class Executor:
     def _result(self, slots: Slots, item: Any, index: int) -> Any:
         if index in self._constants:
             return self._constants[index]
-        return slots[item.index] if isinstance(item, _Slot) else item
+        return _ordinary(slots[item.index]) if isinstance(item, _Slot) else item
 
     def _generate(self) -> dict[int, SegmentSource]:
         versions = {(reader, value): version for reader, value, version in readings(self._program) if version}
@@ -132,11 +133,11 @@ class Executor:
                 source = self.sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
-            case Copy(value, source, target):
-                return [_copy_step(slots[State(value.node), source], slots[value, target], target.torch)]
-            case Wait(value, _, target, device):
+            case Copy(value, origin, target):
+                return [_copy_step(slots[State(value.node), origin], slots[value, target], target.torch)]
+            case Wait(value, origin, target, device):
                 slot = slots[value, target]
-                return [_wait_step(slot) if device == target else _fence_step(slot)]
+                return [_wait_step(slot) if device == target else _fence_step(slot, origin.torch)]
             case Free(value, device) if not _folded(self._schedule, index):
                 return [_free_step(slots[value, device])]
             case Load() | Release() | Return() | Free():
@@ -158,6 +159,13 @@ class Executor:
 @dataclass(frozen=True)
 class _Slot:
     index: int
+
+
+def _ordinary(value: Any) -> Any:
+    """A result that callers may write to: inference mode would have no in-place op touch it outside that mode."""
+    if not isinstance(value, torch.Tensor) or not value.is_inference() or torch.is_inference_mode_enabled():
+        return value
+    return accelerator_of(value.device).ordinary(value)
 
 
 def _weight(node: Node) -> Weight:
@@ -197,9 +205,9 @@ def _wait_step(slot: int) -> Step:
     return wait
 
 
-def _fence_step(slot: int) -> Step:
+def _fence_step(slot: int, source: torch.device) -> Step:
     def fence(slots: Slots) -> None:
-        slots[slot].fence()
+        slots[slot].fence(source)
 
     return fence
 

@@ -45,6 +45,11 @@ class Arrival:
             self._done = None
         return self._value
 
+    def fence(self, source: torch.device) -> None:
+        """Lets the device that the value came from go on only when the copy has read it."""
+        here = accelerator_of(source)
+        here.wait(here.current_stream(), self._done)
+
 
 def start_copy(value: torch.Tensor, target: torch.device) -> Arrival:
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.

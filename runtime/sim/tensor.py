@@ -119,6 +119,11 @@ def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -
     return made
 
 
+def rewrap(tensor: SimTensor, inner: torch.Tensor) -> SimTensor:
+    """Wraps another CPU tensor over the memory of one that is on a simulated device; they share the ledger entry."""
+    return wrap(inner, device_of(tensor.device), tensor._buffer)
+
+
 class _Traits:
     """What the schema of an op says that matters here."""
 
