@@ -4,10 +4,14 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from dovetail.runtime import sim
 
 GIB = 2**30
+
+settings.register_profile("on any machine", deadline=None)
+settings.load_profile("on any machine")
 
 
 @pytest.fixture
