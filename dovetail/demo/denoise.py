@@ -21,7 +21,7 @@ from dovetail.demo.draw import Scene
 from dovetail.demo.loop import Recipe, Stage, rounded
 from dovetail.demo.text import T5_LENGTH, WIDTH, Encoders
 
-RECIPE = Recipe("transformer", steps=7500, rate=1e-3, betas=(0.9, 0.98), average=0.999)
+RECIPE = Recipe("transformer", steps=5000, rate=1e-3, betas=(0.9, 0.98), average=0.999)
 SIDE = 4
 _BATCH = 96
 _DROPPED = 0.1

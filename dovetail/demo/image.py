@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from diffusers import AutoencoderKL
 
@@ -70,11 +69,6 @@ def _loss(vae: AutoencoderKL, pictures: torch.Tensor, step: int, generator: torc
 def as_floats(pictures: torch.Tensor) -> torch.Tensor:
     """Turn uint8 pictures into floats in [-1, 1]."""
     return pictures.float() / 127.5 - 1
-
-
-def as_pictures(values: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Turn floats of shape (n, 3, height, width) into uint8 pictures of shape (n, height, width, 3)."""
-    return np.asarray(((values.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1))
 
 
 @torch.no_grad()
