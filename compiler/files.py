@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def written_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside the wanted one to write to; it takes the wanted name when the block ends well, and else vanishes."""
+    """A path to write to, which takes the wanted name when the block ends well and vanishes when it does not."""
     wanted = Path(path)
     draft = wanted.with_name(f".{wanted.name}.{os.getpid()}")
     try:

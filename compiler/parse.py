@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
-import operator
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from .devices import Device, Rig
@@ -32,11 +28,7 @@ from .program import (
     weight_of,
 )
 from .signature import Constant, Signature, Tensor, leaf_path
-from .sizes import evaluate
-from .words import DTYPES, SINGLETONS, dense_stride
-
-_TOKEN = re.compile(r'\s*(%[A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|-?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)|[A-Za-z_][\w.]*|//|[^\s\w])')
-_NAMES = {name: getattr(operator, name) for name in operator.__all__} | {"getitem": operator.getitem}
+from .tokens import Line, find_target
 
 
 def parse_program(text: str) -> Program:
@@ -53,46 +45,10 @@ def parse_program(text: str) -> Program:
         except DovetailError:
             raise
         except (ValueError, KeyError, IndexError, SyntaxError, StopIteration, AttributeError, TypeError) as error:
-            raise ProgramTextError(f"line {number} is not part of a program: {line.strip()[:120]!r}: {error}") from error
+            raise ProgramTextError(
+                f"line {number} is not part of a program: {line.strip()[:120]!r}: {error}"
+            ) from error
     return reader.finish()
-
-
-@dataclass
-class _Line:
-    """The tokens of one line, taken from the left."""
-
-    text: str
-    position: int = 0
-
-    def peek(self) -> str:
-        match = _TOKEN.match(self.text, self.position)
-        return match[1] if match else ""
-
-    def take(self, expected: str | None = None) -> str:
-        match = _TOKEN.match(self.text, self.position)
-        token = match[1] if match else ""
-        if not match or (expected is not None and token != expected):
-            raise ValueError(f"expected {expected or 'more'} at column {self.position + 1}, found {token or 'the end'}")
-        self.position = match.end()
-        return token
-
-    def accept(self, token: str) -> bool:
-        if self.peek() != token:
-            return False
-        self.take()
-        return True
-
-    def rest(self) -> str:
-        return self.text[self.position :].strip()
-
-    def items(self, close: str, item: Callable[[], Any]) -> list[Any]:
-        """Items between commas up to a closing bracket."""
-        found = []
-        while not self.accept(close):
-            found.append(item())
-            if self.peek() != close:
-                self.take(",")
-        return found
 
 
 @dataclass
@@ -108,7 +64,7 @@ class _Reader:
     devices: dict[str, Device] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    crossings: list[_Line] = field(default_factory=list)
+    crossings: list[Line] = field(default_factory=list)
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
     positional: tuple[str, ...] = ()
@@ -117,68 +73,68 @@ class _Reader:
     returns: str = ""
 
     def read(self, text: str) -> None:
-        line = _Line(text)
+        line = Line(text)
         word = line.take()
         if word.startswith("%"):
             self._node(word[1:], line)
             return
         getattr(self, f"_read_{word}")(line)
 
-    def _read_program(self, line: _Line) -> None:
+    def _read_program(self, line: Line) -> None:
         self.name = json.loads(line.rest())
 
-    def _read_passes(self, line: _Line) -> None:
+    def _read_passes(self, line: Line) -> None:
         self.history = tuple(re.findall(r"[^,{\s]+(?:\{[^}]*\})?", line.rest()))
 
-    def _read_facts(self, line: _Line) -> None:
+    def _read_facts(self, line: Line) -> None:
         self.facts = frozenset(filter(None, line.rest().split(", ")))
 
-    def _read_devices(self, line: _Line) -> None:
+    def _read_devices(self, line: Line) -> None:
         self.devices = {device.name: device for device in Rig.parse(line.rest())}
 
-    def _read_symbol(self, line: _Line) -> None:
+    def _read_symbol(self, line: Line) -> None:
         match = re.fullmatch(r"(\w+) = (\d+) in (-?\d+)\.\.(\d+)", line.rest())
         if not match:
             raise ValueError("expected name = size in low..high")
         self.symbols[match[1]] = int(match[2])
         self.ranges[match[1]] = (int(match[3]), int(match[4]))
 
-    def _read_takes(self, line: _Line) -> None:
+    def _read_takes(self, line: Line) -> None:
         names, _, defaults = line.rest().partition(" defaults ")
         self.positional = tuple(json.loads(names))
         self.defaults = ast.literal_eval(defaults)
 
-    def _read_argument(self, line: _Line) -> None:
+    def _read_argument(self, line: Line) -> None:
         name, _, rest = line.rest().partition(": ")
         leaves, _, spec = rest.partition(" as [")
-        inner = _Line(leaves)
+        inner = Line(leaves)
         found = []
         while inner.peek():
             found.append(self._leaf(inner))
             inner.accept(",")
         self.arguments.append((name, found, f"[{spec}" if spec else ""))
 
-    def _leaf(self, line: _Line) -> Any:
+    def _leaf(self, line: Line) -> Any:
         if line.accept("="):
-            return (self._argument(line),)
+            return (line.argument(self.nodes),)
         line.take("tensor")
         return None
 
-    def _read_returns(self, line: _Line) -> None:
+    def _read_returns(self, line: Line) -> None:
         self.returns = line.rest()
 
-    def _read_block(self, line: _Line) -> None:
+    def _read_block(self, line: Line) -> None:
         self.blocks[json.loads(line.take())] = []
 
-    def _read_cross(self, line: _Line) -> None:
+    def _read_cross(self, line: Line) -> None:
         self.crossings.append(line)
 
-    def _read_return(self, line: _Line) -> None:
-        self.graph.output(self._argument(line)).meta["value"] = None
+    def _read_return(self, line: Line) -> None:
+        self.graph.output(line.argument(self.nodes)).meta["value"] = None
 
-    def _node(self, name: str, line: _Line) -> None:
+    def _node(self, name: str, line: Line) -> None:
         line.take(":")
-        value = self._value(line)
+        value = line.value(self.symbols)
         line.take("=")
         word = line.take()
         if word == "input":
@@ -195,7 +151,7 @@ class _Reader:
         self.nodes[name] = node
         self._annotate(node, line)
 
-    def _weight(self, kind: str, value: Value, line: _Line) -> Weight:
+    def _weight(self, kind: str, value: Value, line: Line) -> Weight:
         assert isinstance(value, TensorType)
         name = json.loads(line.take())
         aliases = []
@@ -208,25 +164,25 @@ class _Reader:
             self.blocks[json.loads(line.take())].append(weight)
         return weight
 
-    def _call(self, name: str, target: str, line: _Line) -> Node:
+    def _call(self, name: str, target: str, line: Line) -> Node:
         line.take("(")
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for key, value in line.items(")", lambda: self._keyword(line)):
+        for key, value in line.items(")", lambda: line.keyword(self.nodes)):
             if key:
                 kwargs[key] = value
             else:
                 args.append(value)
         return self.graph.create_node("call_function", find_target(target), tuple(args), kwargs, name=name)
 
-    def _annotate(self, node: Node, line: _Line) -> None:
+    def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
         direct = tuple(found for operand in node.all_input_nodes if (found := weight_of(operand)))
         if line.accept("@"):
             device = self.devices[line.take()]
             segment = int(line.take()) if line.accept("#") else None
             if line.accept("uses"):
-                direct = tuple(self.weights[name] for name in self._argument(line))
+                direct = tuple(self.weights[name] for name in line.argument(self.nodes))
             if "pinned" in self.facts:
                 nbytes = sum(tensor.nbytes for tensor in tensors_of(node))
                 node.meta["placement"] = Placement(device, segment, direct, nbytes)
@@ -237,65 +193,6 @@ class _Reader:
             node.meta["origin"] = Origin(*line.text[line.position + 1 :].split(" : ", 2))
         elif node.op == "call_function" and line.rest():
             raise ValueError(f"unexpected {line.rest()!r}")
-
-    def _keyword(self, line: _Line) -> tuple[str, Any]:
-        start = line.position
-        word = line.take()
-        if word.isidentifier() and line.accept("="):
-            return word, self._argument(line)
-        line.position = start
-        return "", self._argument(line)
-
-    def _argument(self, line: _Line) -> Any:
-        token = line.take()
-        if token == "[":
-            return line.items("]", lambda: self._argument(line))
-        if token.startswith("%"):
-            return self.nodes[token[1:]]
-        if token.startswith('"'):
-            return json.loads(token)
-        if token in ("float", "complex", "slice", "device", "opaque"):
-            return self._special(token, line)
-        if token in SINGLETONS:
-            return SINGLETONS[token]
-        if token in DTYPES:
-            return DTYPES[token]
-        return float(token) if any(mark in token for mark in ".e") else int(token)
-
-    def _special(self, word: str, line: _Line) -> Any:
-        if word == "float":
-            sign = -1 if line.accept("-") else 1
-            return sign * {"inf": math.inf, "nan": math.nan}[line.take()]
-        if word == "complex":
-            return complex(float(line.take()), float(line.take()))
-        if word == "slice":
-            return slice(*self._argument(line))
-        if word == "device":
-            return torch.device(json.loads(line.take()))
-        raise ValueError(f"{line.take()} was printed from an object that has no text form")
-
-    def _value(self, line: _Line) -> Value:
-        if line.accept("number"):
-            return None
-        if line.accept("("):
-            return tuple(line.items(")", lambda: self._value(line)))
-        dtype = DTYPES[line.take()]
-        line.take("[")
-        shape = self._sizes(line, "]")
-        stride = self._sizes(line, ")") if line.accept("(") else dense_stride(shape) or ()
-        line.take("~")
-        dynamic = any(isinstance(size, str) for size in shape)
-        hint = tuple(evaluate(size, self.symbols) for size in shape) if dynamic else ()
-        return TensorType(shape, dtype, stride, int(line.take()), hint)
-
-    def _sizes(self, line: _Line, close: str) -> tuple[int | str, ...]:
-        end, depth = line.position, 0
-        while line.text[end] != close or depth:
-            depth += (line.text[end] == "(") - (line.text[end] == ")")
-            end += 1
-        texts = _split(line.text[line.position : end])
-        line.position = end + 1
-        return tuple(int(text) if re.fullmatch(r"-?\d+", text) else text for text in texts)
 
     def finish(self) -> Program:
         if not self.name or self.graph.output_node() is None:
@@ -329,7 +226,7 @@ class _Reader:
         )
         program.crossings = tuple(map(self._crossing, self.crossings))
 
-    def _crossing(self, line: _Line) -> Crossing:
+    def _crossing(self, line: Line) -> Crossing:
         node = self.nodes[line.take()[1:]]
         version = int(line.take()) if line.accept("'") else 0
         line.take("→")
@@ -338,8 +235,11 @@ class _Reader:
         line.take("→")
         return Crossing(node, version, device, producer, self._end(line))
 
-    def _end(self, line: _Line) -> int | None:
-        return int(line.take()) if line.accept("#") else _outside(line)
+    def _end(self, line: Line) -> int | None:
+        if line.accept("#"):
+            return int(line.take())
+        line.take("outside")
+        return None
 
     def _signature(self) -> Signature:
         inputs = iter([tensors_of(n)[0] for n in self.graph.find_nodes(op="placeholder") if weight_of(n) is None])
@@ -358,29 +258,3 @@ class _Reader:
             out_spec=self.returns,
             ranges=self.ranges,
         )
-
-
-def _outside(line: _Line) -> None:
-    line.take("outside")
-
-
-def _split(text: str) -> Iterator[str]:
-    """The parts between commas outside parentheses."""
-    return (part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip())
-
-
-def find_target(name: str) -> Any:
-    """The operation of a name: an ATen or other registered op, a function of ``operator``, or a ``torch.sym_`` one."""
-    module, _, last = name.rpartition(".")
-    if module == "operator" and last in _NAMES:
-        return _NAMES[last]
-    if module == "torch" and last.startswith("sym_"):
-        return getattr(torch, last)
-    if module == "math" and last in ("ceil", "floor", "trunc", "sqrt"):
-        return getattr(math, last)
-    namespace, _, packet = module.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), last)
-    except AttributeError as error:
-        raise ProgramTextError(f"there is no operation {name} in torch {torch.__version__}") from error
-

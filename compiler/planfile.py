@@ -38,9 +38,7 @@ class Plan(BaseModel):
     program: list[str] = Field(description="the program's text form, line by line")
 
 
-def save_plan(
-    path: str | os.PathLike[str], program: Program, rig: Rig, tensors: Mapping[str, torch.Tensor]
-) -> None:
+def save_plan(path: str | os.PathLike[str], program: Program, rig: Rig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes a plan file, and its tensors beside it where there are any.
 
     Raises PlanFileError when the folder cannot be written to; what was there before stays.
@@ -54,7 +52,9 @@ def save_plan(
         with written_beside(path) as draft:
             draft.write_text(json.dumps(plan.model_dump(), indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise PlanFileError(f"cannot write the plan {path}: {error.strerror}: name a folder that can be written") from error
+        raise PlanFileError(
+            f"cannot write the plan {path}: {error.strerror}: name a folder that can be written"
+        ) from error
 
 
 def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, torch.Tensor]]:
@@ -72,7 +72,9 @@ def _read(path: str | os.PathLike[str]) -> Plan:
     try:
         return Plan.model_validate_json(Path(path).read_bytes())
     except OSError as error:
-        raise PlanFileError(f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile") from error
+        raise PlanFileError(
+            f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile"
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -43,7 +43,8 @@ class Signature:
 
     ``positional`` names the parameters of ``forward`` that may be given by position, ``defaults`` has those that may
     be left out; ``names`` and ``specs`` are the arguments of the traced call, defaults included; a structure read from
-    a file is text until it is used, for its classes may not be imported yet; ``ranges`` bounds the symbols of dynamic dimensions.
+    a file is text until it is used, for its classes may not be imported yet; ``ranges`` bounds the symbols of dynamic
+    dimensions.
     """
 
     positional: tuple[str, ...]
@@ -144,9 +145,9 @@ def leaf_path(name: str, index: int, count: int) -> str:
 def name_arguments(
     positional: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments of a call by name, defaults filled in; surplus positional ones are named ``*0``, ``*1``, …
+    """All arguments of a call by name, defaults filled in.
 
-    Raises CallError when an argument is given twice.
+    Surplus positional ones are named ``*0``, ``*1`` and so on. Raises CallError when an argument is given twice.
     """
     named = dict(zip(positional, args, strict=False))
     named.update((f"*{index}", value) for index, value in enumerate(args[len(positional) :]))

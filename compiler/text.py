@@ -16,7 +16,6 @@ from .program import Program, device_of, origin_of, placement_of, value_of, weig
 from .signature import Constant, Signature
 from .words import show_argument, show_target, show_value
 
-
 _READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,7 +15,19 @@ from ..compiler.aliasing import readings
 from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError, ExecutionError
 from ..compiler.program import Program, Weight, origin_of, weight_of
-from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, Schedule, State, Wait
+from ..compiler.schedule import (
+    Copy,
+    Free,
+    Instruction,
+    Load,
+    Release,
+    Return,
+    Run,
+    Schedule,
+    State,
+    Wait,
+    resting_place,
+)
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
 from .transfers import start_copy
@@ -42,7 +55,8 @@ class _Layout:
         return _Layout(slots)
 
     def on(self, device: Device) -> dict[State, int]:
-        return {state: slot for (state, where), slot in self.slots.items() if where == device}
+        """The slots of what work on a device can see."""
+        return {state: slot for (state, where), slot in self.slots.items() if where == resting_place(state, device)}
 
 
 def _made(instruction: Instruction) -> list[tuple[State, Device]]:
@@ -61,6 +75,7 @@ class Executor:
         self._program = program
         self._schedule = schedule.instructions
         self._layout = _Layout.of(program, schedule)
+        self._leaves: list[Any] = list(program.output.args[0])  # type: ignore[arg-type]
         self.sources = self._generate()
         self._by_file = {source.filename: source for source in self.sources.values()}
         self._outputs = self._output_slots()
@@ -81,7 +96,7 @@ class Executor:
         self._held = held
         self._constants = {
             slot: held[_weight(item).name, self._program.main]
-            for slot, item in enumerate(self._program.output.args[0])  # type: ignore[arg-type, union-attr]
+            for slot, item in enumerate(self._leaves)
             if isinstance(item, Node) and weight_of(item)
         }
         self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
@@ -114,22 +129,23 @@ class Executor:
             if isinstance(instruction, Run):
                 segment = instruction.segment
                 name = f"{self._program.name} segment {segment.index}"
-                freed = frozenset(_frees_after(self._schedule, index))
+                freed = frozenset(_freed_inside(self._schedule, index))
                 slots = self._layout.on(segment.device)
                 sources[segment.index] = write_segment(instruction, slots, freed, versions, name)
         return sources
 
     def _output_slots(self) -> list[Any]:
         values = next(i.values for i in self._schedule if isinstance(i, Return))
-        slots = {state.node: self._layout.slots[state, self._program.main] for state in values}
-        leaves = self._program.output.args[0]
-        return [_Slot(slots[leaf]) if leaf in slots else leaf for leaf in leaves]  # type: ignore[union-attr]
+        slots = self._layout.on(self._program.main)
+        given = {state.node: _Slot(slots[state]) for state in values}
+        leaves: Any = self._program.output.args[0]
+        return [given.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
 
     def _steps_of(self, index: int) -> list[Step]:
         instruction = self._schedule[index]
         slots = self._layout.slots
         match instruction:
-            case Run(segment, reads):
+            case Run(segment):
                 source = self.sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
@@ -138,7 +154,7 @@ class Executor:
             case Wait(value, origin, target, device):
                 slot = slots[value, target]
                 return [_wait_step(slot) if device == target else _fence_step(slot, origin.torch)]
-            case Free(value, device) if not _folded(self._schedule, index):
+            case Free(value, device) if not _is_folded(self._schedule, index):
                 return [_free_step(slots[value, device])]
             case Load() | Release() | Return() | Free():
                 return []
@@ -174,21 +190,25 @@ def _weight(node: Node) -> Weight:
     return weight
 
 
-def _frees_after(schedule: Sequence[Instruction], index: int) -> list[State]:
-    """The values freed directly after a run."""
-    freed = []
-    for instruction in schedule[index + 1 :]:
-        if not isinstance(instruction, Free):
-            break
-        freed.append(instruction.value)
-    return freed
+def _freed_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
+    """The values that a run lets go of at their last reading: those freed directly after it."""
+    run = schedule[index]
+    assert isinstance(run, Run)
+    frees = takewhile(lambda instruction: isinstance(instruction, Free), schedule[index + 1 :])
+    return [free.value for free in frees if isinstance(free, Free) and _ends_in(free, run)]
 
 
-def _folded(schedule: Sequence[Instruction], index: int) -> bool:
+def _is_folded(schedule: Sequence[Instruction], index: int) -> bool:
     """Whether a free takes effect inside the run before it."""
-    while isinstance(schedule[index], Free):
+    free = schedule[index]
+    while index and isinstance(schedule[index], Free):
         index -= 1
-    return isinstance(schedule[index], Run)
+    before = schedule[index]
+    return isinstance(free, Free) and isinstance(before, Run) and _ends_in(free, before)
+
+
+def _ends_in(free: Free, run: Run) -> bool:
+    return free.value in run.reads and free.device == resting_place(free.value, run.segment.device)
 
 
 def _copy_step(source: int, target: int, device: torch.device) -> Step:
