@@ -29,13 +29,15 @@ class Alias(Enum):
 
 
 _HIDDEN = {"dropout", "type_as", "meshgrid", "einsum"}
+_ASKING = {"sym_size", "sym_stride", "sym_numel", "sym_storage_offset"}
 
 
 @lru_cache(maxsize=None)
 def alias_class(target: Any) -> Alias:
     """The class of an op by its schema (torch's alias annotations and its composite kernels).
 
-    Ops that return an input with no annotation (eval dropout, ``type_as``, ``meshgrid``, ``einsum``) are MAYBE.
+    Ops that return an input with no annotation (eval dropout, ``type_as``, ``meshgrid``, ``einsum``) are MAYBE. Those
+    that only ask a tensor for its layout (``sym_size``) count as views of it: they need it where it is.
     """
     if target is operator.getitem:
         return Alias.VIEW
@@ -44,8 +46,10 @@ def alias_class(target: Any) -> Alias:
     infos = [argument.alias_info for argument in target._schema.arguments]
     if any(info is not None and info.is_write for info in infos):
         return Alias.WRITE
-    if target._schema.name.removeprefix("aten::") in _HIDDEN:
+    if target.overloadpacket.__name__ in _HIDDEN:
         return Alias.MAYBE
+    if target.overloadpacket.__name__ in _ASKING:
+        return Alias.VIEW
     returned = any(result.alias_info is not None for result in target._schema.returns)
     if not returned or not any(info is not None for info in infos):
         return Alias.COMPUTE
@@ -78,13 +82,15 @@ def base_of(node: Node) -> Node | None:
     """The operand whose memory a node's output lies in; None for a node that computes fresh memory.
 
     Exact for the traced strides: it compares the storages that the trace saw. An item taken out of several results
-    lives where they live, whether or not it shares memory with an input.
+    lives where they live, whether or not it shares memory with an input, and so does a number that a tensor is asked
+    for.
     """
     if node.op != "call_function":
         return None
-    if node.target is operator.getitem and isinstance(node.args[0], Node):
-        return node.args[0]
     mine = {tensor.storage for tensor in tensors_of(node)}
+    asks = not mine and alias_class(node.target) is Alias.VIEW
+    if (asks or node.target is operator.getitem) and isinstance(node.args[0], Node):
+        return node.args[0]
     if not mine:
         return None
     for operand in node.all_input_nodes:
@@ -94,11 +100,11 @@ def base_of(node: Node) -> Node | None:
 
 
 def readings(program: Program) -> Iterator[tuple[Node, Node, int]]:
-    """Each reading of a tensor that is no weight: who reads, what, and how often its memory had been written by then."""
+    """Each reading of a value that is no weight: who reads, what, and how often its memory had been written by then."""
     written: Counter[int] = Counter()
     for node in program.graph.nodes:
         for operand in node.all_input_nodes:
-            if weight_of(operand) is None and tensors_of(operand):
-                yield node, operand, max(written[tensor.storage] for tensor in tensors_of(operand))
+            if weight_of(operand) is None:
+                yield node, operand, max((written[tensor.storage] for tensor in tensors_of(operand)), default=0)
         if node.op == "call_function":
             written.update(writes(node))

@@ -122,6 +122,7 @@ class Crossing:
     """A value that crosses to a device, once, whatever the number of its readers there.
 
     ``version`` counts the writes that its memory had seen when it was read; it is 0 unless the model writes in place.
+    ``producer`` is the segment that made the value what it is then, by computing it or by writing its memory last.
     """
 
     value: Node
@@ -171,6 +172,14 @@ class Program:
     def output(self) -> Node:
         """The one output node."""
         return self.graph.output_node()
+
+    def copy(self) -> Program:
+        """Another program over the same weights, for other devices or passes; it must not have been cut yet."""
+        if self.segments:
+            raise ValueError(f"{self.name} was cut into {len(self.segments)} segments: copy a program before it is cut")
+        graph = Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return replace(self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home))
 
     def __str__(self) -> str:
         from .text import print_program

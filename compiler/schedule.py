@@ -14,7 +14,7 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from .devices import Device
-from .program import Segment, Weight
+from .program import Segment, Weight, device_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class State:
 
     def __str__(self) -> str:
         return f"%{self.node.name}" + (f"'{self.version}" if self.version else "")
+
+
+def resting_place(value: State, device: Device) -> Device:
+    """Where a value lies that is used on a device: there, but a Python number is seen everywhere and lies at home."""
+    return device if tensors_of(value.node) else device_of(value.node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ for each state that is read. Must run on a pinned program, once.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,9 +15,9 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import readings
+from ..compiler.aliasing import readings, writes
 from ..compiler.devices import Device
-from ..compiler.program import Crossing, Program, Segment, device_of, place_node, placement_of
+from ..compiler.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
 from .base import Change, Pass
 
 
@@ -41,10 +42,31 @@ class Cut(Pass):
 
 
 def _crossings(program: Program) -> Iterator[Crossing]:
+    """Each state of a value that is read away from home, at its first reader; a Python number is at home everywhere."""
     seen: set[tuple[Node, int, Device]] = set()
+    writers = _writers(program)
     for reader, value, version in readings(program):
         target = device_of(reader)
-        if target != device_of(value) and (value, version, target) not in seen:
-            seen.add((value, version, target))
-            producer, consumer = placement_of(value).segment, placement_of(reader).segment
-            yield Crossing(value, version, target, producer, consumer)
+        if target == device_of(value) or (value, version, target) in seen or not tensors_of(value):
+            continue
+        seen.add((value, version, target))
+        producer = _producer(value, version, writers)
+        yield Crossing(value, version, target, producer, placement_of(reader).segment)
+
+
+def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int | None:
+    """The segment that left a value in a state: that of its last write by then, or of its making."""
+    made = [value]
+    if version:
+        made += [write for tensor in tensors_of(value) for write in writers[tensor.storage][version - 1 : version]]
+    segments = [placement_of(node).segment for node in made]
+    return max((segment for segment in segments if segment is not None), default=None)
+
+
+def _writers(program: Program) -> dict[int, list[Node]]:
+    """For each storage the nodes that write it, in order."""
+    writers: dict[int, list[Node]] = defaultdict(list)
+    for node in program.ops():
+        for storage in writes(node):
+            writers[storage].append(node)
+    return writers

@@ -7,13 +7,13 @@ exists already, which keeps a storage that is written on one device with all its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias, alias_class, base_of
+from ..compiler.devices import Device
 from ..compiler.program import Placement, Program, Weight, device_of, tensors_of, weight_of
 from .base import Change, Pass
 
@@ -34,30 +34,35 @@ class Pin(Pass):
         for node in program.graph.nodes:
             weight = weight_of(node)
             if node.op != "call_function":
-                device = program.home[weight.name] if weight else program.main
                 roots[node] = (weight,) if weight else ()
-                node.meta["placement"] = _placement(node, device)
+                node.meta["placement"] = _placement(node, program.home[weight.name] if weight else program.main)
                 continue
-            weights = tuple(consumed_weights(node, roots))
-            base = base_of(node)
-            roots[node] = weights if is_weight_chain(node) else ()
-            if weights and not (base and is_weight_chain(node)):
+            base, weights = base_of(node), consumed_weights(node, roots)
+            roots[node] = weights_through(node, roots)
+            if weights and not (base and names_memory(node)):
                 current = program.home[weights[-1].name]
             node.meta["placement"] = _placement(node, device_of(base) if base else current, weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 
 
-def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> Iterator[Weight]:
+def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
     """The weights that a node reads, in argument order, through chains of views, casts and transposes."""
-    for operand in node.all_input_nodes:
-        yield from roots.get(operand, ())
+    return tuple(weight for operand in node.all_input_nodes for weight in roots[operand])
 
 
-def is_weight_chain(node: Node) -> bool:
-    """Whether a node only views, casts or transposes its one operand."""
-    return len(node.all_input_nodes) == 1 and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
+    """The weights that reading a node amounts to reading: those behind what it views, casts or transposes."""
+    viewed = node.args[0] if node.args else None
+    if not isinstance(viewed, Node) or not names_memory(node) or not tensors_of(node):
+        return ()
+    return roots[viewed]
 
 
-def _placement(node: Node, device: object, weights: tuple[Weight, ...] = ()) -> Placement:
+def names_memory(node: Node) -> bool:
+    """Whether a node computes nothing: it views, casts or transposes its first operand."""
+    return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+
+
+def _placement(node: Node, device: Device, weights: tuple[Weight, ...] = ()) -> Placement:
     nbytes = 0 if node.op == "output" else sum(tensor.nbytes for tensor in tensors_of(node))
-    return Placement(device=device, weights=weights, nbytes=nbytes)  # type: ignore[arg-type]
+    return Placement(device=device, weights=weights, nbytes=nbytes)

@@ -1,13 +1,14 @@
 """Lowers a cut program to a schedule: loads, runs, copies, waits and frees in the order in which they are issued.
 
 A copy starts as soon as its value is ready, a wait stands directly before the first run that needs the value, and a
-value is freed directly after the last instruction that touches it on that device. Weights are loaded first, once on
-each device that reads them.
+value is freed directly after the last instruction that touches it on that device, an input that nobody reads at once.
+Weights are loaded first, once on each device that reads them. Where the memory that a copy reads is written again
+later, its own device waits for the copy too.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,7 +18,7 @@ from torch.fx import Node
 from ..compiler.aliasing import readings, writes
 from ..compiler.devices import Device
 from ..compiler.program import Crossing, Program, Weight, device_of, placement_of, tensors_of, weight_of
-from ..compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
+from ..compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait, resting_place
 from .base import Change, Pass
 
 
@@ -31,51 +32,52 @@ class Lower(Pass):
 
     def run(self, program: Program) -> Change:
         """Issues everything but the frees, then frees each value after its last use."""
-        facts = _Facts.of(program)
-        instructions = [*_loads(program), *_body(program, facts)]
+        instructions = [*_loads(program), *_body(program, _Facts.of(program))]
         program.schedule = Schedule(tuple(_with_frees(program, instructions)))
         return Change(len(program.schedule), "instructions")
 
 
 @dataclass
 class _Facts:
-    """What segments read and yield, and which copies each makes possible."""
+    """What each step reads and leaves behind, and which copies it makes possible or needs.
 
-    reads: dict[int | None, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
-    yields: dict[int | None, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
-    ready: dict[int | None, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
-    needed: dict[int | None, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
-    written: set[int] = field(default_factory=set)
+    A step is the index of a segment; the inputs are there at step -1, the outputs are read one step after the last.
+    """
+
+    outputs: int
+    reads: dict[int, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
+    yields: dict[int, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
+    ready: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
+    needed: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
+    writes: Counter[int] = field(default_factory=Counter)
 
     @staticmethod
     def of(program: Program) -> _Facts:
-        facts = _Facts()
-        writers = facts._note_writers(program)
+        facts = _Facts(len(program.segments))
+        for node in program.ops():
+            facts.writes.update(writes(node))
         for reader, value, version in readings(program):
             facts._note_reading(reader, value, version)
         for crossing in program.crossings:
-            storages = {tensor.storage for tensor in tensors_of(crossing.value)}
-            steps = [writers[storage][crossing.version - 1] for storage in storages & writers.keys() if crossing.version]
-            produced = [step for step in (crossing.producer, *steps) if step is not None]
-            facts.ready[max(produced, default=None)].append(crossing)
-            facts.needed[crossing.consumer].append(crossing)
+            facts.ready[-1 if crossing.producer is None else crossing.producer].append(crossing)
+            facts.needed[facts.outputs if crossing.consumer is None else crossing.consumer].append(crossing)
         return facts
 
-    def _note_writers(self, program: Program) -> dict[int, list[int | None]]:
-        """For each storage that is written the segments of its writers, in order."""
-        writers: dict[int, list[int | None]] = defaultdict(list)
-        for node in program.ops():
-            for storage in writes(node):
-                writers[storage].append(placement_of(node).segment)
-        self.written = set(writers)
-        return writers
+    def _step(self, node: Node) -> int:
+        segment = placement_of(node).segment
+        outside = self.outputs if node.op == "output" else -1
+        return outside if segment is None else segment
 
     def _note_reading(self, reader: Node, value: Node, version: int) -> None:
-        where, origin = placement_of(reader).segment, placement_of(value).segment
-        moved = device_of(reader) != device_of(value)
-        if moved or where != origin:
+        where, origin = self._step(reader), self._step(value)
+        if where != origin:
+            moved = tensors_of(value) and device_of(reader) != device_of(value)
             self.reads[where][State(value, version if moved else 0)] = None
             self.yields[origin][State(value)] = None
+
+    def is_written_after(self, crossing: Crossing) -> bool:
+        """Whether the memory that a copy reads is written again later."""
+        return any(self.writes[tensor.storage] > crossing.version for tensor in tensors_of(crossing.value))
 
 
 def _loads(program: Program) -> Iterator[Load]:
@@ -88,38 +90,38 @@ def _loads(program: Program) -> Iterator[Load]:
 
 
 def _body(program: Program, facts: _Facts) -> Iterator[Instruction]:
-    yield from _copies(facts, None)
+    yield from _copies(facts, -1)
     for segment in program.segments:
-        yield from (_wait(crossing, crossing.target) for crossing in facts.needed[segment.index])
+        yield from _waits(facts, segment.index)
         yield Run(segment, tuple(facts.reads[segment.index]), tuple(facts.yields[segment.index]))
         yield from _copies(facts, segment.index)
-    yield from (_wait(crossing, crossing.target) for crossing in facts.needed[None])
-    yield Return(tuple(facts.reads[None]), program.main)
+    yield from _waits(facts, facts.outputs)
+    yield Return(tuple(facts.reads[facts.outputs]), program.main)
 
 
-def _copies(facts: _Facts, step: int | None) -> Iterator[Instruction]:
-    """The copies that a step makes possible; memory that will be written again is read before going on."""
+def _copies(facts: _Facts, step: int) -> Iterator[Copy]:
+    """The copies that a step makes possible."""
     for crossing in facts.ready[step]:
-        yield Copy(_state(crossing), device_of(crossing.value), crossing.target)
-        if facts.written & {tensor.storage for tensor in tensors_of(crossing.value)}:
-            yield _wait(crossing, device_of(crossing.value))
+        yield Copy(State(crossing.value, crossing.version), device_of(crossing.value), crossing.target)
 
 
-def _state(crossing: Crossing) -> State:
-    return State(crossing.value, crossing.version)
-
-
-def _wait(crossing: Crossing, device: Device) -> Wait:
-    return Wait(_state(crossing), device_of(crossing.value), crossing.target, device)
+def _waits(facts: _Facts, step: int) -> Iterator[Wait]:
+    """Waits for what a step needs; the first reader stands before the next write, so the source need not wait sooner."""
+    for crossing in facts.needed[step]:
+        value, source = State(crossing.value, crossing.version), device_of(crossing.value)
+        if facts.is_written_after(crossing):
+            yield Wait(value, source, crossing.target, source)
+        yield Wait(value, source, crossing.target, crossing.target)
 
 
 def _with_frees(program: Program, instructions: list[Instruction]) -> Iterator[Instruction]:
-    last: dict[tuple[State, Device], int] = {}
+    last = {(State(node), program.main): -1 for node in program.inputs()}
     for index, instruction in enumerate(instructions):
         last.update(dict.fromkeys(touched(instruction), index))
     ends: dict[int, list[Free]] = defaultdict(list)
     for (state, device), index in last.items():
         ends[index].append(Free(state, device))
+    yield from ends[-1]
     for index, instruction in enumerate(instructions):
         yield instruction
         if not isinstance(instruction, Return):
@@ -135,6 +137,6 @@ def touched(instruction: Instruction) -> Iterator[tuple[State, Device]]:
         case Wait(value, _, target, device) if device == target:
             yield value, target
         case Run(segment, reads, yields):
-            yield from ((state, segment.device) for state in (*reads, *yields))
+            yield from ((state, resting_place(state, segment.device)) for state in (*reads, *yields))
         case Return(values, device):
-            yield from ((state, device) for state in values)
+            yield from ((state, resting_place(state, device)) for state in values)
