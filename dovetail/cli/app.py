@@ -1,0 +1,49 @@
+"""The commands, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .compile import compile
+from .devices import devices
+from .env import env
+from .generate import generate
+from .options import Debug, expanded, set_up_logging
+from .outcome import Commands
+from .passes import passes
+from .show import show
+from .verify import verify
+
+app = typer.Typer(
+    cls=Commands,
+    name="dovetail",
+    help="Runs a diffusion model on whatever devices you have.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, devices, compile, show, verify, passes, env):
+    app.command()(expanded(command))
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    list_devices: Annotated[bool, typer.Option("--list-devices", help="List the devices, and nothing else.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version, and nothing else.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Sets up logging, and answers when no command is given."""
+    set_up_logging(debug)
+    if version:
+        typer.echo(f"dovetail {__version__}")
+        raise typer.Exit
+    if list_devices:
+        devices()
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit

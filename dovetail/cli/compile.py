@@ -1,0 +1,104 @@
+"""`dovetail compile`: plan files for a pipeline's components."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..compiler.errors import UsageError
+from ..compiler.units import format_bytes
+from .call import Size
+from .options import Debug, Json, Where
+from .output import check_writable, print_json, print_table
+from .parts import compiled_parts
+from .subject import Component, Subject
+
+if TYPE_CHECKING:
+    from ..compiled import CompiledModule
+
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="PATH", help="A plan file for one component, a folder for several."),
+]
+
+
+def compile(
+    where: Where,
+    size: Size,
+    subject: Subject = "",
+    component: Component = "",
+    output: Output = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a pipeline's components for given devices, and keep the plans.
+
+    Nothing is computed: a plan can be made for a machine that is not this one. Without -o it says what the plans are.
+    """
+    if output is not None and output.suffix:
+        check_writable(output)
+    parts = compiled_parts(subject, component, where, size)
+    files = _save(parts, output) if output else {}
+    if json:
+        print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})
+        return
+    rows = [_row(name, part) + ((str(files[name]),) if files else ()) for name, part in parts.items()]
+    head = ("component", "devices", "segments", "weights", "crosses", *(("plan",) if files else ()))
+    print_table(head, rows, right=(2, 3, 4))
+
+
+def _save(parts: dict[str, CompiledModule], output: Path) -> dict[str, Path]:
+    if output.suffix and len(parts) > 1:
+        raise UsageError(
+            f"{output} is one file, and there are {len(parts)} plans ({', '.join(parts)}): "
+            "name a folder, or one --component"
+        )
+    if output.suffix:
+        files = dict.fromkeys(parts, output)
+    else:
+        _make_folder(output)
+        files = {name: output / f"{name}.json" for name in parts}
+    for name, part in parts.items():
+        part.save(files[name])
+    return files
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _crossing_bytes(part: CompiledModule) -> int:
+    from ..draw.outline import crossing_bytes
+
+    return sum(crossing_bytes(crossing) for crossing in part.program.crossings)
+
+
+def _weights(part: CompiledModule) -> dict[str, int]:
+    """The bytes of weights that rest on each device."""
+    held = dict.fromkeys((device.name for device in part.program.devices), 0)
+    for name, device in part.program.home.items():
+        held[device.name] += part.program.weights[name].nbytes
+    return held
+
+
+def _row(name: str, part: CompiledModule) -> tuple[str, ...]:
+    weights = " + ".join(format_bytes(nbytes) for nbytes in _weights(part).values())
+    devices = " & ".join(device.name for device in part.program.devices)
+    return name, devices, str(len(part.program.segments)), weights, format_bytes(_crossing_bytes(part))
+
+
+def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
+    return {
+        "class": part.program.name,
+        "devices": [device.name for device in part.program.devices],
+        "segments": len(part.program.segments),
+        "weight_bytes": _weights(part),
+        "crossings": len(part.program.crossings),
+        "crossing_bytes": _crossing_bytes(part),
+        "plan": str(file) if file else None,
+    }

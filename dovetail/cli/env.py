@@ -1,0 +1,45 @@
+"""`dovetail env`: what a bug report needs to say."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from .. import __version__
+from ..compiler.devices import Rig
+from ..compiler.units import format_bytes
+from .devices import facts
+from .options import Debug, Json
+from .output import print_json, print_table
+
+PACKAGES = (
+    "torch", "diffusers", "transformers", "accelerate", "safetensors", "gguf", "tokenizers", "numpy", "scipy",
+    "networkx", "pydantic", "typer", "rich",
+)  # fmt: skip
+
+
+def env(json: Json = False, debug: Debug = False) -> None:
+    """Print versions and devices, for bug reports."""
+    machine = {
+        "dovetail": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processors": str(os.cpu_count()),
+    }
+    packages = {name: _version(name) for name in PACKAGES}
+    rig = Rig.detect()
+    if json:
+        print_json({**machine, "packages": packages, "devices": [facts(device) for device in rig]})
+        return
+    devices = [(d.name, f"{d.label or d.kind}, {format_bytes(d.free)} free of {format_bytes(d.total)}") for d in rig]
+    print_table(
+        ("what", "which"), [*machine.items(), *((k, v or "not installed") for k, v in packages.items()), *devices]
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,92 @@
+"""`dovetail generate`: a picture from a prompt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ..compiler.errors import UsageError
+from .call import PICTURE, Size, call_arguments
+from .options import Debug, Json, Where
+from .output import check_writable, print_json, progress
+from .subject import Pipeline, find_pipeline, quiet_libraries
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def generate(
+    where: Where,
+    size: Size,
+    prompt: Annotated[str, typer.Argument(help="What to paint.")],
+    model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
+        "out.png"
+    ),
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed paints the same picture.", rich_help_panel=PICTURE)] = 0,
+    negative_prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What not to paint.", rich_help_panel=PICTURE)
+    ] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="How closely to follow the prompt.", rich_help_panel=PICTURE)
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="The type to compute in.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Paint a picture over one device or several."""
+    from .picture import check_suffix, save
+
+    check_writable(output)
+    check_suffix(output)
+    pipeline = find_pipeline(model)
+    where.check(pipeline.components)
+    given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
+    given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
+    quiet_libraries()
+    with progress("loading the pipeline"):
+        pipe = _load(pipeline, where, dtype)
+    arguments = call_arguments(pipe, given, pipeline.defaults)
+    started = time.perf_counter()
+    result = _paint(pipe, arguments, seed)
+    seconds = time.perf_counter() - started
+    files = save(result, output)
+    if json:
+        print_json({"files": list(map(str, files)), "seed": seed, "seconds": round(seconds, 3), "call": arguments})
+    else:
+        print(*files, sep="\n")
+
+
+def _load(pipeline: Pipeline, where: Where, dtype: str | None) -> Any:
+    import torch
+
+    from .. import load_pipeline
+
+    name = dtype or pipeline.dtype
+    if where.passes:
+        raise UsageError("--passes is for compile, show and verify: generate runs the usual ones")
+    pipe = load_pipeline(pipeline.place, **where.arguments, **({"dtype": getattr(torch, name)} if name else {}))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _paint(pipe: Any, arguments: dict[str, Any], seed: int) -> Any:
+    """Calls the pipeline, with a progress bar that moves a step at a time where the pipeline tells of its steps."""
+    import inspect
+
+    import torch
+
+    generator = torch.Generator("cpu").manual_seed(seed)
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
+    with progress("painting", total=total if isinstance(total, int) else None) as bar:
+
+        def tick(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
+            bar.advance(bar.task_ids[0])
+            return state
+
+        told = {"callback_on_step_end": tick} if "callback_on_step_end" in parameters else {}
+        return pipe(**arguments, **told, generator=generator)

@@ -1,0 +1,62 @@
+"""How a command ends: its exit code, and one message on stderr instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..compiler.errors import DoesNotFitError, DovetailError
+
+FAILED, INTERRUPTED = 1, 130
+
+
+class Commands(TyperGroup):
+    """The group of all commands; whatever one of them raises ends here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that the context names."""
+        with ending(ctx.meta):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def ending(meta: dict[str, Any]) -> Iterator[None]:
+    """Turns an error into a message on stderr and an exit code; `meta["debug"]` adds the traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_stdout()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except DovetailError as error:
+        raise _told(str(error), error.exit_code, meta) from error
+    except Exception as error:
+        if type(error).__module__.startswith(("typer", "click")):
+            raise
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"
+        text = str(error).strip() or "no message"
+        name = "out of memory" if out_of_memory else type(error).__name__
+        hint = "" if meta.get("debug") else "\n(--debug shows where)"
+        raise _told(f"{name}: {text}{hint}", DoesNotFitError.exit_code if out_of_memory else FAILED, meta) from error
+
+
+def _told(message: str, code: int, meta: dict[str, Any]) -> typer.Exit:
+    if meta.get("debug"):
+        traceback.print_exc()
+    else:
+        print(f"error: {message}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _close_stdout() -> None:
+    """Whoever read our output has enough of it: what is left to flush goes nowhere, and that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,54 @@
+"""What commands print and write: results on stdout, progress on stderr, files whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..compiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Prints columns two blanks apart, so that `awk`, `grep` and people can read them; `right` ones are aligned so."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Progress]:
+    """A progress bar on stderr, which disappears when the work is done; `total` None is a spinner."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(title, total=total)
+        yield bar
+
+
+def check_writable(path: Path) -> None:
+    """Raises UsageError, before any work is done, when a file cannot be written there."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: the folder {path.parent} cannot be written to")

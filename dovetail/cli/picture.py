@@ -1,0 +1,58 @@
+"""Writes what a pipeline made: a picture, or the frames of a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..compiler.errors import DovetailError, UsageError
+from ..compiler.files import written_beside
+
+
+def save(result: Any, path: Path) -> list[Path]:
+    """Writes the first picture of a result, or a video: a `.gif` (or `.webp`) as one file, else a file a frame.
+
+    Raises UsageError for a kind of file that is not known, DovetailError when the result holds no pictures.
+    """
+    frames = _frames(result)
+    if len(frames) == 1 or _can_move(path):
+        return [_write(frames, path)]
+    return [_write([frame], path.with_stem(f"{path.stem}-{index:03}")) for index, frame in enumerate(frames)]
+
+
+def check_suffix(path: Path) -> None:
+    """Raises UsageError, before any work is done, when pictures cannot be written to such a file."""
+    known = Image.registered_extensions()
+    if known.get(path.suffix.lower()) not in Image.SAVE:
+        raise UsageError(f"cannot write pictures to {path}: name a file such as out.png, or out.gif for a video")
+
+
+def _frames(result: Any) -> list[Image.Image]:
+    if getattr(result, "images", None) is not None:
+        return [_picture(result.images[0])]
+    if getattr(result, "frames", None) is not None:
+        return [_picture(frame) for frame in result.frames[0]]
+    raise DovetailError(f"a {type(result).__name__} holds neither images nor frames: use the pipeline from Python")
+
+
+def _picture(frame: Any) -> Image.Image:
+    if isinstance(frame, Image.Image):
+        return frame
+    values = np.asarray(frame)
+    return Image.fromarray(values if values.dtype == np.uint8 else (values * 255).round().clip(0, 255).astype("uint8"))
+
+
+def _can_move(path: Path) -> bool:
+    return Image.registered_extensions()[path.suffix.lower()] in Image.SAVE_ALL
+
+
+def _write(frames: Sequence[Image.Image], path: Path) -> Path:
+    kind = Image.registered_extensions()[path.suffix.lower()]
+    more: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 60, "loop": 0}
+    with written_beside(path) as draft:
+        frames[0].save(draft, format=kind, **(more if len(frames) > 1 else {}))
+    return path

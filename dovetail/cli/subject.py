@@ -1,0 +1,90 @@
+"""What a command is about: a pipeline's folder (or the built-in demo), one component of it, or a plan file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import demo
+from ..compiler.errors import UsageError
+from ..compiler.spec.roles import role_of_component
+
+INDEX = "model_index.json"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="[FOLDER|PLAN]", help="A pipeline's folder, one component's, or a plan file; else the demo."
+    ),
+]
+Component = Annotated[str, typer.Option("--component", metavar="NAME", help="This component alone: transformer, vae …")]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline that can be loaded: its folder or hub id, and its components with their roles.
+
+    `components` is empty for a hub id: what it has is known when it was downloaded.
+    """
+
+    place: str
+    components: Mapping[str, str]
+    only: str = ""
+    defaults: Mapping[str, Any] | None = None
+    dtype: str | None = None
+
+
+def find_pipeline(name: str) -> Pipeline:
+    """The pipeline of a folder, of a component's folder, or of a hub id; the demo when no name is given.
+
+    Raises UsageError, saying what was looked for, when there is none.
+    """
+    if not name:
+        index = _read_index(demo.folder())
+        return Pipeline(str(demo.folder()), index, defaults=demo.CALL_DEFAULTS, dtype=demo.DTYPE)
+    folder = Path(name)
+    if (folder / INDEX).is_file():
+        return Pipeline(name, _read_index(folder))
+    parent = folder.resolve().parent
+    if (folder / "config.json").is_file() and (parent / INDEX).is_file():
+        return Pipeline(str(parent), _read_index(parent), only=folder.resolve().name)
+    if folder.exists():
+        raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
+    if _HUB_ID.fullmatch(name):
+        return Pipeline(name, {})
+    raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """The components that have weights, with their roles: those whose folder has a config.json."""
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        parts = [name for name, value in index.items() if isinstance(value, list) and value[0]]
+    except (OSError, ValueError, AttributeError, IndexError) as error:
+        raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
+    return {name: role_of_component(name) for name in parts if (folder / name / "config.json").is_file()}
+
+
+def check_component(pipeline: Pipeline, component: str) -> str:
+    """The component that was asked for, or nothing for all of them; raises UsageError when there is none such."""
+    wanted = component or pipeline.only
+    if wanted and pipeline.components and wanted not in pipeline.components:
+        raise UsageError(f"{pipeline.place} has no component {wanted!r}; it has {', '.join(pipeline.components)}")
+    return wanted
+
+
+def quiet_libraries() -> None:
+    """Keeps the progress bars and notices of diffusers and transformers off the terminal."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()

@@ -1,0 +1,80 @@
+"""Everything that is known of a program's placement as plain data, for `--json` and for other tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from ..compiler.devices import Device
+from ..compiler.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_of
+from .outline import crossing_bytes, outline
+
+
+def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[str, Any]:
+    """Devices, blocks, segments, crossings, schedule and (unless left out) every node, as JSON takes them."""
+    drawn = outline(program, name)
+    parts = {part.index: part for part in drawn.parts}
+    return {
+        "component": drawn.name,
+        "class": program.name,
+        "passes": list(program.history),
+        "devices": [_device(device, program) for device in program.devices],
+        "blocks": [{"name": block.name, "bytes": block.nbytes} for block in program.blocks],
+        "segments": [
+            _segment(segment, list(parts[segment.index].modules), parts[segment.index].nbytes)
+            for segment in program.segments
+        ],
+        "crossings": [_crossing(crossing) for crossing in program.crossings],
+        "schedule": [str(instruction) for instruction in program.schedule or ()],
+        **({"nodes": [_node(node) for node in program.graph.nodes]} if nodes else {}),
+    }
+
+
+def _device(device: Device, program: Program) -> dict[str, Any]:
+    homes = [program.weights[name].nbytes for name, home in program.home.items() if home.name == device.name]
+    return {
+        "name": device.name,
+        "total_bytes": device.total,
+        "free_bytes": device.free,
+        "weights": len(homes),
+        "weight_bytes": sum(homes),
+    }
+
+
+def _segment(segment: Segment, modules: list[str], nbytes: int) -> dict[str, Any]:
+    return {
+        "index": segment.index,
+        "device": segment.device.name,
+        "modules": modules,
+        "weight_bytes": nbytes,
+        "nodes": [node.name for node in segment.nodes],
+    }
+
+
+def _crossing(crossing: Crossing) -> dict[str, Any]:
+    device = placement_of(crossing.value).device
+    return {
+        "value": crossing.value.name,
+        "bytes": crossing_bytes(crossing),
+        "source": device.name if device else None,
+        "target": crossing.target.name,
+        "producer": crossing.producer,
+        "consumer": crossing.consumer,
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    placement, origin, weight = placement_of(node), origin_of(node), weight_of(node)
+    return {
+        "name": node.name,
+        "op": str(node.target) if node.op == "call_function" else node.op,
+        "inputs": [source.name for source in node.all_input_nodes],
+        "shapes": [list(tensor.shape) for tensor in tensors_of(node)] if node.op != "output" else [],
+        "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors_of(node)] if node.op != "output" else [],
+        "device": placement.device.name if placement.device else None,
+        "segment": placement.segment,
+        "weight": weight.name if weight else None,
+        "module": origin.module,
+        "source": origin.source,
+    }

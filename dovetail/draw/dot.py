@@ -1,0 +1,52 @@
+"""A DOT graph for Graphviz: devices as clusters around segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from ..compiler.devices import Device
+from ..compiler.program import Program
+from ..compiler.units import format_bytes
+from .outline import Outline, outline
+
+
+def dot(programs: Mapping[str, Program]) -> str:
+    """The graph of one component or several, by their names; it says what `mermaid` says."""
+    drawn = [outline(program, name) for name, program in programs.items()]
+    devices = dict.fromkeys(device for one in drawn for device in one.devices)
+    lines = ["digraph placement {", "  rankdir=LR;", "  node [shape=box];"]
+    for device in devices:
+        lines += _cluster(device, drawn)
+    for one in drawn:
+        for edge in one.edges:
+            ends = f"{_id(one, edge.source, 'inputs')} -> {_id(one, edge.target, 'results')}"
+            lines.append(f"  {ends} [label={json.dumps(edge.title)}];")
+    for before, after in pairwise(drawn):
+        ends = f"{_id(before, before.parts[-1].index)} -> {_id(after, after.parts[0].index)}"
+        lines.append(f"  {ends} [style=dotted];")
+    return "\n".join([*lines, "}"])
+
+
+def _cluster(device: Device, drawn: Sequence[Outline]) -> list[str]:
+    inside = [line for one in drawn for line in _contents(one, device)]
+    if not inside:
+        return []
+    return [f'  subgraph "cluster_{device}" {{', f"    label={json.dumps(device.name)};", *inside, "  }"]
+
+
+def _contents(one: Outline, device: Device) -> list[str]:
+    lines = []
+    for part in one.parts:
+        if part.device == device:
+            text = f"{one.name} {part.index}\n{part.title}\n{format_bytes(part.nbytes)} of weights"
+            lines.append(f"    {_id(one, part.index)} [label={json.dumps(text, ensure_ascii=False)}];")
+    ends = {"inputs": [edge.source for edge in one.edges], "results": [edge.target for edge in one.edges]}
+    if device == one.devices[0]:
+        lines += [f"    {_id(one, None, word)} [shape=ellipse];" for word, found in ends.items() if None in found]
+    return lines
+
+
+def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
+    return json.dumps(f"{one.name} {otherwise if index is None else index}")

@@ -1,0 +1,67 @@
+"""A Mermaid flowchart, which GitHub and many editors show as a picture: devices as boxes around segments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from ..compiler.devices import Device
+from ..compiler.program import Program
+from ..compiler.units import format_bytes
+from .outline import Edge, Outline, outline
+
+
+def mermaid(programs: Mapping[str, Program]) -> str:
+    """The flowchart of one component or several, by their names, in the order in which they are called.
+
+    A solid arrow is what crosses from one device to another; a dotted one leads to the component that is called next.
+    """
+    drawn = [outline(program, name) for name, program in programs.items()]
+    devices = dict.fromkeys(device for one in drawn for device in one.devices)
+    lines = ["flowchart LR"]
+    for device in devices:
+        lines += _box(device, drawn)
+    for one in drawn:
+        lines += [_arrow(one, edge) for edge in one.edges]
+    lines += [f"  {_last(before)} -.-> {_first(after)}" for before, after in pairwise(drawn)]
+    return "\n".join(lines)
+
+
+def _box(device: Device, drawn: Sequence[Outline]) -> list[str]:
+    inside = [line for one in drawn for line in _contents(one, device)]
+    return [f'  subgraph {device}["{device}"]', *inside, "  end"] if inside else []
+
+
+def _contents(one: Outline, device: Device) -> list[str]:
+    lines = []
+    if device == one.devices[0]:
+        if any(edge.source is None for edge in one.edges):
+            lines.append(f'    {_id(one, None, "in")}(["{one.name}: inputs"])')
+        if any(edge.target is None for edge in one.edges):
+            lines.append(f'    {_id(one, None, "out")}(["{one.name}: results"])')
+    for part in one.parts:
+        if part.device == device:
+            text = f"{one.name} {part.index}<br/>{part.title}<br/>{format_bytes(part.nbytes)} of weights"
+            lines.append(f'    {_id(one, part.index)}["{_escape(text)}"]')
+    return lines
+
+
+def _arrow(one: Outline, edge: Edge) -> str:
+    return f'  {_id(one, edge.source, "in")} -- "{edge.title}" --> {_id(one, edge.target, "out")}'
+
+
+def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
+    return f"{re.sub(r'[^A-Za-z0-9]', '_', one.name)}_{otherwise if index is None else index}"
+
+
+def _first(one: Outline) -> str:
+    return _id(one, one.parts[0].index)
+
+
+def _last(one: Outline) -> str:
+    return _id(one, one.parts[-1].index)
+
+
+def _escape(text: str) -> str:
+    return text.replace('"', "#quot;")
