@@ -29,20 +29,21 @@ class Arrival:
         done: the event to wait for, or None when there is nothing to wait for.
     """
 
-    __slots__ = ("_done", "_there", "_value")
+    __slots__ = ("_done", "_there", "_value", "_waited")
 
     def __init__(self, value: torch.Tensor, there: Accelerator, done: Event = None) -> None:
         self._value = value
         self._there = there
         self._done = done
+        self._waited = done is None
 
     def wait(self) -> torch.Tensor:
         """Returns the value, to be used on the device's current stream."""
-        if self._done is not None:
+        if not self._waited:
             stream = self._there.current_stream()
             self._there.wait(stream, self._done)
             self._there.keep(self._value, stream)
-            self._done = None
+            self._waited = True
         return self._value
 
     def fence(self, source: torch.device) -> None:

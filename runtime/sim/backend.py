@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -100,6 +101,13 @@ def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
 def _create(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Makes a tensor from nothing; asks the ledger first, since the host may not survive a tensor that is too large."""
     if args and isinstance(args[0], (list, tuple)):
-        planned = func(*args, **{**kwargs, "device": _META, **({"generator": None} if "generator" in kwargs else {})})
-        device_of(kwargs["device"]).require(planned.untyped_storage().nbytes())
+        device = device_of(kwargs["device"])
+        itemsize = (kwargs.get("dtype") or torch.get_default_dtype()).itemsize
+        if device.in_use + math.prod(args[0]) * itemsize > device.capacity:  # strides of 0 may still make it fit
+            planned = func(*args, **{**kwargs, "device": _META, **_no_generator(kwargs)})
+            device.require(planned.untyped_storage().nbytes())
     return compute(func, args, kwargs)
+
+
+def _no_generator(kwargs: dict[str, Any]) -> dict[str, None]:
+    return {"generator": None} if "generator" in kwargs else {}

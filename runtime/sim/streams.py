@@ -214,11 +214,11 @@ def synchronize(device: DeviceLike = None) -> None:
 
 def index_of(device: DeviceLike) -> int:
     """Returns the index of a sim device that is given in any spelling; None is the first one."""
-    if isinstance(device, int):
-        return device
+    if isinstance(device, torch.device):
+        return device.index or 0
     if device is None:
         return 0
-    return torch.device(device).index or 0
+    return device if isinstance(device, int) else torch.device(device).index or 0
 
 
 def _merge(clock: Clock, other: Clock) -> None:

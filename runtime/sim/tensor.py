@@ -49,6 +49,13 @@ class SimTensor(torch.Tensor):
         """Lets the memory be used again only when a stream is done with it."""
         self._buffer.keep(stream)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if hasattr(self, "_is_param") else copied
+        made: torch.Tensor = memo[id(self)]
+        return made
+
     def tolist(self) -> Any:
         """Returns the values as a number or as nested lists."""
         return self.cpu().tolist()

@@ -83,6 +83,20 @@ def test_a_kept_tensor_may_die_while_another_stream_reads_it():
         torch.ones(1, device=SIM)
 
 
+@pytest.mark.parametrize("device", [CPU, SIM], ids=str)
+def test_an_ordinary_tensor_shares_memory_and_may_be_written_outside_inference_mode(device):
+    with torch.inference_mode():
+        held = torch.ones(2, 3, device=device).t()
+    with pytest.raises(RuntimeError, match="inference"):
+        held.add_(0)
+    in_use = sim.stats(1).in_use
+    value = accelerator_of(device).ordinary(held)
+    value.add_(1)
+    assert held.tolist() == value.tolist() == [[2, 2]] * 3
+    assert value.stride() == held.stride()
+    assert sim.stats(1).in_use == in_use
+
+
 def test_memory_is_what_the_device_counts():
     there = accelerator_of(SIM)
     kept = torch.ones(100, device=SIM)

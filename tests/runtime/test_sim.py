@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import copy
 import gc
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dovetail.runtime import sim
 
@@ -172,3 +177,82 @@ def test_weights_made_outside_inference_mode_can_be_viewed_inside():
     with torch.inference_mode():
         assert weight[1:3].t().sum().item() == 12
         assert F.linear(torch.ones(1, 6, device="sim:0"), weight.chunk(2)[1]).tolist() == [[6, 6]]
+
+
+def test_importing_switches_nothing_on():
+    code = (
+        "import torch; from dovetail.runtime import sim, transfers; assert not sim.is_enabled();"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_fake_tensors_keep_their_simulated_device(grad_mode):
+    before = sim.stats(1)
+    with FakeTensorMode():
+        value, other = torch.empty(3, 4, device="sim:1"), torch.empty(3, 4, device="sim:0")
+        heads = torch.empty(1, 2, 8, 16, device="sim:1")
+        results = [
+            value + 1, value.t()[1:], F.linear(value, value), F.layer_norm(value, (4,)), value.view(-1),
+            F.scaled_dot_product_attention(heads, heads, heads), torch.arange(3, device="sim:1"),
+            F.conv2d(heads, torch.empty(3, 2, 3, 3, device="sim:1")), other.to("sim:1"), torch.zeros_like(value),
+        ]  # fmt: skip
+        assert {one.device for one in results} == {torch.device("sim", 1)}
+        with pytest.raises(RuntimeError, match="sim:1 and sim:0"):
+            value + other
+    assert sim.stats(1) == before
+
+
+def test_a_module_can_be_copied_with_its_weights():
+    module = torch.nn.Linear(4, 4).to("sim:0")
+    other = copy.deepcopy(module)
+    assert isinstance(other.weight, torch.nn.Parameter)
+    other.weight.data.zero_()
+    assert module.weight.abs().sum().item() > 0
+    assert other.weight.device == torch.device("sim", 0)
+    assert sim.stats(0).in_use == 2 * (64 + 16)
+
+
+def test_autocast_may_be_left_and_entered(grad_mode):
+    value = torch.ones(2, 2, device="sim:0")
+    with torch.autocast("sim", enabled=False):
+        assert (value @ value).dtype == torch.float32
+
+
+def test_questions_about_a_tensor_are_answered_for_the_simulated_one(grad_mode):
+    value = torch.ones(2, 3, device="sim:0").t()
+    assert not value.is_contiguous()
+    assert value.is_floating_point()
+    assert (value.dim(), value.numel(), value.stride()) == (2, 6, (1, 3))
+    assert not torch._has_compatible_shallow_copy_type(torch.ones(2), value)
+
+
+def test_a_tensor_takes_the_type_and_device_of_another(grad_mode):
+    result = torch.ones(2).type_as(torch.ones(1, dtype=torch.bfloat16, device="sim:1"))
+    assert (result.device, result.dtype) == (torch.device("sim", 1), torch.bfloat16)
+    assert torch.ones(2, device="sim:0").to(result).device == torch.device("sim", 1)
+
+
+def test_threads_share_one_ledger():
+    def work() -> None:
+        for _ in range(200):
+            torch.ones(10, device="sim:0").mul(2).t()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sim.stats(0).in_use == 0
+
+
+def test_pytorch_finds_the_functions_of_a_device_module():
+    kept = torch.ones(100, device="sim:1")
+    module = torch.get_device_module("sim:1")
+    assert module.is_available()
+    assert module.device_count() >= 3
+    assert module.memory_allocated("sim:1") == kept.nbytes
+    assert module.mem_get_info(1) == (2**30 - kept.nbytes, 2**30)
+    assert module.get_device_name(1) == "simulated device 1"
+    with torch.random.fork_rng([1], device_type="sim"):
+        torch.manual_seed(0)

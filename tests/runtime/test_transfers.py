@@ -114,6 +114,20 @@ def test_using_a_value_on_the_host_without_the_wait_finds_nothing():
     assert coming.wait().tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("target", [SIM1, CPU], ids=str)
+@pytest.mark.parametrize("waited", [False, True])
+def test_behind_a_fence_the_source_may_be_written(target, waited):
+    value = torch.ones(3, device=SIM0)
+    coming = start_copy(value, target)
+    if waited and target is SIM1:
+        coming.wait()
+    with pytest.raises(sim.RaceError, match="writes a buffer"):
+        value.zero_()
+    coming.fence(SIM0)
+    value.zero_()
+    assert coming.wait().tolist() == [1, 1, 1]
+
+
 def _use(value: torch.Tensor) -> None:
     arrived = start_copy(value + 1, SIM1).wait() + 1
     del value
