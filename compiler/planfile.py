@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from .devices import Rig
 from .errors import PlanFileError
@@ -48,7 +48,7 @@ def save_plan(path: str | os.PathLike[str], program: Program, rig: Rig, tensors:
     try:
         if tensors:
             with written_beside(_beside(path)) as draft:
-                save_file({name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}, draft)
+                draft.write_bytes(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
         with written_beside(path) as draft:
             draft.write_text(json.dumps(plan.model_dump(), indent=1, ensure_ascii=False) + "\n")
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiled import CompiledModule
     from .compiling import compile
+    from .pipelines import CompiledPipeline, compile_pipeline
     from .saved import load
 
 __version__ = "0.1.0"
@@ -19,11 +20,13 @@ if not (Path(__file__).parent / "compiler").is_dir():
 
 _HOMES = {
     "CompiledModule": "compiled",
+    "CompiledPipeline": "pipelines",
     "compile": "compiling",
+    "compile_pipeline": "pipelines",
     "load": "saved",
 }
 
-__all__ = ["CompiledModule", "__version__", "compile", "load"]
+__all__ = ["CompiledModule", "CompiledPipeline", "__version__", "compile", "compile_pipeline", "load"]
 
 
 def __getattr__(name: str) -> Any:

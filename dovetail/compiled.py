@@ -16,7 +16,7 @@ from .compiler.program import Program
 from .compiler.schedule import Schedule
 from .runtime.executor import Executor
 from .runtime.transfers import start_copy
-from .runtime.weights import HeldWeights
+from .runtime.weights import WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class CompiledModule:
     ``str()`` of it is the text form of its program. Results come back on the device of the first tensor of the call.
     """
 
-    def __init__(self, program: Program, rig: Rig, weights: HeldWeights | None) -> None:
+    def __init__(self, program: Program, rig: Rig, weights: WeightSource | None) -> None:
         self.program = program
         self.rig = rig
         self._weights = weights
@@ -57,8 +57,10 @@ class CompiledModule:
         inputs = self.program.signature.flatten(args, kwargs)
         home = inputs[0].device if inputs else None
         main = self.program.main.torch
-        placed = [x if x.device == main else start_copy(x, main).wait() for x in inputs]
-        del inputs, args, kwargs
+        layouts = self.program.signature.tensors
+        laid_out = [_laid_out(x, tensor.stride) for x, tensor in zip(inputs, layouts, strict=True)]
+        placed = [x if x.device == main else start_copy(x, main).wait() for x in laid_out]
+        del inputs, laid_out, args, kwargs
         leaves = self._executor(placed)
         if home is not None and home != main:
             leaves = [start_copy(x, home).wait() if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -83,6 +85,10 @@ class CompiledModule:
             )
         self._executor.bind(self._weights)
 
+    def unload(self) -> None:
+        """Lets go of the weights; the next call loads them again."""
+        self._executor.unbind()
+
     def source(self) -> str:
         """The generated Python of all segments."""
         return "\n".join(source.text for source in self._executor.sources.values())
@@ -103,3 +109,12 @@ class CompiledModule:
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))
         return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
+
+
+def _laid_out(x: torch.Tensor, stride: tuple[int | str, ...]) -> torch.Tensor:
+    """An input in the strides of the trace, for copies that were no copies there have been dropped."""
+    if x.stride() == stride:
+        return x
+    if any(isinstance(step, str) for step in stride):
+        return x.contiguous()
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)  # type: ignore[arg-type]

@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from .compiled import CompiledModule
-from .compiler.devices import Rig
+from .compiler.devices import Rig, canonical_name
+from .compiler.errors import UsageError
 from .compiler.trace import trace
+from .device_map import give_homes, named_devices
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .request import Request
@@ -22,6 +24,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     backend: Any = None,
+    device_map: str | Mapping[str, Any] | None = None,
     split_mode: Any = "layer",
     tensor_split: Any = None,
     max_vram: Any = None,
@@ -37,6 +40,7 @@ def compile(
         module: any module that torch.export can trace, in eval mode or not; its weights may be on meta.
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
+        device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
         split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
@@ -47,6 +51,7 @@ def compile(
 
     Raises:
         TraceError: the module cannot be traced.
+        UsageError: arguments contradict each other, or a device map leaves a weight out.
         SpecError: a spec is wrong; the message points at the place.
         DoesNotFitError: a device cannot hold its part.
 
@@ -57,8 +62,11 @@ def compile(
     >>> torch.equal(compiled(x), layers(x))
     True
     """
+    if backend is not None and device_map is not None:
+        raise UsageError("both backend and device_map were given: they say the same thing, so give one of them")
+    homes = device_map if isinstance(device_map, Mapping) else None
     request = Request.parse(
-        backend=backend,
+        backend=_devices_in(homes) if homes is not None else backend or device_map,
         split_mode=split_mode,
         tensor_split=tensor_split,
         max_vram=max_vram,
@@ -68,7 +76,14 @@ def compile(
     request.switch_on()
     program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     program.devices = request.devices_for()
+    if homes is not None:
+        give_homes(program, named_devices(homes, request.rig))
     shares = request.shares_for(program.name, "", program.devices)
     steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares)
     PassManager(steps, callbacks).run(program)
     return CompiledModule(program, request.rig, HeldWeights.of_module(module, program))
+
+
+def _devices_in(device_map: Mapping[str, Any]) -> list[str]:
+    """The devices that a map names, each once, in its order."""
+    return list(dict.fromkeys(canonical_name(device) for device in device_map.values()))

@@ -1,0 +1,117 @@
+"""The text form of a program, and reading it back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import ProgramTextError
+from dovetail.compiler.parse import parse_program
+from dovetail.compiler.trace import trace
+from dovetail.compiler.words import show_argument
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+        self.register_buffer("table", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor, flag: bool = True) -> Any:
+        left, right = self.layers[0](x).chunk(2, dim=-1)
+        return {"y": self.layers[1](torch.cat([right, left * math.inf], -1)) + self.table, "flag": flag}
+
+
+GOLDEN = """\
+program "Gate"
+passes simplify, blocks, place, pin, hoist, cut
+facts blocks found, cut, pinned, placed
+devices sim0=1GiB,sim1=1GiB
+takes ["x", "flag"] defaults {'flag': True}
+argument flag: = true
+argument x: tensor
+returns [1, {"type": "builtins.dict", "context": "[\\"y\\", \\"flag\\"]", "children_spec": [LEAF, LEAF]}]
+block "layers.0"  // 1 weights, 64 bytes
+block "layers.1"  // 1 weights, 64 bytes
+cross %cat → sim1 #0 → #1
+cross %linear_1 → sim0 #1 → #2
+%p_layers_0_weight: f32[4, 4]~0 = parameter "layers.0.weight" in "layers.0" @sim0
+%p_layers_1_weight: f32[4, 4]~1 = parameter "layers.1.weight" in "layers.1" @sim1
+%b_table: f32[4]~2 = buffer "table" transient @sim0
+%x: f32[3, 4]~3 = input @sim0
+%linear: f32[3, 4]~4 = aten.linear.default(%x, %p_layers_0_weight) @sim0 #0  // layers.0 : Linear : FILE
+%chunk: (f32[3, 2](4, 1)~4, f32[3, 2](4, 1)~4) = aten.chunk.default(%linear, 2, -1) @sim0 #0  //  : Gate : FILE
+%getitem: f32[3, 2](4, 1)~4 = operator.getitem(%chunk, 0) @sim0 #0  //  : Gate : FILE
+%getitem_1: f32[3, 2](4, 1)~4 = operator.getitem(%chunk, 1) @sim0 #0  //  : Gate : FILE
+%mul: f32[3, 2]~5 = aten.mul.Tensor(%getitem, float inf) @sim0 #0  //  : Gate : FILE
+%cat: f32[3, 4]~6 = aten.cat.default([%getitem_1, %mul], -1) @sim0 #0  //  : Gate : FILE
+%linear_1: f32[3, 4]~7 = aten.linear.default(%cat, %p_layers_1_weight) @sim1 #1  // layers.1 : Linear : FILE
+%add: f32[3, 4]~8 = aten.add.Tensor(%linear_1, %b_table) @sim0 #2  //  : Gate : FILE
+return [%add, true]
+"""
+
+
+def compiled_text(**options: Any) -> str:
+    options = {"backend": "sim0&sim1", "rig": "sim0=1GiB,sim1=1GiB", **options}
+    return str(dovetail.compile(Gate(), (torch.ones(3, 4),), **options))
+
+
+def test_a_compiled_program_prints_as_this_text() -> None:
+    import re
+
+    leaf = '{"type": null, "context": null, "children_spec": []}'
+    shown = re.sub(r"[\w/]*test_text\.py:\d+", "FILE", compiled_text()).replace(leaf, "LEAF")
+    assert shown == GOLDEN
+
+
+@pytest.mark.parametrize("passes", ["simplify", "simplify,blocks,place", "simplify,blocks,place{shares=1:3},pin", None])
+def test_what_is_printed_is_read_back_at_every_stage(passes: str | None) -> None:
+    text = compiled_text(passes=passes)
+    assert str(parse_program(text)) == text
+
+
+def test_a_dynamic_program_is_read_back() -> None:
+    program = trace(Gate(), (torch.ones(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=9)}})
+    text = str(program)
+    assert "symbol " in text
+    again = parse_program(text)
+    assert str(again) == text
+    assert again.signature == program.signature or again.signature.leaves == program.signature.leaves
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, False, 3, -7, 0.5, -1e-6, 1e30, math.inf, -math.inf, "a \"b\" \\ c", torch.bfloat16, torch.bool,
+     torch.strided, torch.channels_last, torch.device("cpu"), [1, [2.0, None]], complex(1, -2), slice(0, None, 2)],
+)  # fmt: skip
+def test_each_kind_of_argument_is_read_back(value: Any) -> None:
+    from dovetail.compiler.tokens import Line
+
+    assert Line(show_argument(value)).argument({}) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%a: f32[2]~0 = aten.nothing.default()", "no operation aten.nothing.default"),
+        ("%a: f32[2]~0 = os.system(\"ls\")", "no operation os.system"),
+        ("%a: f32[2]~0 = aten.add.Tensor(%missing, 1)", "missing"),
+        ("%a: q32[2]~0 = input", "q32"),
+        ("%a: f32[2]~0 = input\n%a: f32[2]~0 = input", "twice"),
+        ("rubbish", "rubbish"),
+        ("%a: f32[2]~0 = aten.relu.default(", "found the end"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_is_named(line: str, words: str) -> None:
+    with pytest.raises(ProgramTextError, match=words):
+        parse_program(f'program "P"\n{line}\nreturn []\n')
+
+
+def test_text_that_is_no_program_is_refused() -> None:
+    with pytest.raises(ProgramTextError):
+        parse_program("")
