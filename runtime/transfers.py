@@ -144,7 +144,6 @@ def _probe(here: Accelerator, there: Accelerator) -> bool:
         return False
     with here.uncounted(), there.uncounted():
         wrong = sum(_bytes_lost(pattern, here, there) for pattern in _patterns(here.probe_bytes))
-    here.empty_cache()
     if wrong:
         logger.warning(
             "%d of %d bytes of a self-test were wrong after a direct copy from %s to %s: copies between them go "

@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from ...compiler.errors import NotHereError
 from . import copies, device_module
 from .ledger import device_of, set_capacities
 from .tensor import HANDLERS, compute, dispatch
@@ -29,9 +30,13 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
 
     Args:
         capacities: bytes of memory by device index; a device that is left out has the host's memory.
+
+    Raises:
+        NotHereError: another package has taken the private-use backend.
     """
     with _lock:
         if not _libraries:
+            _require_the_backend()
             _setup_privateuseone_for_python_backend("sim", backend_module=device_module)
             copies.install()
             _libraries.append(_register_kernels())
@@ -41,6 +46,15 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
 def is_enabled() -> bool:
     """Says whether simulated devices are switched on."""
     return bool(_libraries)
+
+
+def _require_the_backend() -> None:
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise NotHereError(
+            f"simulated devices need PyTorch's private-use backend, and {taken!r} has it in this process: "
+            f"start a process that does not import the package for {taken!r}, or use other devices"
+        )
 
 
 def _register_kernels() -> torch.library.Library:
@@ -68,7 +82,7 @@ def _register_kernels() -> torch.library.Library:
 
 
 _META = torch.device("meta")
-_BELOW = frozenset(("aten::_copy_from", "aten::_copy_from_and_resize"))
+_BELOW = frozenset(("aten::_copy_from", "aten::_copy_from_and_resize", "aten::_local_scalar_dense"))
 _ABOUT_THE_TENSOR = frozenset(
     f"aten::{name}" for name in ("_to_cpu", "_unpack_dual", "data", "pin_memory", "requires_grad_", "to", "type_as")
 )

@@ -187,6 +187,17 @@ def test_importing_switches_nothing_on():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_another_private_use_backend_is_named():
+    code = (
+        "import torch; torch.utils.rename_privateuse1_backend('npu')\n"
+        "from dovetail.runtime import sim\n"
+        "try: sim.enable()\n"
+        "except Exception as error: assert \"'npu' has it\" in str(error), error\n"
+        "else: raise SystemExit('enabled')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_fake_tensors_keep_their_simulated_device(grad_mode):
     before = sim.stats(1)
     with FakeTensorMode():
