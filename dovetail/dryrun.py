@@ -1,18 +1,12 @@
-"""Finds out how a pipeline calls its components, without computing anything.
+"""Plans a whole pipeline without computing anything.
 
 The pipeline really runs: its tokenizers, its scheduler and its own code. But each component answers a call with zeros
 of the shapes and dtypes that its trace says it yields. So the calls are known after seconds, whatever the size of the
-model, and each of them is traced already.
+model, and for whatever machine the plan is made.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,126 +14,61 @@ from torch import nn
 from torch.fx import Node
 
 from .compiled import CompiledModule
-from .compiler.errors import CallError, TraceError
+from .compiler.devices import Device
 from .compiler.program import Program, tensors_of
-from .compiler.spec import role_of_component
-from .compiler.trace import trace
-from .passes.base import PassManager
-from .passes.pipeline import default_passes, parse_passes
-from .request import Request
-from .runtime.weights import HeldWeights
-
-logger = logging.getLogger(__name__)
-
-ENTRIES = ("forward", "decode", "encode")
-"""The methods through which pipelines call their components."""
+from .component import Component
+from .pipelines import CompiledPipeline
 
 
-@dataclass(frozen=True)
-class Traced:
-    """One way in which a pipeline calls a component: its program, fresh from the trace."""
+class DryPipeline(CompiledPipeline):
+    """A compiled pipeline whose components return zeros; what it compiles is what the real one would run."""
 
-    attribute: str
-    entry: str
-    program: Program
-    module: nn.Module
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._finished: list[Program] = []
+        super().__init__(*args, **kwargs)
 
+    @property
+    def main(self) -> Device:
+        """The host: what the pipeline itself computes is computed here, even for a machine that is not here."""
+        return self.rig.host
 
-@dataclass
-class _Recorder:
-    """Answers the calls of components, and keeps what they were."""
+    def plans(self) -> dict[str, CompiledModule]:
+        """Every program compiled so far by name, in the order in which the pipeline called them first.
 
-    found: dict[str, Traced] = field(default_factory=dict)
+        A name is the component (`transformer`), with its part or method where that is not the whole (`vae.decode`),
+        and a number from the second shape on (`text_encoder.2`).
+        """
+        found: dict[str, CompiledModule] = {}
+        for component in self.components.values():
+            for call in component.calls:
+                title = component.name if str(call) == "forward" else f"{component.name}.{str(call).lstrip('_')}"
+                kinds = [one for one in call.programs.values() if isinstance(one, DryModule)]
+                found.update({f"{title}.{i}" if i > 1 else title: one for i, one in enumerate(kinds, 1)})
+        order = [id(program) for program in self._finished]
+        return dict(sorted(found.items(), key=lambda item: order.index(id(item[1].program))))
 
-    def answer(self, attribute: str, entry: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        known = [one for one in self.found.values() if one.module is module and one.entry == entry]
-        traced = next((one for one in known if _takes(one.program, args, kwargs)), None)
-        if traced is None:
-            traced = Traced(attribute, entry, _trace_entry(module, entry, args, kwargs), module)
-            name = attribute if entry == "forward" else f"{attribute}.{entry}"
-            self.found[f"{name}.{len(known) + 1}" if known else name] = traced
-        return zeros_of(traced.program)
-
-
-def dry_run(pipe: Any, *args: Any, **kwargs: Any) -> dict[str, Traced]:
-    """Every different call that a call of a pipeline makes of its components, by name, in order.
-
-    A name is the component's attribute (`transformer`), with its method where that is not forward (`vae.decode`), and
-    a number from the second shape on (`text_encoder.2`).
-
-    Raises:
-        TraceError: a component cannot be traced; the message names it.
-    """
-    recorder = _Recorder()
-    components = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-    with contextlib.ExitStack() as stack:
-        for attribute, module in components.items():
-            stack.enter_context(_stood_in(recorder, attribute, module))
-        stack.enter_context(torch.no_grad())
-        pipe(*args, **kwargs)
-    return recorder.found
+    def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
+        compiled = super()._finish(component, program, module)
+        self._finished.append(program)
+        return DryModule(program, compiled.rig, component.residence.source(module, program))
 
 
-@contextlib.contextmanager
-def _stood_in(recorder: _Recorder, attribute: str, module: nn.Module) -> Iterator[None]:
-    """Puts the recorder in place of a component's methods; the component itself stays where it is."""
-    entries = [entry for entry in ENTRIES if callable(getattr(module, entry, None))]
-    try:
-        for entry in entries:
-            stand_in: Any = partial(recorder.answer, attribute, entry, module)
-            stand_in.__signature__ = inspect.signature(getattr(module, entry))  # pipelines ask what a component takes
-            module.__dict__[entry] = stand_in
-        yield
-    finally:
-        for entry in entries:
-            module.__dict__.pop(entry, None)
+class DryModule(CompiledModule):
+    """A compiled module that answers each call with zeros."""
 
-
-def _trace_entry(module: nn.Module, entry: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
-    """Traces one method of a module as if it were its forward."""
-    put_away = {name: module.__dict__.pop(name) for name in ENTRIES if name in module.__dict__}
-    try:
-        if entry != "forward":
-            module.__dict__["forward"] = getattr(module, entry)
-        logger.info("tracing %s.%s", type(module).__name__, entry)
-        return trace(module, args, kwargs)
-    finally:
-        module.__dict__.pop("forward", None)
-        module.__dict__.update(put_away)
-
-
-def _takes(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        program.signature.flatten(args, kwargs)
-    except CallError:
-        return False
-    return True
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns zeros in the module's own structure; raises CallError for a call that it was not compiled for."""
+        self.program.signature.flatten(args, kwargs)
+        return zeros_of(self.program)
 
 
 def zeros_of(program: Program) -> Any:
     """What a program returns, in the module's own structure, with nothing but zeros in it."""
-    (leaves,) = program.output.args
-    if not isinstance(leaves, (tuple, list)):
-        raise TraceError(f"{program.name} returns {leaves!r}, which is no list of results")
+    leaves = program.output.args[0]
+    assert isinstance(leaves, (tuple, list))
     return program.signature.unflatten([_zeros(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves])
 
 
 def _zeros(node: Node) -> torch.Tensor:
     (kind,) = tensors_of(node)
     return torch.zeros(kind.sizes, dtype=kind.dtype)
-
-
-def compile_calls(
-    calls: Mapping[str, Traced], request: Request, passes: str | None = None
-) -> dict[str, CompiledModule]:
-    """Places and schedules each call that a dry run found, for the devices that its component was given."""
-    return {name: _compile_call(call, request, passes) for name, call in calls.items()}
-
-
-def _compile_call(call: Traced, request: Request, passes: str | None) -> CompiledModule:
-    role = role_of_component(call.attribute)
-    call.program.devices = request.devices_for(call.attribute, role)
-    shares = request.shares_for(call.attribute, role, call.program.devices)
-    steps = default_passes(shares) if passes is None else parse_passes(passes)
-    PassManager(steps).run(call.program)
-    return CompiledModule(call.program, request.rig, HeldWeights.of_module(call.module, call.program))

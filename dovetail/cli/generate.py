@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..compiler.errors import UsageError
 from .call import PICTURE, Size, call_arguments
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, progress
-from .subject import Pipeline, find_pipeline, quiet_libraries
+from .subject import Pipeline, find_pipeline, open_pipeline
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -46,7 +45,6 @@ def generate(
     where.check(pipeline.components)
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
-    quiet_libraries()
     with progress("loading the pipeline"):
         pipe = _load(pipeline, where, dtype)
     arguments = call_arguments(pipe, given, pipeline.defaults)
@@ -61,15 +59,10 @@ def generate(
 
 
 def _load(pipeline: Pipeline, where: Where, dtype: str | None) -> Any:
-    import torch
+    from ..pipelines import compile_pipeline
 
-    from .. import load_pipeline
-
-    name = dtype or pipeline.dtype
-    if where.passes:
-        raise UsageError("--passes is for compile, show and verify: generate runs the usual ones")
-    pipe = load_pipeline(pipeline.place, **where.arguments, **({"dtype": getattr(torch, name)} if name else {}))
-    pipe.set_progress_bar_config(disable=True)
+    pipe = open_pipeline(pipeline, dtype)
+    compile_pipeline(pipe, **where.arguments, passes=where.passes or None)
     return pipe
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..compiler.errors import UsageError
 from .call import Size, call_arguments
 from .options import Where
 from .output import progress
-from .subject import Pipeline, check_component, find_pipeline, quiet_libraries
+from .subject import Pipeline, check_component, find_pipeline, open_pipeline
 
 if TYPE_CHECKING:
     from ..compiled import CompiledModule
@@ -25,7 +24,7 @@ def compiled_parts(subject: str, component: str, where: Where, size: Size) -> di
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing the components"):
-        return _compile(pipeline, wanted, where, size)
+        return _plan(pipeline, wanted, where, size)
 
 
 def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
@@ -37,29 +36,15 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
     return {compiled.program.name: compiled}
 
 
-def _compile(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str, CompiledModule]:
-    from ..dryrun import compile_calls, dry_run
+def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str, CompiledModule]:
+    from ..dryrun import DryPipeline
 
-    quiet_libraries()
     pipe = open_pipeline(pipeline)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    calls = dry_run(pipe, **call_arguments(pipe, given, pipeline.defaults))
-    if wanted:
-        calls = {name: call for name, call in calls.items() if call.attribute == wanted}
-    if not calls:
-        raise UsageError(f"the pipeline never calls its component {wanted!r}: there is nothing to compile")
-    return compile_calls(calls, where.check(pipeline.components), where.passes or None)
-
-
-def open_pipeline(pipeline: Pipeline) -> Any:
-    """The pipeline as diffusers loads it, on the CPU."""
-    import torch
-    from diffusers import DiffusionPipeline
-
-    dtype = getattr(torch, pipeline.dtype) if pipeline.dtype else None
-    try:
-        pipe = DiffusionPipeline.from_pretrained(pipeline.place, **({"dtype": dtype} if dtype else {}))
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise UsageError(f"cannot load {pipeline.place}: {error}") from error
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    with DryPipeline(pipe, where.arguments, passes=where.passes or None) as dry:
+        dry(**call_arguments(pipe, given, pipeline.defaults))
+        plans = dry.plans()
+    chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
+    if not chosen:
+        raise UsageError(f"{pipeline.place} calls {wanted or 'nothing'} in no picture: there is nothing to compile")
+    return chosen

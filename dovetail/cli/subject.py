@@ -80,7 +80,23 @@ def check_component(pipeline: Pipeline, component: str) -> str:
     return wanted
 
 
-def quiet_libraries() -> None:
+def open_pipeline(pipeline: Pipeline, dtype: str | None = None) -> Any:
+    """The pipeline as diffusers loads it, on the CPU; raises UsageError when it cannot be loaded."""
+    import torch
+    from diffusers import DiffusionPipeline
+
+    _quiet_libraries()
+    name = dtype or pipeline.dtype
+    given = {"dtype": getattr(torch, name)} if name else {}
+    try:
+        pipe = DiffusionPipeline.from_pretrained(pipeline.place, **given)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load {pipeline.place}: {error}") from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _quiet_libraries() -> None:
     """Keeps the progress bars and notices of diffusers and transformers off the terminal."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
