@@ -25,7 +25,7 @@ class Place(Pass):
     """Places weights over the program's devices.
 
     ``shares`` weighs the devices instead of their free memory; ``headroom`` is kept free on each device, in bytes, and
-    is the program's largest live set when left out. A program whose weights all have a home keeps them.
+    is the program's largest live set when left out. A weight that has a home already keeps it.
     """
 
     name: ClassVar[str] = "place"
@@ -44,7 +44,7 @@ class Place(Pass):
         offers = self._offers(program.devices, headroom)
         rest = _bytes_outside_blocks(program)
         counts = split_blocks([block.nbytes for block in program.blocks], offers, rest)
-        program.home = _homes(program, counts)
+        program.home = {name: program.home.get(name, home) for name, home in _homes(program, counts).items()}
         _check_fit(program, headroom)
         return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, counts))}")
 

@@ -101,6 +101,12 @@ class Executor:
         }
         self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
 
+    def unbind(self) -> None:
+        """Lets go of all weights."""
+        self._steps = None
+        self._held = {}
+        self._constants = {}
+
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Runs the schedule on tensors that lie on the main device; returns the leaves of the result.
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from ..compiler.errors import WeightError
 from ..compiler.program import Program, Weight
+
+
+class WeightSource(Protocol):
+    """Gives the data of a program's weights on their devices."""
+
+    def missing(self, program: Program) -> list[str]:
+        """The names of weights that are not here, or have no data."""
+
+    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The weight on a device; raises WeightError when it cannot be had."""
 
 
 class HeldWeights:
@@ -37,12 +48,17 @@ class HeldWeights:
         if tensor is None or tensor.is_meta:
             what = "is not among the weights given" if tensor is None else "is on meta and has no data"
             raise WeightError(f"weight {weight.name} {what}: load the weights first, or give them to dovetail.load")
-        if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
-            raise WeightError(
-                f"weight {weight.name} is {tensor.dtype}{list(tensor.shape)}, "
-                f"but the program was traced with {weight.dtype}{list(weight.shape)}: compile again"
-            )
+        check_matches(weight, tensor)
         return tensor.detach().to(device)
 
     def _find(self, weight: Weight) -> torch.Tensor | None:
         return next((self._tensors[name] for name in weight.names if name in self._tensors), None)
+
+
+def check_matches(weight: Weight, tensor: torch.Tensor) -> None:
+    """Raises WeightError when a tensor has another shape or dtype than a weight was traced with."""
+    if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
+        raise WeightError(
+            f"weight {weight.name} is {tensor.dtype}{list(tensor.shape)}, "
+            f"but the program was traced with {weight.dtype}{list(weight.shape)}: compile again"
+        )

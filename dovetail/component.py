@@ -1,0 +1,258 @@
+"""One component of a pipeline: its calls are compiled, the object stays as it is.
+
+The ``forward`` of the component and of each of its parts gives way to a function that compiles on the first call of
+each kind and then runs the program. Pipelines call parts too (a text encoder's last norm, a VAE's decoder tile by tile
+while tiling is on), so each part is ready to be compiled by itself; inside a program none of them is called any more.
+A VAE's ``_encode`` and ``_decode`` are calls of their own: what ``encode`` and ``decode`` do around them stays Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .call_key import call_key, plain_state
+from .compiled import CompiledModule
+from .compiler.devices import Device
+from .compiler.errors import CallError, TraceError
+from .compiler.program import Program
+from .compiler.trace import trace
+from .residence import Reader, Residence
+from .runtime.transfers import start_copy
+
+logger = logging.getLogger(__name__)
+
+_METHODS = ("_encode", "_decode")
+_MANY = 16
+"""So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
+
+Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
+"""Takes a traced program of a part of a component through the passes."""
+
+
+@dataclass
+class Call:
+    """One way in which a component or a part of it is called, and the programs compiled for it so far."""
+
+    path: str
+    method: str
+    module: nn.Module
+    original: Callable[..., Any]
+    was_own: bool
+    answer: Callable[..., Any] | None = None
+    programs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return (
+            ".".join(part for part in (self.path, self.method if self.method != "forward" else "") if part) or "forward"
+        )
+
+    def swap_in(self) -> None:
+        """Puts the compiled call in place."""
+        self.module.__dict__[self.method] = self.answer
+
+    def swap_out(self) -> None:
+        """Gives the module its own call back."""
+        self.module.__dict__.pop(self.method, None)
+        if self.was_own:
+            self.module.__dict__[self.method] = self.original
+
+    def traceable(self) -> nn.Module:
+        """The module whose forward is this call; for a method a shallow copy that shares all weights."""
+        if self.method == "forward":
+            return self.module
+        view = copy.copy(self.module)
+        view.__dict__["forward"] = MethodType(getattr(type(self.module), self.method), view)
+        return view
+
+
+class Component:
+    """A module of a pipeline, its devices, its weights, and the programs of its calls.
+
+    Args:
+        name: the attribute of the pipeline.
+        role: what it is for.
+        module: the module, which is changed in place.
+        devices: main device first.
+        insists: whether it was asked by name to be on several devices, so that one must not do instead.
+        finish: runs the passes on a traced program.
+        read: reads weights that have no data yet.
+        dynamic_shapes: as torch.export takes them, for its forward.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        module: nn.Module,
+        devices: tuple[Device, ...],
+        *,
+        insists: bool,
+        finish: Finish,
+        read: Reader | None = None,
+        dynamic_shapes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.module = module
+        self.devices = devices
+        self.residence = Residence(module, read)
+        self.calls: list[Call] = []
+        self._insists = insists
+        self._finish = finish
+        self._dynamic_shapes = dynamic_shapes
+        self._dtype = self._first_dtype()
+
+    @property
+    def programs(self) -> list[CompiledModule]:
+        """Everything that was compiled for this component so far."""
+        held = (program for call in self.calls for program in call.programs.values())
+        return list(dict.fromkeys(program for program in held if isinstance(program, CompiledModule)))
+
+    def swap(self) -> None:
+        """Puts the compiled calls in place of the module's own."""
+        for path, module in self.module.named_modules():
+            self._swap(path, "forward", module)
+        for method in _METHODS:
+            if hasattr(self.module, method):
+                self._swap("", method, self.module)
+
+    def restore(self) -> None:
+        """Gives the module its own calls and its weights' old places back, and forgets all programs."""
+        self._forget()
+        self.residence.undo()
+
+    def refresh(self) -> None:
+        """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
+        self._forget()
+        self.residence.forget_copies()
+        self.swap()
+
+    def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answers a call with the program for its shapes and constants, which is compiled if there is none yet."""
+        if call.method != "forward" and getattr(self.module, "use_tiling", False):
+            return call.original(*args, **kwargs)
+        if self._first_dtype() is not self._dtype:
+            self._dtype = self._first_dtype()
+            self.refresh_weights()
+        key = plain_state(self.module), call_key(args, kwargs)
+        program = call.programs.get(key)
+        if program is None:
+            program = call.programs[key] = self._reuse(call, args, kwargs) or self._compile(call, args, kwargs)
+        return pytree.tree_map(_own, program(*args, **kwargs))
+
+    def refresh_weights(self) -> None:
+        """Lets every program fetch its weights again, after they were converted."""
+        self.residence.forget_copies()
+        for program in self.programs:
+            program.unload()
+
+    def _swap(self, path: str, method: str, module: nn.Module) -> None:
+        call = Call(path, method, module, getattr(module, method), method in vars(module))
+        call.answer = functools.wraps(call.original)(functools.partial(_answer, self, call))
+        call.swap_in()
+        self.calls.append(call)
+
+    def _forget(self) -> None:
+        for call in self.calls:
+            call.swap_out()
+        self.calls.clear()
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Gives the whole module its own calls for a while."""
+        try:
+            for call in self.calls:
+                call.swap_out()
+            yield
+        finally:
+            for call in self.calls:
+                call.swap_in()
+
+    def _reuse(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModule | None:
+        """A program with dynamic shapes that takes this call too."""
+        for program in call.programs.values() if self._dynamic_shapes and call.module is self.module else ():
+            if isinstance(program, CompiledModule) and _accepts(program, args, kwargs):
+                return program
+        return None
+
+    def _compile(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        if len(call.programs) == _MANY:
+            logger.warning(
+                "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
+                "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
+                self._title(call), _MANY,
+            )  # fmt: skip
+        shapes = self._dynamic_shapes if call.module is self.module and call.method == "forward" else None
+        try:
+            with self._as_it_was():
+                module = call.traceable()
+                program = trace(module, args, kwargs, dynamic_shapes=shapes)
+        except TraceError as error:
+            return self._run_as_it_is(call, error)
+        compiled = self._finish(self, program, module)
+        logger.info("compiled %s: %r", self._title(call), compiled)
+        return compiled
+
+    def _run_as_it_is(self, call: Call, error: TraceError) -> Callable[..., Any]:
+        """Runs a call that cannot be traced on the main device; refuses where a split was asked for."""
+        main = self.devices[0]
+        if len(self.devices) > 1 and self._insists:
+            raise TraceError(
+                f"{self._title(call)} cannot be split: {error}: or give it one device: {self.name}={main}"
+            ) from error
+        logger.warning(
+            "%s cannot be compiled and runs as it is, whole on %s, without its activations being freed early: %s",
+            self._title(call), main, error,
+        )  # fmt: skip
+        self.residence.place_all(call.module, main)
+        return functools.partial(self._run_whole, call)
+
+    def _run_whole(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        home = next(
+            (leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None
+        )
+        main = self.devices[0].torch
+        there_args, there_kwargs = pytree.tree_map(lambda leaf: _moved(leaf, main), (args, kwargs))
+        with self._as_it_was():
+            result = call.original(*there_args, **there_kwargs)
+        return result if home is None else pytree.tree_map(lambda leaf: _moved(leaf, home), result)
+
+    def _first_dtype(self) -> torch.dtype | None:
+        return next((parameter.dtype for parameter in self.module.parameters()), None)
+
+    def _title(self, call: Call) -> str:
+        return f"{self.name} ({type(self.module).__name__}).{call}"
+
+
+def _answer(component: Component, call: Call, *args: Any, **kwargs: Any) -> Any:
+    return component.run(call, args, kwargs)
+
+
+def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        program.program.signature.flatten(args, kwargs)
+    except CallError:
+        return False
+    return True
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    return start_copy(leaf, device).wait() if isinstance(leaf, torch.Tensor) and leaf.device != device else leaf
+
+
+def _own(leaf: Any) -> Any:
+    """A result as an ordinary tensor: pipelines write into what they get, which inference tensors forbid."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_inference() or torch.is_inference_mode_enabled():
+        return leaf
+    return leaf.clone()

@@ -1,0 +1,302 @@
+"""Diffusers pipelines with tiny random components, made on the spot; each maker returns one and the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import torch
+
+from . import tiny_text
+
+Made = tuple[Any, dict[str, Any]]
+
+
+def _vae(latents: int = 4, **more: Any) -> Any:
+    torch.manual_seed(1)
+    return diffusers.AutoencoderKL(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=latents,
+        norm_num_groups=4,
+        sample_size=32,
+        **more,
+    ).eval()
+
+
+def _still_vae(latents: int) -> Any:
+    return _vae(latents, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1)
+
+
+def _flow() -> Any:
+    return diffusers.FlowMatchEulerDiscreteScheduler()
+
+
+def _picture(**more: Any) -> dict[str, Any]:
+    return {"prompt": "a red circle", "height": 16, "width": 16, "num_inference_steps": 2, **more}
+
+
+def _flux_parts() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "scheduler": _flow(),
+        "vae": _still_vae(4),
+        "text_encoder": tiny_text.clip(),
+        "tokenizer": tiny_text.clip_tokenizer(),
+        "text_encoder_2": tiny_text.t5(),
+        "tokenizer_2": tiny_text.t5_tokenizer(),
+        "transformer": diffusers.FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=3,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=32,
+            axes_dims_rope=(4, 4, 8),
+        ).eval(),
+    }
+
+
+def flux() -> Made:
+    """FLUX."""
+    return diffusers.FluxPipeline(**_flux_parts()), _picture(max_sequence_length=16, guidance_scale=1.0)
+
+
+def flux_img2img() -> Made:
+    """FLUX from a picture."""
+    image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    call = _picture(max_sequence_length=16, guidance_scale=1.0, image=image, strength=0.9)
+    return diffusers.FluxImg2ImgPipeline(**_flux_parts()), call
+
+
+def _unet(**more: Any) -> Any:
+    torch.manual_seed(2)
+    return diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        sample_size=16,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=more.pop("cross_attention_dim", 32),
+        norm_num_groups=4,
+        attention_head_dim=more.pop("attention_head_dim", 2),
+        **more,
+    ).eval()
+
+
+def _sd_parts() -> dict[str, Any]:
+    return {
+        "unet": _unet(),
+        "scheduler": diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
+        "vae": _vae(),
+        "text_encoder": tiny_text.clip(),
+        "tokenizer": tiny_text.clip_tokenizer(),
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+
+
+def sd() -> Made:
+    """Stable Diffusion 1.5."""
+    return diffusers.StableDiffusionPipeline(**_sd_parts(), requires_safety_checker=False), _picture()
+
+
+def sd_img2img() -> Made:
+    """Stable Diffusion 1.5 from a picture."""
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    pipe = diffusers.StableDiffusionImg2ImgPipeline(**_sd_parts(), requires_safety_checker=False)
+    return pipe, {"prompt": "a red circle", "image": image, "strength": 0.8, "num_inference_steps": 3}
+
+
+def sd_inpaint() -> Made:
+    """Stable Diffusion 1.5 into a part of a picture."""
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    mask = torch.zeros(1, 1, 32, 32)
+    mask[..., 8:24, 8:24] = 1
+    pipe = diffusers.StableDiffusionInpaintPipeline(**_sd_parts(), requires_safety_checker=False)
+    return pipe, _picture(image=image, mask_image=mask, height=32, width=32)
+
+
+def sd_controlnet() -> Made:
+    """Stable Diffusion 1.5 with a ControlNet."""
+    torch.manual_seed(4)
+    controlnet = diffusers.ControlNetModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        in_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        cross_attention_dim=32,
+        conditioning_embedding_out_channels=(16, 32),
+        norm_num_groups=1,
+        attention_head_dim=2,
+    ).eval()
+    torch.nn.init.normal_(controlnet.controlnet_mid_block.weight)
+    image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    pipe = diffusers.StableDiffusionControlNetPipeline(
+        **_sd_parts(), controlnet=controlnet, requires_safety_checker=False
+    )
+    return pipe, _picture(image=image, controlnet_conditioning_scale=0.7)
+
+
+def sdxl() -> Made:
+    """SDXL."""
+    unet = _unet(
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=80,
+        cross_attention_dim=64,
+    )
+    pipe = diffusers.StableDiffusionXLPipeline(
+        unet=unet,
+        scheduler=diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading"),
+        vae=_vae(),
+        text_encoder=tiny_text.clip(),
+        tokenizer=tiny_text.clip_tokenizer(),
+        text_encoder_2=tiny_text.clip(projection=32, layers=4),
+        tokenizer_2=tiny_text.clip_tokenizer(),
+        add_watermarker=False,
+    )
+    return pipe, _picture()
+
+
+def sd3() -> Made:
+    """Stable Diffusion 3."""
+    torch.manual_seed(5)
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=1,
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_projection_dim=32,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        out_channels=4,
+        pos_embed_max_size=16,
+    ).eval()
+    pipe = diffusers.StableDiffusion3Pipeline(
+        scheduler=_flow(),
+        vae=_still_vae(4),
+        text_encoder=tiny_text.clip(projection=32),
+        tokenizer=tiny_text.clip_tokenizer(),
+        text_encoder_2=tiny_text.clip(projection=32, layers=4),
+        tokenizer_2=tiny_text.clip_tokenizer(),
+        text_encoder_3=tiny_text.t5(64),
+        tokenizer_3=tiny_text.t5_tokenizer(),
+        transformer=transformer,
+    )
+    return pipe, _picture(max_sequence_length=16)
+
+
+def wan() -> Made:
+    """Wan, a video: its VAE goes through the frames in a loop with a cache."""
+    torch.manual_seed(6)
+    vae = diffusers.AutoencoderKLWan(
+        base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    ).eval()
+    transformer = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=16,
+        out_channels=16,
+        text_dim=32,
+        freq_dim=256,
+        ffn_dim=32,
+        num_layers=3,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+        rope_max_seq_len=32,
+    ).eval()
+    pipe = diffusers.WanPipeline(
+        tokenizer=tiny_text.t5_tokenizer(),
+        text_encoder=tiny_text.t5(kind="UMT5"),
+        vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        transformer=transformer,
+    )
+    return pipe, _picture(num_frames=5, max_sequence_length=16, negative_prompt="grey")
+
+
+def ltx() -> Made:
+    """LTX, a video."""
+    torch.manual_seed(7)
+    vae = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False,) * 5,
+        upsample_residual=(False,) * 4,
+        upsample_factor=(1,) * 4,
+        patch_size=1,
+        patch_size_t=1,
+        encoder_causal=True,
+        decoder_causal=False,
+    ).eval()
+    vae.use_framewise_encoding = vae.use_framewise_decoding = False
+    transformer = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=4,
+        attention_head_dim=8,
+        cross_attention_dim=32,
+        num_layers=3,
+        caption_channels=32,
+    ).eval()
+    pipe = diffusers.LTXPipeline(
+        scheduler=_flow(),
+        vae=vae,
+        text_encoder=tiny_text.t5(),
+        tokenizer=tiny_text.t5_tokenizer(),
+        transformer=transformer,
+    )
+    return pipe, _picture(height=32, width=32, num_frames=9, max_sequence_length=16)
+
+
+def pixart() -> Made:
+    """PixArt-Σ."""
+    torch.manual_seed(8)
+    transformer = diffusers.PixArtTransformer2DModel(
+        sample_size=8,
+        num_layers=3,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        caption_channels=32,
+        in_channels=4,
+        cross_attention_dim=24,
+        out_channels=8,
+        attention_bias=True,
+        activation_fn="gelu-approximate",
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_single",
+        norm_elementwise_affine=False,
+        norm_eps=1e-6,
+        use_additional_conditions=False,
+    ).eval()
+    pipe = diffusers.PixArtSigmaPipeline(
+        transformer=transformer,
+        vae=_vae(),
+        scheduler=diffusers.DDIMScheduler(steps_offset=1, clip_sample=False),
+        text_encoder=tiny_text.t5(),
+        tokenizer=tiny_text.t5_tokenizer(),
+    )
+    return pipe, _picture(max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
+
+
+PIPELINES: dict[str, Callable[[], Made]] = {
+    maker.__name__: maker
+    for maker in (flux, flux_img2img, sd, sd_img2img, sd_inpaint, sd_controlnet, sdxl, sd3, wan, ltx, pixart)
+}
