@@ -18,15 +18,16 @@ from .pin import Pin
 from .place import Place
 from .schedule import Lower
 from .simplify import Simplify
+from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
-    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Lower)
+    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
 def default_passes(shares: Sequence[float] = (), headroom: int | None = None) -> tuple[Pass, ...]:
-    """From a fresh trace to a schedule, for a layer split."""
+    """From a fresh trace to a verified schedule, for a layer split."""
     return (
         Simplify(),
         FindBlocks(),
@@ -35,11 +36,12 @@ def default_passes(shares: Sequence[float] = (), headroom: int | None = None) ->
         Hoist(),
         Cut(),
         Lower(),
+        Verify(),
     )
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,schedule``.
+    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,schedule,verify``.
 
     ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
     """

@@ -106,7 +106,7 @@ def _copies(facts: _Facts, step: int) -> Iterator[Copy]:
 
 
 def _waits(facts: _Facts, step: int) -> Iterator[Wait]:
-    """Waits for what a step needs; the first reader stands before the next write, so the source need not wait sooner."""
+    """Waits for what a step needs; that step stands before the next write, so the source need not wait sooner."""
     for crossing in facts.needed[step]:
         value, source = State(crossing.value, crossing.version), device_of(crossing.value)
         if facts.is_written_after(crossing):
