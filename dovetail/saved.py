@@ -15,6 +15,7 @@ from .compiler.errors import WeightError
 from .compiler.planfile import load_plan
 from .passes.base import PassManager
 from .passes.schedule import Lower
+from .passes.verify import Verify
 from .request import switch_on
 from .runtime.weights import HeldWeights
 
@@ -36,7 +37,7 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
     program, rig, tensors = load_plan(path)
     switch_on(rig)
     if "cut" in program.facts:
-        PassManager((Lower(),)).run(program)
+        PassManager((Lower(), Verify())).run(program)
     program.constants = {name: tensor for name, tensor in tensors.items() if program.weights[name].kind == "constant"}
     if weights is None:
         return CompiledModule(program, rig, None)
