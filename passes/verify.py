@@ -87,9 +87,9 @@ def violations(program: Program) -> Iterator[Violation]:
     return chain.from_iterable(check(evidence) for fact, check in CHECKS if not fact or fact in program.facts)
 
 
-def explain(program: Program, violation: Violation) -> str:
+def explain(program: Program, violation: Violation, law: str = "") -> str:
     """The text of an error: the rule, what is wrong, and ten lines of the program or schedule around the place."""
-    text = [f"rule {violation.rule}: {RULES[violation.rule]}", f"broken by {program.name}: {violation.problem}"]
+    text = [f"rule {violation.rule}: {law or RULES[violation.rule]}", f"broken by {program.name}: {violation.problem}"]
     text += _surroundings(program, violation)
     history = " → ".join(program.history) or "no pass"
     text += [f"run so far: {history}: a pass that is not dovetail's own, or an edited plan, may be at fault"]

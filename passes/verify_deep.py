@@ -1,0 +1,135 @@
+"""Runs a schedule on tensors without data and compares every node with its annotation.
+
+Torch's own shape functions decide what each op yields, so this checks shapes, dtypes and devices at full size in a
+second or two, without weights and without the devices. Operands are taken from where the schedule has put them; that a
+value lies on the right device is asked at every node, since an op with one operand would hide a missing copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from ..compiler.aliasing import readings
+from ..compiler.devices import Device
+from ..compiler.errors import PassError, VerificationError
+from ..compiler.program import HERE, Program, TensorType, Value, device_of, value_of, weight_of
+from ..compiler.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
+from ..compiler.sizes import evaluate
+from .evidence import Violation
+from .verify import explain
+
+LAW = "Run without data, every node yields the shape, dtype and device that its annotation says."
+
+
+def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | None = None) -> int:
+    """Checks every node of a scheduled program against torch's shape functions; returns how many nodes it checked.
+
+    Args:
+        program: a program with its schedule.
+        stand_ins: for each device of the program the torch device that stands for it. Simulated devices are right for
+            any rig: a device of their own kind each, so that mixing two raises. Left out, the devices themselves.
+
+    Raises:
+        VerificationError: a node yields something else than its annotation says, or mixes devices.
+        PassError: the program has no schedule.
+    """
+    if program.schedule is None:
+        raise PassError(f"{program.name} has no schedule: run the passes up to schedule first")
+    places = stand_ins or {device: device.torch for device in program.devices}
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        return _Rehearsal(program, places).run()
+
+
+class _Rehearsal:
+    """The tensors without data that lie on each device."""
+
+    def __init__(self, program: Program, places: Mapping[Device, torch.device]) -> None:
+        self.program = program
+        self.places = places
+        self.versions = {(reader, value): version for reader, value, version in readings(program) if version}
+        self.nodes = {weight.name: node for node in program.weight_nodes() if (weight := weight_of(node))}
+        self.weights: dict[tuple[Node, Device], Any] = {}
+        self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
+
+    def run(self) -> int:
+        count = 0
+        for instruction in self.program.schedule or ():
+            match instruction:
+                case Load(device, weights):
+                    for node in (self.nodes[weight.name] for weight in weights):
+                        self.weights[node, device] = self.make(value_of(node), device)
+                case Copy(value, source, target):
+                    self.held[value, target] = self.send(self.held[State(value.node), source], target)
+                case Run():
+                    self.segment(instruction)
+                    count += len(instruction.segment.nodes)
+                case Free(value, device):
+                    del self.held[value, device]
+                case Wait() | Release() | Return():
+                    pass
+        return count
+
+    def segment(self, run: Run) -> None:
+        device = run.segment.device
+        local = {state: self.held[state, resting_place(state, device)] for state in run.reads}
+        for node in run.segment.nodes:
+            local[State(node)] = self.node(node, device, local)
+        for state in run.yields:
+            self.held[state, resting_place(state, device)] = local[state]
+
+    def node(self, node: Node, device: Device, local: Mapping[State, Any]) -> Any:
+        def operand(value: Node) -> Any:
+            if weight_of(value) is not None:
+                return self.weights[value, device]
+            moved = device_of(value) != device
+            return local[State(value, self.versions.get((node, value), 0) if moved else 0)]
+
+        args, kwargs = map_arg((node.args, node.kwargs), operand)
+        args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))
+        try:
+            found = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            return self.make(value_of(node), device)  # only the data knows
+        except Exception as error:
+            raise self.broken(node, f"{type(error).__name__}: {error}") from error
+        for problem in self.differences(value_of(node), found, self.places[device]):
+            raise self.broken(node, problem)
+        return found
+
+    def differences(self, value: Value, found: Any, place: torch.device) -> Iterator[str]:
+        if isinstance(value, TensorType):
+            expected = (self.sizes(value.shape), value.dtype, place)
+            actual = (tuple(found.shape), found.dtype, found.device)
+            if actual != expected:
+                yield f"yields {_show(actual)}, its annotation says {_show(expected)}"
+        elif value is not None:
+            for inner, item in zip(value, found, strict=False):
+                yield from self.differences(inner, item, place)
+
+    def make(self, value: Value, device: Device) -> Any:
+        if isinstance(value, TensorType):
+            sizes, strides = self.sizes(value.shape), self.sizes(value.stride)
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.places[device])
+        return 1 if value is None else tuple(self.make(item, device) for item in value)
+
+    def send(self, tensor: torch.Tensor, target: Device) -> torch.Tensor:
+        place = self.places[target]
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+
+    def sizes(self, sizes: tuple[int | str, ...]) -> tuple[int, ...]:
+        return tuple(evaluate(size, self.program.symbols) for size in sizes)
+
+    def broken(self, node: Node, problem: str) -> VerificationError:
+        return VerificationError(explain(self.program, Violation("deep", f"%{node.name} {problem}", node), LAW))
+
+
+def _show(kind: tuple[tuple[int, ...], torch.dtype, torch.device]) -> str:
+    shape, dtype, device = kind
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"
