@@ -16,12 +16,13 @@ from .cut import Cut
 from .hoist import Hoist
 from .pin import Pin
 from .place import Place
+from .reuse import Reuse
 from .schedule import Lower
 from .simplify import Simplify
 from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
-    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Lower, Verify)
+    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
@@ -35,13 +36,14 @@ def default_passes(shares: Sequence[float] = (), headroom: int | None = None) ->
         Pin(),
         Hoist(),
         Cut(),
+        Reuse(),
         Lower(),
         Verify(),
     )
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,schedule,verify``.
+    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,reuse,schedule,verify``.
 
     ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
     """

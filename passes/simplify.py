@@ -7,15 +7,16 @@ storages it compares are those of the traced graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias, alias_class, writes
-from ..compiler.program import Program, TensorType, Value, tensors_of, value_of, weight_of
+from ..compiler.program import Program, TensorType, tensors_of, value_of, weight_of
 from .base import Change, Pass
+from .storages import rename_storages
 
 aten = torch.ops.aten
 
@@ -62,7 +63,7 @@ def _drop_identities(program: Program) -> None:
     touched |= {tensor.storage for node in program.output.all_input_nodes for tensor in tensors_of(node)}
     merged: dict[int, int] = {}
     for node in list(program.ops()):
-        _rename_storages(node, merged)
+        rename_storages(node, merged)
         source = node.args[0] if node.args else None
         if isinstance(source, Node) and _repeats(node, source, touched):
             merged[tensors_of(node)[0].storage] = tensors_of(source)[0].storage
@@ -85,17 +86,6 @@ def _repeats(node: Node, source: Node, touched: set[int]) -> bool:
     if "dropout" in node.target.overloadpacket.__name__:
         return not node.args[2]
     return mine.storage == theirs.storage or not touched & {mine.storage, theirs.storage}
-
-
-def _rename_storages(node: Node, merged: dict[int, int]) -> None:
-    if merged and any(tensor.storage in merged for tensor in tensors_of(node)):
-        node.meta["value"] = _renamed(value_of(node), merged)
-
-
-def _renamed(value: Value, merged: dict[int, int]) -> Value:
-    if isinstance(value, TensorType):
-        return replace(value, storage=merged.get(value.storage, value.storage))
-    return None if value is None else tuple(_renamed(item, merged) for item in value)
 
 
 def _drop_dead(program: Program) -> None:

@@ -1,0 +1,1 @@
+"""Measurements whose figures the documentation quotes; each prints a table of ratios taken in one run."""

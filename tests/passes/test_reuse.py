@@ -1,0 +1,157 @@
+"""Results computed in the memory of an operand that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.program import tensors_of
+from dovetail.passes.reuse import in_place
+from dovetail.runtime import sim
+
+aten = torch.ops.aten
+Layers = nn.ModuleList
+Body = Callable[[Layers, torch.Tensor], object]
+
+
+class Module(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.body(self.layers, x)
+
+
+X = torch.linspace(-2, 2, 24).reshape(3, 8)
+
+
+def targets(body: Body, backend: str = "cpu") -> list[str]:
+    """The operations after reuse; the result must be the eager one, and the input what it was."""
+    torch.manual_seed(0)
+    module = Module(body).eval()
+    compiled = dovetail.compile(module, (X,), backend=backend)
+    with torch.no_grad():
+        expected = module(X)
+    kept = X.clone()
+    found = compiled(X)
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert torch.equal(X, kept)
+    packets = (getattr(node.target, "overloadpacket", None) for node in compiled.program.ops())
+    return [packet.__name__ for packet in packets if packet]
+
+
+def test_an_activation_whose_operand_dies_is_computed_in_place() -> None:
+    assert targets(lambda layers, x: layers[1](torch.nn.functional.gelu(layers[0](x)))) == ["linear", "gelu_", "linear"]
+
+
+def test_a_chain_of_elementwise_operations_uses_one_piece_of_memory() -> None:
+    names = targets(lambda layers, x: (layers[0](x).sigmoid() * 2 + 1).neg())
+    assert names == ["linear", "sigmoid_", "mul_", "add_", "neg_"]
+
+
+@pytest.mark.parametrize("body", [lambda layers, x: x.sigmoid() + 1, lambda layers, x: layers[0].bias.sigmoid()])
+def test_inputs_and_weights_are_not_overwritten(body: Body) -> None:
+    assert "sigmoid" in targets(body)
+
+
+def test_an_operand_that_is_read_later_is_kept() -> None:
+    def body(layers: Layers, x: torch.Tensor) -> object:
+        y = layers[0](x)
+        return y.sigmoid() + y
+
+    assert targets(body) == ["linear", "sigmoid", "add_"]
+
+
+def test_an_operand_of_which_a_view_is_read_later_is_kept() -> None:
+    def body(layers: Layers, x: torch.Tensor) -> object:
+        y = layers[0](x)
+        row = y[1]
+        return y.sigmoid(), row
+
+    assert "sigmoid" in targets(body)
+
+
+def test_a_slice_of_larger_memory_is_not_kept_alive_for_a_smaller_result() -> None:
+    def body(layers: Layers, x: torch.Tensor) -> object:
+        left, right = layers[0](x).chunk(2, -1)
+        return torch.cat([left.sigmoid(), right], -1)
+
+    assert "sigmoid" in targets(body)
+
+
+def test_an_operand_that_is_read_twice_by_one_operation_is_kept() -> None:
+    def squared(layers: Layers, x: torch.Tensor) -> object:
+        y = layers[0](x)
+        return y * y
+
+    assert targets(squared) == ["linear", "mul"]
+
+
+def test_a_result_of_another_dtype_or_shape_is_not_computed_in_place() -> None:
+    assert targets(lambda layers, x: layers[0](x) > 0) == ["linear", "gt"]
+    assert targets(lambda layers, x: layers[0](x)[:1] + layers[1](x))[-1] == "add"
+
+
+def test_a_value_that_crosses_is_neither_overwritten_nor_written_into() -> None:
+    def body(layers: Layers, x: torch.Tensor) -> object:
+        y = layers[0](x).sigmoid()  # crosses to the second device
+        return layers[1](y).sigmoid() + 1, y
+
+    assert targets(body, backend="sim0&sim1")[:3] == ["linear", "sigmoid", "linear"]
+
+
+def test_what_an_op_that_may_return_a_view_reads_is_one_piece_with_its_result() -> None:
+    def body(layers: Layers, x: torch.Tensor) -> object:
+        y = layers[0](x).t()
+        flat = y.reshape(-1)  # a copy here, a view where strides differ
+        return flat.sigmoid(), y
+
+    assert "sigmoid" in targets(body)
+
+
+def test_the_operand_and_the_result_are_never_held_together() -> None:
+    torch.manual_seed(0)
+    large = nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)).eval()
+    x = torch.randn(256, 64)
+
+    def peak(passes: str) -> int:
+        compiled = dovetail.compile(large, (x,), backend="sim0", passes=passes)
+        compiled.load()
+        there = x.to("sim:0")
+        sim.reset_peak(0)
+        before = sim.stats(0).in_use
+        compiled(there)
+        return sim.stats(0).peak - before
+
+    hidden, result = 256 * 4096 * 4, 256 * 64 * 4
+    assert peak("simplify,blocks,place,pin,hoist,cut,schedule") == hidden + hidden
+    assert peak("simplify,blocks,place,pin,hoist,cut,reuse,schedule") == hidden + result
+
+
+def test_views_of_the_result_lie_in_the_reused_memory() -> None:
+    module = Module(lambda layers, x: layers[1](layers[0](x).sigmoid()[:, :8])).eval()
+    program = dovetail.compile(module, (X,), backend="cpu").program
+    storages = [tensors_of(node)[0].storage for node in program.ops()]
+    assert storages[0] == storages[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "twin"),
+    [
+        (aten.gelu.default, aten.gelu_.default),
+        (aten.add.Tensor, aten.add_.Tensor),
+        (aten.linear.default, None),
+        (aten.unsqueeze.default, None),
+        (aten.bernoulli.default, None),
+        (len, None),
+    ],
+)
+def test_only_elementwise_operations_have_a_form_in_place(target: object, twin: object) -> None:
+    assert in_place(target) is twin
