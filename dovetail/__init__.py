@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiled import CompiledModule
     from .compiling import compile
+    from .loading import load_pipeline
     from .pipelines import CompiledPipeline, compile_pipeline
     from .saved import load
 
@@ -24,9 +25,10 @@ _HOMES = {
     "compile": "compiling",
     "compile_pipeline": "pipelines",
     "load": "saved",
+    "load_pipeline": "loading",
 }
 
-__all__ = ["CompiledModule", "CompiledPipeline", "__version__", "compile", "compile_pipeline", "load"]
+__all__ = ["CompiledModule", "CompiledPipeline", "__version__", "compile", "compile_pipeline", "load", "load_pipeline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def plain_state(module: nn.Module) -> Hashable:
-    """The plain attributes of a module, which may steer what it computes (tiling, slicing, an adapter that was loaded)."""
+    """The plain attributes of a module, which may steer what it computes (tiling, slicing, whether it has adapters)."""
     return tuple(value for value in vars(module).values() if type(value) in _PLAIN)
 
 

@@ -127,6 +127,12 @@ class Component:
             if hasattr(self.module, method):
                 self._swap("", method, self.module)
 
+    def settle(self) -> None:
+        """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
+        first = next(self.module.parameters(), None)
+        if self.residence.reads and first is not None:
+            self.residence.place(first, self.devices[0])
+
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs."""
         self._forget()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +18,9 @@ from .compiler.spec import role_of_component
 from .component import Component
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
+from .pipeline_plan import check_names, count_held_as_free, is_named, modules_of, share_out
 from .request import Request
 from .residence import Reader
-
-logger = logging.getLogger(__name__)
 
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MARK = "_dovetail"
@@ -50,7 +48,7 @@ def compile_pipeline(
     Args:
         pipe: any diffusers pipeline; inference only.
         backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
-        split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for dovetail.compile, and per role too.
+        split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
         device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
@@ -65,7 +63,7 @@ def compile_pipeline(
     return CompiledPipeline(
         pipe,
         {
-            "backend": _one_backend(backend, device_map),
+            "backend": one_backend(backend, device_map),
             "split_mode": split_mode,
             "tensor_split": tensor_split,
             "max_vram": max_vram,
@@ -99,19 +97,19 @@ class CompiledPipeline:
         _refuse_twice(pipe)
         modules = modules_of(pipe)
         roles = {name: role_of_component(name) for name in modules}
-        self._request = _with_what_is_held(Request.parse(**request, components=roles), modules)
+        self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._passes = passes
         self._callbacks = callbacks
         self._request.switch_on()
-        _check_names(self._request, roles, dynamic_shapes or {})
+        check_names(self._request, roles, dynamic_shapes or {})
         self.components: dict[str, Component] = {}
-        for name, devices in _share_out(self._request, modules, roles).items():
+        for name, devices in share_out(self._request, modules, roles).items():
             self.components[name] = Component(
                 name,
                 roles[name],
                 modules[name],
                 devices,
-                insists=_is_named(self._request, name, roles[name]),
+                insists=is_named(self._request, name, roles[name]),
                 finish=self._finish,
                 read=(readers or {}).get(name),
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
@@ -143,7 +141,7 @@ class CompiledPipeline:
         self.pipe(*args, **{"num_inference_steps": 1, **kwargs})
 
     def refresh(self, *names: str) -> None:
-        """Forgets the programs of the named components, or of all: after one was changed by hand (adapters, processors)."""
+        """Forgets the programs of the named components, or of all; needed after one was changed by hand."""
         for name in names or self.components:
             self.components[name].refresh()
 
@@ -170,9 +168,11 @@ class CompiledPipeline:
         return "\n".join(lines)
 
     def _swap(self) -> None:
-        hook = _ExecutionDevice(self.main.torch)
+        hook = _ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
         for component in self.components.values():
             component.swap()
+            if self.rig.present:
+                component.settle()
             component.module.__dict__["_hf_hook"] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         own = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
@@ -225,16 +225,8 @@ class _ExecutionDevice:
         return module
 
 
-def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """The modules among a pipeline's components, by attribute, each once."""
-    modules: dict[str, nn.Module] = {}
-    for name, component in pipe.components.items():
-        if isinstance(component, nn.Module) and not any(component is known for known in modules.values()):
-            modules[name] = component
-    return modules
-
-
-def _one_backend(backend: Any, device_map: Any) -> Any:
+def one_backend(backend: Any, device_map: Any) -> Any:
+    """What was given of two names for one thing; raises UsageError when both were."""
     if backend is not None and device_map is not None:
         raise UsageError("backend and device_map say the same thing twice: give one of them")
     return device_map if backend is None else backend
@@ -246,8 +238,8 @@ def _refuse_twice(pipe: Any) -> None:
     hooked = [name for name, module in modules_of(pipe).items() if hasattr(module, "_hf_hook")]
     if hooked:
         raise UsageError(
-            f"{', '.join(hooked)} of this {type(pipe).__name__} {'is' if len(hooked) == 1 else 'are'} offloaded or "
-            "mapped by accelerate, or compiled in another pipeline: call pipe.remove_all_hooks(), or undo() there, first"
+            f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}, or another pipeline compiled "
+            "them: call pipe.remove_all_hooks(), or undo() there, first"
         )
 
 
@@ -259,47 +251,3 @@ def _refusal(name: str) -> Callable[..., Any]:
         )
 
     return refuse
-
-
-def _with_what_is_held(request: Request, modules: Mapping[str, nn.Module]) -> Request:
-    """The request over a rig in which the pipeline's own weights count as free: they will lie where they are placed."""
-    held: Counter[str] = Counter()
-    for module in modules.values():
-        for tensor in (*module.parameters(), *module.buffers()):
-            held[str(tensor.device)] += tensor.nbytes
-    devices = [
-        replace(device, free=min(device.total, device.free + held[_torch_name(device)])) for device in request.rig
-    ]
-    return replace(request, rig=replace(request.rig, devices=tuple(devices)))
-
-
-def _torch_name(device: Device) -> str:
-    return device.kind if device.is_host else f"{device.kind}:{device.index}"
-
-
-def _check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str, Any]) -> None:
-    for key in request.backend.unused(roles):
-        logger.warning("this pipeline has no %s: what backend says of it is not used", key)
-    wrong = sorted(shapes.keys() - roles.keys())
-    if wrong:
-        raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")
-
-
-def _is_named(request: Request, name: str, role: str) -> bool:
-    """Whether the devices were asked for this component or its role, and not for all."""
-    return any(key in (name, role) for key, _ in request.backend.named)
-
-
-def _share_out(
-    request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]
-) -> dict[str, tuple[Device, ...]]:
-    """The devices of each component; of several text encoders the largest alone is split, unless told by name."""
-    sizes = {name: sum(p.nbytes for p in module.parameters()) for name, module in modules.items()}
-    encoders = [name for name, role in roles.items() if role == "te"]
-    dominant = max(encoders, key=sizes.__getitem__, default="")
-    shared: dict[str, tuple[Device, ...]] = {}
-    for name, role in roles.items():
-        devices = request.devices_for(name, role)
-        whole = role == "te" and name != dominant and name not in dict(request.backend.named)
-        shared[name] = devices[:1] if whole else devices
-    return shared

@@ -72,6 +72,11 @@ class Residence:
         self._placed = {key: entry for key, entry in self._placed.items() if key in self._slots}
 
     @property
+    def reads(self) -> bool:
+        """Whether weights may have no data yet, and are read when they are needed."""
+        return self._read is not None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all weights of the component, each counted once."""
         return sum(tensor.nbytes for _, tensor in self._tensors())
@@ -158,8 +163,8 @@ class Residence:
             return self._read(self._name(tensor), tensor, device)
         except torch.OutOfMemoryError as error:
             raise DoesNotFitError(
-                f"{self._name(tensor)} of {type(self.module).__name__} needs {format_bytes(tensor.nbytes)} on {device}: "
-                f"{error}: give this component more devices, or less to this one (tensor_split, max_vram)"
+                f"{self._name(tensor)} of {type(self.module).__name__} needs {format_bytes(tensor.nbytes)} on "
+                f"{device}: {error}: give this component more devices, or less to this one (tensor_split, max_vram)"
             ) from error
 
     def _replace(self, tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Diffusers pipelines with tiny random components, made on the spot; each maker returns one and the arguments of a call."""
+"""Diffusers pipelines with tiny random components, made on the spot; a maker returns one and a call for it."""
 
 from __future__ import annotations
 

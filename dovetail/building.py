@@ -1,0 +1,234 @@
+"""Builds the components of a saved pipeline without their weights, as their libraries' from_pretrained would.
+
+Parameters are on meta; buffers that no checkpoint has keep the values and the dtype of construction. The dtype each
+weight must be read in is written on its meta tensor. What this cannot do (other file formats, quantized checkpoints,
+weights that a library recombines while loading) is answered with None, and the caller lets the library load it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .compiler.errors import WeightError
+from .compiler.weights import WeightIndex
+from .residence import tensors_of
+from .runtime.reading import WeightReader
+
+logger = logging.getLogger(__name__)
+
+_STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+
+
+@dataclass
+class Built:
+    """A component without its weights, and where they lie."""
+
+    module: nn.Module
+    index: WeightIndex
+    reader: WeightReader
+
+    def read(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Reads the weight of a name to a device, in the dtype of its stand-in."""
+        return self.reader.read(self.index[name], tensor.dtype, device)
+
+
+def build(library: str, class_name: str, folder: Path, variant: str | None, dtype: torch.dtype | None) -> Built | None:
+    """Builds the component in a folder, or returns None when its library must load it.
+
+    Raises:
+        WeightError: a file is missing or damaged, or weights are missing or of another shape than the component's.
+    """
+    cls = class_of(library, class_name)
+    family = _family(cls)
+    if cls is None or family is None:
+        return None
+    index = find_index(folder, _STEMS[family], variant)
+    if index is None:
+        return _leave(folder, "it has no safetensors file")
+    make = _of_diffusers if family == "diffusers" else _of_transformers
+    module_and_names = make(cls, folder, index, dtype)
+    if module_and_names is None:
+        return None
+    module, names = module_and_names
+    built = Built(module.eval(), _under_first_names(module, index.renamed(names)), WeightReader())
+    _read_buffers(built)
+    return built
+
+
+def class_of(library: str, name: str) -> Any:
+    """The class of a component as model_index.json names it, or None."""
+    import diffusers
+
+    home = getattr(diffusers.pipelines, library, None)
+    if home is None and library in _STEMS:
+        home = importlib.import_module(library)
+    return getattr(home, name, None)
+
+
+def find_index(folder: Path, stem: str, variant: str | None) -> WeightIndex | None:
+    """The index of the weights in a folder: of the variant if it has that, of the plain files otherwise."""
+    for middle in ([f".{variant}"] if variant else []) + [""]:
+        listing = folder / f"{stem}.safetensors.index{middle}.json"
+        single = folder / f"{stem}{middle}.safetensors"
+        if listing.exists():
+            return WeightIndex.of_shards(listing)
+        if single.exists():
+            return WeightIndex.of_file(single)
+    if any(folder.glob("*.bin")):
+        return None
+    raise WeightError(f"{folder} has no weights ({stem}.safetensors): download it again, or name another variant")
+
+
+def _family(cls: Any) -> str | None:
+    import diffusers
+    import transformers
+
+    if not isinstance(cls, type):
+        return None
+    if issubclass(cls, diffusers.ModelMixin):
+        return "diffusers"
+    return "transformers" if issubclass(cls, transformers.PreTrainedModel) else None
+
+
+Named = tuple[nn.Module, Mapping[str, str]]
+"""A module on meta, and the names of its weights for those names in the files that differ."""
+
+
+def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
+    config = cls.load_config(folder)
+    if config.get("quantization_config"):
+        return _leave(folder, "it is quantized")
+    with _empty(dtype or torch.get_default_dtype()):
+        module = cls.from_config(config)
+    module.register_to_config(_name_or_path=str(folder))
+    names: dict[str, Any] = {name: name for name in index}
+    module._fix_state_dict_keys_on_load(names)
+    names = {old: new for new, old in names.items()}
+    kept = cls._keep_in_fp32_modules or []
+    for new, tensor in _persistent(module).items():
+        if dtype is not None and tensor.is_floating_point():
+            keep = any(part in new.split(".") for part in ([kept] if isinstance(kept, str) else kept))
+            _set_dtype(module, new, torch.float32 if keep else dtype)
+    return module, names
+
+
+def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
+    config = cls.config_class.from_pretrained(folder)
+    if getattr(config, "quantization_config", None):
+        return _leave(folder, "it is quantized")
+    stored = next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
+    dtype = dtype or config.dtype or stored
+    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+        if part is not None:
+            part.dtype = dtype
+    config.name_or_path = str(folder)
+    with _empty(dtype):
+        module = cls(config)
+    module.tie_weights()
+    names = _transformers_names(module, index)
+    if names is None:
+        return _leave(folder, "its library recombines weights while loading")
+    for pattern, wide in module._get_dtype_plan(dtype).items():
+        for name in (name for name in _persistent(module) if pattern in name):
+            _set_dtype(module, name, wide)
+    if module.can_generate() and hasattr(module, "adjust_generation_fn"):
+        module.adjust_generation_fn(None, False, None, str(folder))
+    return module, names
+
+
+def _transformers_names(module: Any, index: WeightIndex) -> dict[str, str] | None:
+    """The names under which transformers would load what the files hold; None where it would change tensors too."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    steps = get_model_conversion_mapping(module)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    state = module.state_dict()
+    names = {}
+    for old in index:
+        new, converted = rename_source_key(old, renamings, converters, module.base_model_prefix, state)
+        if new not in state and old in state:
+            new, converted = rename_source_key(old, [], [], module.base_model_prefix, state)
+        if converted is not None:
+            return None
+        names[old] = new
+    return names
+
+
+@contextlib.contextmanager
+def _empty(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made meanwhile are on meta, buffers are real, both in a default dtype."""
+    import accelerate
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if dtype.is_floating_point and dtype.itemsize > 1 else before)
+    try:
+        with accelerate.init_empty_weights(include_buffers=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _persistent(module: nn.Module) -> Mapping[str, torch.Tensor]:
+    """The weights that a checkpoint of the module holds, by every name."""
+    saved = module.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in tensors_of(module).items() if name in saved}
+
+
+def _set_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> None:
+    """Gives a weight that has no data yet another dtype."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    tensor = getattr(owner, key)
+    if tensor.dtype == dtype:
+        return
+    if isinstance(tensor, nn.Parameter):
+        tensor.data = tensor.data.to(dtype)
+    else:
+        owner._buffers[key] = tensor.to(dtype)
+
+
+def _under_first_names(module: nn.Module, index: WeightIndex) -> WeightIndex:
+    """The index under the first name of each weight, wherever the files have it; checks that all fit."""
+    names: dict[int, list[str]] = {}
+    tensors = _persistent(module)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    found = {own[0]: next((name for name in own if name in index), None) for own in names.values()}
+    lost = [name for name, there in found.items() if there is None]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise WeightError(f"{index.where} lacks {lost[0]}{more} of {type(module).__name__}: download it again")
+    entries = {name: index[there] for name, there in found.items() if there is not None}
+    for name, entry in entries.items():
+        if entry.shape != tuple(tensors[name].shape):
+            raise WeightError(
+                f"{index.where} has {name} as {list(entry.shape)}, {type(module).__name__} needs "
+                f"{list(tensors[name].shape)}: the files belong to another configuration"
+            )
+    return WeightIndex(entries, index.where)
+
+
+def _read_buffers(built: Built) -> None:
+    """Reads the buffers, which are small and which tracing wants to see."""
+    for child in built.module.modules():
+        child._buffers.update({key: value for key, value in child._buffers.items() if value is not None})
+    persistent = _persistent(built.module)
+    buffers = dict(built.module.named_buffers())
+    for name in buffers.keys() & persistent.keys():
+        path, _, key = name.rpartition(".")
+        built.module.get_submodule(path)._buffers[key] = built.read(name, buffers[name], torch.device("cpu"))
+
+
+def _leave(folder: Path, why: str) -> None:
+    logger.warning("%s is loaded by its library, through host memory: %s", folder, why)

@@ -1,0 +1,140 @@
+"""Loads a saved pipeline so that each weight is read straight to the device that it will be used on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .building import Built, build
+from .compiler.devices import Rig
+from .compiler.errors import UsageError, WeightError
+from .passes.base import Callback, Pass
+from .pipelines import CompiledPipeline, one_backend
+
+
+def load_pipeline(
+    source: str | os.PathLike[str],
+    backend: Any = None,
+    *,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    torch_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    variant: str | None = None,
+    pipeline_class: Any = None,
+    components: Mapping[str, Any] | None = None,
+    split_mode: Any = "layer",
+    tensor_split: Any = None,
+    max_vram: Any = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    device_map: Any = None,
+    rig: Rig | str | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: str | Sequence[Pass] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> CompiledPipeline:
+    """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
+
+    Components are built without weights, and all files are checked by their headers. A weight is read when the first
+    call that needs it has been compiled, for only then its device is known: the first picture waits for that, or
+    ``prepare(…)`` does it before. A weight that no call needs is never read.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, or the name of a repository on the Hugging Face Hub, which
+            diffusers downloads.
+        dtype: the dtype of floating weights, for all or by component, as in ``from_pretrained``; ``torch_dtype`` is the
+            older name.
+        variant: the variant of the files, such as ``"fp16"``.
+        pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
+        components: components to take in place of the saved ones, or None to leave one out.
+        backend, split_mode, tensor_split, max_vram, max_memory, device_map, rig, dynamic_shapes, passes, callbacks: as
+            for ``compile_pipeline``.
+
+    Raises:
+        UsageError: there is no such folder, or no such variant.
+        WeightError: files are missing or damaged; nothing was loaded then.
+        SpecError: a spec is wrong; the message points at the place.
+    """
+    import diffusers
+
+    given = dict(components or {})
+    cls = pipeline_class or diffusers.DiffusionPipeline
+    folder = _folder(cls, source, variant)
+    dtypes = dtype if dtype is not None else torch_dtype
+    built = _build_all(folder, variant, dtypes, given)
+    request = {
+        "backend": one_backend(backend, device_map),
+        "split_mode": split_mode,
+        "tensor_split": tensor_split,
+        "max_vram": max_vram,
+        "max_memory": max_memory,
+        "rig": rig,
+    }
+    parts = {**{name: one.module for name, one in built.items()}, **given}
+    return CompiledPipeline(
+        _assemble(cls, folder, variant, dtypes, parts),
+        request,
+        dynamic_shapes=dynamic_shapes,
+        passes=passes,
+        callbacks=callbacks,
+        readers={name: one.read for name, one in built.items()},
+    )
+
+
+def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Path:
+    """The folder of a pipeline, downloaded when it names a repository."""
+    folder = Path(source)
+    if not folder.is_dir():
+        name = os.fspath(source)
+        if name.count("/") != 1 or name[0] in "./~":
+            raise UsageError(
+                f"no folder is called {name}: give one with model_index.json, or a repository (owner/name)"
+            )
+        folder = Path(cls.download(name, variant=variant))
+    if not (folder / "model_index.json").is_file():
+        raise UsageError(f"{folder} is no saved pipeline: it has no model_index.json")
+    return folder
+
+
+def _build_all(folder: Path, variant: str | None, dtypes: Any, given: Mapping[str, Any]) -> dict[str, Built]:
+    built: dict[str, Built] = {}
+    _check_variant(folder, variant)
+    for name, value in _read_json(folder / "model_index.json").items():
+        home = folder / name
+        if name in given or not isinstance(value, list) or len(value) != 2 or value[0] is None or not home.is_dir():
+            continue
+        one = build(value[0], value[1], home, variant, _dtype_of(dtypes, name))
+        if one is not None:
+            built[name] = one
+    return built
+
+
+def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: Mapping[str, Any]) -> Any:
+    try:
+        return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
+    except (OSError, ValueError) as error:
+        raise WeightError(f"diffusers cannot load {folder}: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return dict(read)
+    except (OSError, ValueError, TypeError) as error:
+        raise WeightError(f"{path} cannot be read: {error}: download it again") from error
+
+
+def _check_variant(folder: Path, variant: str | None) -> None:
+    if variant and not any(folder.glob(f"*/*.{variant}[.-]*")):
+        raise UsageError(f"no file in {folder} is of variant {variant!r}: leave variant out, or name another")
+
+
+def _dtype_of(dtypes: Any, name: str) -> torch.dtype | None:
+    """The dtype of a component; one that a dict leaves out gets its default, and else float32, as in diffusers."""
+    if isinstance(dtypes, Mapping):
+        found: torch.dtype = dtypes.get(name, dtypes.get("default", torch.float32))
+        return found
+    return dtypes  # type: ignore[no-any-return]

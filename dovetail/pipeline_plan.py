@@ -1,0 +1,71 @@
+"""Which devices each component of a pipeline gets, and how much of them is free for it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from .compiler.devices import Device
+from .compiler.errors import UsageError
+from .request import Request
+
+logger = logging.getLogger(__name__)
+
+
+def modules_of(pipe: Any) -> dict[str, nn.Module]:
+    """The modules among a pipeline's components, by attribute, each once."""
+    modules: dict[str, nn.Module] = {}
+    for name, component in pipe.components.items():
+        if isinstance(component, nn.Module) and not any(component is known for known in modules.values()):
+            modules[name] = component
+    return modules
+
+
+def count_held_as_free(request: Request, modules: Mapping[str, nn.Module]) -> Request:
+    """The request over a rig in which the pipeline's own weights count as free: they will lie where they are placed."""
+    held: Counter[str] = Counter()
+    for module in modules.values():
+        for tensor in (*module.parameters(), *module.buffers()):
+            held[str(tensor.device)] += tensor.nbytes
+    devices = [
+        replace(device, free=min(device.total, device.free + held[_torch_name(device)])) for device in request.rig
+    ]
+    return replace(request, rig=replace(request.rig, devices=tuple(devices)))
+
+
+def _torch_name(device: Device) -> str:
+    return device.kind if device.is_host else f"{device.kind}:{device.index}"
+
+
+def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str, Any]) -> None:
+    """Says which names mean nothing in this pipeline: a warning for a role, UsageError for dynamic shapes."""
+    for key in request.backend.unused(roles):
+        logger.warning("this pipeline has no %s: what backend says of it is not used", key)
+    wrong = sorted(shapes.keys() - roles.keys())
+    if wrong:
+        raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")
+
+
+def is_named(request: Request, name: str, role: str) -> bool:
+    """Whether the devices were asked for this component or its role, and not for all."""
+    return any(key in (name, role) for key, _ in request.backend.named)
+
+
+def share_out(
+    request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]
+) -> dict[str, tuple[Device, ...]]:
+    """The devices of each component; of several text encoders the largest alone is split, unless told by name."""
+    sizes = {name: sum(p.nbytes for p in module.parameters()) for name, module in modules.items()}
+    encoders = [name for name, role in roles.items() if role == "te"]
+    dominant = max(encoders, key=sizes.__getitem__, default="")
+    shared: dict[str, tuple[Device, ...]] = {}
+    for name, role in roles.items():
+        devices = request.devices_for(name, role)
+        whole = role == "te" and name != dominant and name not in dict(request.backend.named)
+        shared[name] = devices[:1] if whole else devices
+    return shared
