@@ -5,7 +5,7 @@
 Prints, for diffusion transformers of three sizes on the CPU, the wall time of the compiled module over that of eager
 (median of the ratios of rounds in which both ran one after the other) and the peak of live activations of both,
 counted by a simulated device. Then the cost of one cut between two simulated devices beside that of accelerate's
-dispatch_model over the same split.
+dispatch_model over the same split; either is compared with its own run on one simulated device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,42 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import DiTTransformer2DModel, FluxTransformer2DModel
 from rich.console import Console
 from rich.table import Table
 
 import dovetail
 from dovetail.runtime import sim
 
-SIZES = ((32, 4, 64), (256, 4, 64), (1024, 12, 64))  # hidden size, blocks, image tokens
+SIZES = ((32, 4), (256, 4), (1024, 12))  # hidden size, blocks
+TOKENS = 64
+Case = tuple[torch.nn.Module, dict[str, Any]]
 
 
-def transformer(hidden: int, blocks: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+def plain(hidden: int, blocks: int) -> Case:
+    """A transformer whose blocks are attention and feed-forward after adaptive norms, and an example call."""
+    torch.manual_seed(0)
+    heads = max(2, hidden // 64)
+    model = DiTTransformer2DModel(
+        num_attention_heads=heads,
+        attention_head_dim=hidden // heads,
+        in_channels=4,
+        out_channels=4,
+        num_layers=blocks,
+        sample_size=16,
+        patch_size=2,
+        num_embeds_ada_norm=10,
+    ).eval()
+    call = {
+        "hidden_states": torch.randn(1, 4, 16, 16),
+        "timestep": torch.tensor([5]),
+        "class_labels": torch.tensor([1]),
+        "return_dict": False,
+    }
+    return model, call
+
+
+def double_and_single(hidden: int, blocks: int, tokens: int = TOKENS) -> Case:
     """A transformer with half double and half single blocks, and an example call."""
     torch.manual_seed(0)
     heads = max(2, hidden // 64)
@@ -97,18 +122,23 @@ def eager(model: torch.nn.Module, call: dict[str, Any]) -> Callable[[], Any]:
 
 def one_device(rounds: int) -> Table:
     """Compiled against eager on one device."""
-    table = Table("hidden × blocks", "ops", "eager ms", "compiled ms", "time ratio", "peak ratio", "bit-equal")
-    for hidden, blocks, tokens in SIZES:
-        model, call = transformer(hidden, blocks, tokens)
-        compiled = dovetail.compile(model, (), call, backend="cpu")
-        equal = torch.equal(compiled(**call)[0], eager(model, call)()[0])
-        count = rounds if hidden < 1024 else max(rounds // 10, 5)
-        ratio, ours, theirs = median_ratio(lambda: compiled(**call), eager(model, call), count)
-        ops = len(list(compiled.program.ops()))
-        peak = peaks(model, call)
-        row = (f"{hidden} × {blocks}", ops, f"{theirs * 1e3:.2f}", f"{ours * 1e3:.2f}", f"{ratio:.2f}", f"{peak:.2f}")
-        table.add_row(*map(str, row), str(equal))
+    table = Table(
+        "blocks", "hidden × blocks", "ops", "eager ms", "compiled ms", "time ratio", "peak ratio", "bit-equal"
+    )
+    for make in (plain, double_and_single):
+        for hidden, blocks in SIZES:
+            count = rounds if hidden < 1024 else max(rounds // 10, 5)
+            table.add_row(make.__name__, f"{hidden} × {blocks}", *_measure(*make(hidden, blocks), count))
     return table
+
+
+def _measure(model: torch.nn.Module, call: dict[str, Any], rounds: int) -> tuple[str, ...]:
+    compiled = dovetail.compile(model, (), call, backend="cpu")
+    equal = torch.equal(compiled(**call)[0], eager(model, call)()[0])
+    ratio, ours, theirs = median_ratio(lambda: compiled(**call), eager(model, call), rounds)
+    ops = len(list(compiled.program.ops()))
+    shown = (f"{theirs * 1e3:.2f}", f"{ours * 1e3:.2f}", f"{ratio:.2f}", f"{peaks(model, call):.2f}")
+    return str(ops), *shown, str(equal)
 
 
 def peaks(model: torch.nn.Module, call: dict[str, Any]) -> float:
@@ -128,23 +158,26 @@ def cuts(rounds: int) -> Table:
     """The extra time of each cut between two devices: compiled, and dispatched by accelerate."""
     from accelerate import dispatch_model
 
-    table = Table("how", "cuts", "one device ms", "two devices ms", "µs a cut")
-    model, call = transformer(32, 4, 64)
+    table = Table("how", "values", "cuts", "one device ms", "two devices ms", "µs a cut")
+    model, call = double_and_single(32, 4)
     split = dovetail.compile(model, (), call, backend="sim0&sim1", tensor_split="1,1")
     whole = dovetail.compile(model, (), call, backend="sim0")
-    homes = {name: device.torch for name, device in split.program.home.items()}
     count = len(split.program.segments) - 1
     _, two, one = median_ratio(lambda: split(**call), lambda: whole(**call), rounds)
-    table.add_row("dovetail", str(count), f"{one * 1e3:.2f}", f"{two * 1e3:.2f}", f"{(two - one) / count * 1e6:.0f}")
-    paths = {name.rpartition(".")[0]: device for name, device in homes.items()}
-    blocks = {".".join(path.split(".")[:2]): device for path, device in paths.items() if "blocks" in path}
+    table.add_row("dovetail", str(len(split.program.crossings)), *_per_cut(one, two, count))
+    homes = {name.rpartition(".")[0]: device.torch for name, device in split.program.home.items()}
+    blocks = {".".join(path.split(".")[:2]): device for path, device in homes.items() if "blocks" in path}
     rest = {name: torch.device("sim:0") for name, _ in model.named_children() if "blocks" not in name}
-    alone, _ = transformer(32, 4, 64)
-    alone = dispatch_model(alone, {"": torch.device("sim:0")}, main_device="sim:0", force_hooks=True)
+    alone = double_and_single(32, 4)[0].to("sim:0")
+    there = {name: value.to("sim:0") if isinstance(value, torch.Tensor) else value for name, value in call.items()}
     spread = dispatch_model(model, {**rest, **blocks}, main_device="sim:0", force_hooks=True)
-    _, two, one = median_ratio(eager(spread, call), eager(alone, call), rounds)
-    table.add_row("accelerate", str(count), f"{one * 1e3:.2f}", f"{two * 1e3:.2f}", f"{(two - one) / count * 1e6:.0f}")
+    _, two, one = median_ratio(eager(spread, there), eager(alone, there), rounds)
+    table.add_row("accelerate", "", *_per_cut(one, two, count))
     return table
+
+
+def _per_cut(one: float, two: float, count: int) -> tuple[str, ...]:
+    return str(count), f"{one * 1e3:.2f}", f"{two * 1e3:.2f}", f"{(two - one) / count * 1e6:.0f}"
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def _pieces(program: Program) -> dict[int, int]:
 
 @cache
 def in_place(target: Any) -> Any:
-    """The in-place form of an elementwise operation: the same name and arguments with an underscore; None without one."""
+    """The in-place form of an elementwise operation: its name with an underscore; None without one."""
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
         return None
     packet = getattr(getattr(torch.ops, target.namespace), f"{target.overloadpacket.__name__}_", None)
