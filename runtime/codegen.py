@@ -26,6 +26,9 @@ Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
 
 
+_RESERVED = object()
+
+
 @dataclass
 class SegmentSource:
     """The generated function of one segment.
@@ -66,7 +69,7 @@ class _Writer:
     weights: dict[str, Node] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
-    taken: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind"), _RESERVED))
 
     def write(self, text: str, node: Node | None = None) -> None:
         self.lines.append((f"        {text}", node))
@@ -128,7 +131,7 @@ class _Writer:
     def function(self, target: Any) -> str:
         if isinstance(target, torch._ops.OpOverload):
             suffix = "" if target._overloadname == "default" else f"_{target._overloadname}"
-            return self.bind(f"{target.overloadpacket.__name__}{suffix}", target._op)
+            return self.bind(f"{target.namespace}_{target.overloadpacket.__name__}{suffix}", target._op)
         return self.bind(target.__name__, target)
 
 
