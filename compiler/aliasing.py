@@ -43,6 +43,8 @@ def alias_class(target: Any) -> Alias:
         return Alias.VIEW
     if not isinstance(target, torch._ops.OpOverload):
         return Alias.COMPUTE
+    if target is torch.ops.aten.detach_.default:  # it writes no element
+        return Alias.VIEW
     infos = [argument.alias_info for argument in target._schema.arguments]
     if any(info is not None and info.is_write for info in infos):
         return Alias.WRITE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ def annotate(graph: Graph) -> dict[str, int]:
     fakes = [node.meta.get("val") for node in graph.nodes]  # all alive at once: storages are told apart by address
     reader = _Reader()
     for node, fake in zip(graph.nodes, fakes, strict=True):
+        if node.target is torch.ops.aten.lift_fresh_copy.default:
+            reader.part(fake)
         node.meta = {"value": reader.value(fake), "origin": _origin(node.meta)}
     return reader.symbols
 
@@ -39,6 +42,7 @@ class _Reader:
     def __init__(self) -> None:
         self.symbols: dict[str, int] = {}
         self._storages: dict[int, int] = {}
+        self._numbers = count()
 
     def value(self, fake: Any) -> Value:
         if isinstance(fake, torch.Tensor):
@@ -47,8 +51,15 @@ class _Reader:
             return tuple(map(self.value, fake))
         return None
 
+    def part(self, fake: torch.Tensor) -> None:
+        """Numbers the storage of a fake tensor anew: the trace lets the copy of a constant share the constant's."""
+        self._storages[fake.untyped_storage()._cdata] = next(self._numbers)
+
     def _tensor(self, fake: torch.Tensor) -> TensorType:
-        storage = self._storages.setdefault(fake.untyped_storage()._cdata, len(self._storages))
+        address = fake.untyped_storage()._cdata
+        if address not in self._storages:
+            self._storages[address] = next(self._numbers)
+        storage = self._storages[address]
         shape = tuple(map(self._size, fake.shape))
         stride = tuple(map(self._size, fake.stride()))
         hint = tuple(map(_hint, fake.shape)) if any(isinstance(size, str) for size in shape) else ()

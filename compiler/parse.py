@@ -157,8 +157,8 @@ class _Reader:
         aliases = []
         while line.accept("alias"):
             aliases.append(json.loads(line.take()))
-        persistent = not line.accept("transient")
-        weight = Weight(name, kind, value.sizes, value.dtype, tuple(aliases), persistent)
+        persistent, frozen = not line.accept("transient"), line.accept("frozen")
+        weight = Weight(name, kind, value.sizes, value.dtype, tuple(aliases), persistent, frozen)
         self.weights[name] = weight
         if line.accept("in"):
             self.blocks[json.loads(line.take())].append(weight)

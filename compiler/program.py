@@ -56,7 +56,11 @@ Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter, buffer or constant, known by name; its data rests elsewhere."""
+    """A parameter, buffer or constant, known by name; its data rests elsewhere.
+
+    ``frozen`` is a parameter that requires no gradient. It matters without training: PyTorch multiplies by a matrix
+    that requires one with another kernel, and so rounds differently.
+    """
 
     name: str
     kind: str  # "parameter", "buffer" or "constant"
@@ -64,11 +68,17 @@ class Weight:
     dtype: torch.dtype
     aliases: tuple[str, ...] = ()
     persistent: bool = True
+    frozen: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weight in its dtype."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the module's own tensor requires a gradient."""
+        return self.kind == "parameter" and not self.frozen
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,13 +188,17 @@ class Program:
         if self.segments:
             raise ValueError(f"{self.name} was cut into {len(self.segments)} segments: copy a program before it is cut")
         graph = Graph()
-        graph.output(graph.graph_copy(self.graph, {}))
+        output = graph.output(graph.graph_copy(self.graph, {}))
+        output.meta = dict(self.output.meta)
         return replace(self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home))
 
     def __str__(self) -> str:
         from .text import print_program
 
         return print_program(self)
+
+
+_NO_ORIGIN, _NOWHERE = Origin(), Placement()
 
 
 def value_of(node: Node) -> Value:
@@ -212,12 +226,12 @@ def weight_of(node: Node) -> Weight | None:
 
 def origin_of(node: Node) -> Origin:
     """Where a node came from."""
-    return node.meta.get("origin", Origin())  # type: ignore[no-any-return]
+    return node.meta.get("origin", _NO_ORIGIN)  # type: ignore[no-any-return]
 
 
 def placement_of(node: Node) -> Placement:
     """Where a node runs; an empty placement before any pass said so."""
-    return node.meta.get("placement", Placement())  # type: ignore[no-any-return]
+    return node.meta.get("placement", _NOWHERE)  # type: ignore[no-any-return]
 
 
 def device_of(node: Node) -> Device:

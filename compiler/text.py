@@ -80,7 +80,7 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
     head = f"%{node.name}: {show_value(value_of(node))} = "
     if weight is not None:
         aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
-        kept = "" if weight.persistent else " transient"
+        kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
         block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
         home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
         return f"{head}{weight.kind} {json.dumps(weight.name)}{aliases}{kept}{block}{home}"

@@ -150,7 +150,7 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
 def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(_fake_like(tensor, mode), requires_grad=False)
+        return nn.Parameter(_fake_like(tensor, mode), requires_grad=tensor.requires_grad)
     if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
         return _fake_like(tensor, mode)
     return tensor.cpu()
@@ -224,7 +224,8 @@ def _bind_weights(module: nn.Module, exported: ExportedProgram) -> dict[str, Wei
             continue
         kind = tensors_of(node)[0]
         persistent = spec.kind is InputKind.PARAMETER or bool(spec.persistent)
-        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, aliases.get(name, ()), persistent)
+        frozen = spec.kind is InputKind.PARAMETER and not module.get_parameter(name).requires_grad
+        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, aliases.get(name, ()), persistent, frozen)
         node.meta["weight"] = weights[name]
         nodes[name] = node
     return weights

@@ -30,7 +30,7 @@ _CHECKS = {
     torch._check,
 }
 _IDENTITIES = frozenset(
-    "dropout feature_dropout alpha_dropout clone lift_fresh_copy _to_copy to type_as contiguous detach alias "
+    "dropout feature_dropout alpha_dropout clone lift_fresh_copy _to_copy to type_as contiguous detach detach_ alias "
     "reshape flatten unflatten view view_as expand expand_as slice narrow permute transpose squeeze".split()
 )
 

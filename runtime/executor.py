@@ -89,10 +89,10 @@ class Executor:
     def bind(self, weights: WeightSource) -> None:
         """Fetches each weight to each device that loads it, and makes the steps."""
         held: dict[tuple[str, Device], torch.Tensor] = {}
-        for instruction in self._schedule:
-            if isinstance(instruction, Load):
-                for weight in instruction.weights:
-                    held[weight.name, instruction.device] = weights(weight, instruction.device.torch)
+        with torch.inference_mode(False):
+            for load in (instruction for instruction in self._schedule if isinstance(instruction, Load)):
+                for weight in load.weights:
+                    held[weight.name, load.device] = _as_traced(weight, weights(weight, load.device.torch))
         self._held = held
         self._constants = {
             slot: held[_weight(item).name, self._program.main]
@@ -188,6 +188,11 @@ def _ordinary(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_inference() or torch.is_inference_mode_enabled():
         return value
     return accelerator_of(value.device).ordinary(value)
+
+
+def _as_traced(weight: Weight, data: torch.Tensor) -> torch.Tensor:
+    """The data requiring a gradient as the module's own tensor does: kernels are picked by it even in inference."""
+    return data if data.is_inference() else data.detach().requires_grad_(weight.requires_grad)
 
 
 def _weight(node: Node) -> Weight:

@@ -98,7 +98,10 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)
     given = len(operands)
-    result = func(*inner_args, **inner_kwargs)
+    if any(operand._inner.requires_grad for operand in operands if type(operand) is SimTensor):
+        result = _above_autograd(func, inner_args, inner_kwargs)
+    else:
+        result = func(*inner_args, **inner_kwargs)
     if traits.reshapes:
         _follow_metadata(func, operands)
     wrapped = _wrap_all(result, operands, target, stream)
@@ -107,6 +110,23 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     if traits.is_answer:
         HOST.join(stream.everything())
     return wrapped
+
+
+_AUTOGRAD = tuple(
+    getattr(torch._C.DispatchKey, name) for name in ("AutogradCPU", "AutogradFunctionality", "ADInplaceOrView")
+)
+
+
+def _above_autograd(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs an op as the CPU does where an operand requires a gradient, and records none.
+
+    A view of such an operand requires one too, and a product with it takes another kernel, which rounds differently.
+    """
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        hidden = hidden.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.no_grad():
+        return func(*args, **kwargs)
 
 
 def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -> SimTensor:
@@ -170,7 +190,10 @@ def _strip(value: Any, operands: Operands) -> Any:
     kind = type(value)
     if kind is SimTensor:
         operands.append(value)
-        return value._inner
+        inner = value._inner
+        if value.requires_grad and not inner.is_inference():
+            inner.requires_grad_()
+        return inner
     if kind in _ATOMS:
         return value
     if kind is list or kind is tuple:
