@@ -18,6 +18,7 @@ from .compiler.devices import Device
 from .compiler.program import Program, tensors_of
 from .component import Component
 from .pipelines import CompiledPipeline
+from .runtime.weights import HeldWeights
 
 
 class DryPipeline(CompiledPipeline):
@@ -50,7 +51,7 @@ class DryPipeline(CompiledPipeline):
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         compiled = super()._finish(component, program, module)
         self._finished.append(program)
-        return DryModule(program, compiled.rig, component.residence.source(module, program))
+        return DryModule(program, compiled.rig, HeldWeights.of_module(module, program))
 
 
 class DryModule(CompiledModule):

@@ -57,7 +57,7 @@ def call_arguments(pipe: Any, given: Mapping[str, Any], defaults: Mapping[str, A
     name = type(pipe).__name__
     unknown = [key for key in wanted if key not in parameters]
     if unknown:
-        raise UsageError(f"{name} takes no {unknown[0]}: leave it out; it takes {', '.join(list(parameters)[1:])}")
+        raise UsageError(f"{name} takes no {unknown[0]}: leave it out")
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     missing = [key for key in needed if key not in wanted and key != "self"]
     if missing:

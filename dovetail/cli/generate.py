@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..compiler.errors import NotHereError
 from .call import PICTURE, Size, call_arguments
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, progress
@@ -42,7 +43,7 @@ def generate(
     check_writable(output)
     check_suffix(output)
     pipeline = find_pipeline(model)
-    where.check(pipeline.components)
+    _check_rig(where, pipeline)
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
     with progress("loading the pipeline"):
@@ -56,6 +57,14 @@ def generate(
         print_json({"files": list(map(str, files)), "seed": seed, "seconds": round(seconds, 3), "call": arguments})
     else:
         print(*files, sep="\n")
+
+
+def _check_rig(where: Where, pipeline: Pipeline) -> None:
+    rig = where.check(pipeline.components).rig
+    if not rig.present:
+        raise NotHereError(
+            f"nothing can run on {rig}: it is not this machine; plan for it with compile, show or verify"
+        )
 
 
 def _load(pipeline: Pipeline, where: Where, dtype: str | None) -> Any:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..compiler.devices import Device
 from ..compiler.program import Program
 from ..compiler.units import format_bytes
 from .outline import Outline, outline
@@ -15,7 +14,7 @@ from .outline import Outline, outline
 def dot(programs: Mapping[str, Program]) -> str:
     """The graph of one component or several, by their names; it says what `mermaid` says."""
     drawn = [outline(program, name) for name, program in programs.items()]
-    devices = dict.fromkeys(device for one in drawn for device in one.devices)
+    devices = dict.fromkeys(device.name for one in drawn for device in one.devices)
     lines = ["digraph placement {", "  rankdir=LR;", "  node [shape=box];"]
     for device in devices:
         lines += _cluster(device, drawn)
@@ -29,21 +28,21 @@ def dot(programs: Mapping[str, Program]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _cluster(device: Device, drawn: Sequence[Outline]) -> list[str]:
+def _cluster(device: str, drawn: Sequence[Outline]) -> list[str]:
     inside = [line for one in drawn for line in _contents(one, device)]
     if not inside:
         return []
-    return [f'  subgraph "cluster_{device}" {{', f"    label={json.dumps(device.name)};", *inside, "  }"]
+    return [f'  subgraph "cluster_{device}" {{', f"    label={json.dumps(device)};", *inside, "  }"]
 
 
-def _contents(one: Outline, device: Device) -> list[str]:
+def _contents(one: Outline, device: str) -> list[str]:
     lines = []
     for part in one.parts:
-        if part.device == device:
+        if part.device.name == device:
             text = f"{one.name} {part.index}\n{part.title}\n{format_bytes(part.nbytes)} of weights"
             lines.append(f"    {_id(one, part.index)} [label={json.dumps(text, ensure_ascii=False)}];")
     ends = {"inputs": [edge.source for edge in one.edges], "results": [edge.target for edge in one.edges]}
-    if device == one.devices[0]:
+    if device == one.devices[0].name:
         lines += [f"    {_id(one, None, word)} [shape=ellipse];" for word, found in ends.items() if None in found]
     return lines
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..compiler.devices import Device
 from ..compiler.program import Program
 from ..compiler.units import format_bytes
 from .outline import Edge, Outline, outline
@@ -18,7 +17,7 @@ def mermaid(programs: Mapping[str, Program]) -> str:
     A solid arrow is what crosses from one device to another; a dotted one leads to the component that is called next.
     """
     drawn = [outline(program, name) for name, program in programs.items()]
-    devices = dict.fromkeys(device for one in drawn for device in one.devices)
+    devices = dict.fromkeys(device.name for one in drawn for device in one.devices)
     lines = ["flowchart LR"]
     for device in devices:
         lines += _box(device, drawn)
@@ -28,20 +27,20 @@ def mermaid(programs: Mapping[str, Program]) -> str:
     return "\n".join(lines)
 
 
-def _box(device: Device, drawn: Sequence[Outline]) -> list[str]:
+def _box(device: str, drawn: Sequence[Outline]) -> list[str]:
     inside = [line for one in drawn for line in _contents(one, device)]
     return [f'  subgraph {device}["{device}"]', *inside, "  end"] if inside else []
 
 
-def _contents(one: Outline, device: Device) -> list[str]:
+def _contents(one: Outline, device: str) -> list[str]:
     lines = []
-    if device == one.devices[0]:
+    if device == one.devices[0].name:
         if any(edge.source is None for edge in one.edges):
             lines.append(f'    {_id(one, None, "in")}(["{one.name}: inputs"])')
         if any(edge.target is None for edge in one.edges):
             lines.append(f'    {_id(one, None, "out")}(["{one.name}: results"])')
     for part in one.parts:
-        if part.device == device:
+        if part.device.name == device:
             text = f"{one.name} {part.index}<br/>{part.title}<br/>{format_bytes(part.nbytes)} of weights"
             lines.append(f'    {_id(one, part.index)}["{_escape(text)}"]')
     return lines

@@ -1,0 +1,184 @@
+"""What wrong input gets: `python -m benchmarks.bad_input > docs/errors.md` runs every case and writes the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+import dovetail
+from dovetail.cli.app import app
+from dovetail.compiler.errors import DovetailError
+
+ROOT = Path(__file__).resolve().parent.parent
+INTRODUCTION = """# What went wrong?
+
+An error says what was asked, what is there, and the way out. It goes to stderr, and the exit code tells its kind:
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | what was typed is wrong |
+| 3 | does not fit into the memory there is |
+| 4 | a placement breaks a rule |
+| 130 | interrupted |
+
+There is no traceback unless `--debug` asks for one. In Python every error is a `dovetail.compiler.errors.DovetailError`
+with the same message, and its `exit_code`.
+
+`python -m benchmarks.bad_input` typed everything below, and wrote down what came back.
+"""
+RIG = "--rig cuda0=24GiB,cuda1=16GiB"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: an exit code and a message."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong input: what it is about, as it is typed, and the exit code that it deserves."""
+
+    about: str
+    typed: str
+    code: int
+    call: Callable[[], object] | None = None
+
+    def run(self) -> Answer:
+        """Runs it in the current folder: a command line, or a call from Python."""
+        return self._from_python(self.call) if self.call else self._from_shell()
+
+    def _from_shell(self) -> Answer:
+        result = CliRunner().invoke(app, shlex.split(self.typed)[1:])
+        return Answer(result.exit_code, result.stderr.strip())
+
+    def _from_python(self, call: Callable[[], object]) -> Answer:
+        try:
+            call()
+        except DovetailError as error:
+            return Answer(error.exit_code, f"{type(error).__name__}: {error}")
+        return Answer(0, "")
+
+
+class Branching(torch.nn.Module):
+    """A module whose way depends on the values of its input, which no trace can follow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Doubles positive sums only."""
+        return x * 2 if x.sum() > 0 else x
+
+
+def _linear() -> dovetail.CompiledModule:
+    return dovetail.compile(torch.nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0")
+
+
+def _save_and_load() -> object:
+    _linear().save("linear.json")
+    return dovetail.load("linear.json")(torch.ones(1, 4))
+
+
+def _twice() -> object:
+    return dovetail.compile(torch.nn.Linear(4, 4), (torch.ones(1, 4),), {"input": torch.ones(1, 4)})
+
+
+CASES = (
+    Case("spec", "dovetail generate x --backend te=cpu,difusion=cpu", 2),
+    Case("spec", "dovetail generate x --backend sim0&sim1&sim0", 2),
+    Case("spec", "dovetail generate x --backend diffusion=auto&sim0", 2),
+    Case("spec", "dovetail generate x --backend vae=disk", 2),
+    Case("spec", "dovetail generate x --split-mode rows", 2),
+    Case("spec", "dovetail generate x --split-mode diffusion=row", 2),
+    Case("spec", "dovetail generate x --params-backend te=disk", 2),
+    Case("spec", "dovetail generate x --tensor-split 3,x", 2),
+    Case("spec", "dovetail generate x --max-vram cuda0=6GX", 2),
+    Case("spec", "dovetail generate x --max-vram 120%", 2),
+    Case("spec", "dovetail compile --passes simplify,plaice", 2),
+    Case("spec", "dovetail compile --passes pin,place", 1),
+    Case("device", f"dovetail compile --backend cuda7 {RIG}", 2),
+    Case("device", "dovetail devices --rig cuda0", 2),
+    Case("device", "dovetail devices --rig cuda0=24GiB,cuda:0=16GiB", 2),
+    Case("device", f"dovetail generate x --backend diffusion=cuda0&cuda1 {RIG}", 1),
+    Case("device", "dovetail compile --component transformer --backend sim0&sim1 --rig sim0=4MiB,sim1=4MiB", 3),
+    Case("file", "dovetail generate x --model missing", 2),
+    Case("file", "dovetail generate x --model empty", 2),
+    Case("file", "dovetail generate x -o missing/out.png", 2),
+    Case("file", "dovetail generate x -o out.txt", 2),
+    Case("file", "dovetail show notes.json", 1),
+    Case("file", "dovetail verify edited.json", 4),
+    Case("call", "dovetail generate x --size 64x64x64", 2),
+    Case("call", "dovetail generate x --frames 8", 2),
+    Case("call", "compiled(torch.ones(2, 4))  # traced with 1 × 4", 1, lambda: _linear()(torch.ones(2, 4))),
+    Case("call", "compiled(torch.ones(1, 4, dtype=torch.half))", 1, lambda: _linear()(torch.ones(1, 4).half())),
+    Case("call", "dovetail.compile(branching, (x,))", 1, lambda: dovetail.compile(Branching(), (torch.ones(2),))),
+    Case("call", "dovetail.compile(linear, (x,), {'input': x})", 1, _twice),
+    Case("call", "dovetail.load('linear.json')(x)  # without weights", 1, _save_and_load),
+)
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder, made the current one, with the files that the cases name."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        try:
+            Path("empty").mkdir()
+            Path("notes.json").write_text('{"shopping": ["milk"]}')
+            _edit_a_plan()
+            yield Path(name)
+        finally:
+            os.chdir(before)
+
+
+def _edit_a_plan() -> None:
+    """Writes a plan in which somebody moved one operation to another device by hand."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    dovetail.compile(layers, (torch.ones(1, 4),), backend="sim0&sim1").save("edited.json")
+    plan = json.loads(Path("edited.json").read_text())
+    moved = max(i for i, line in enumerate(plan["program"]) if "@sim1 #" in line)
+    plan["program"][moved] = plan["program"][moved].replace("@sim1 #", "@sim0 #")
+    Path("edited.json").write_text(json.dumps(plan))
+
+
+def answers() -> list[tuple[Case, Answer]]:
+    """Every case with what came back."""
+    with workplace():
+        return [(case, case.run()) for case in CASES]
+
+
+def page(answered: Sequence[tuple[Case, Answer]]) -> str:
+    """The page of documentation: a table of all cases, and then every message that has several lines in full."""
+    lines = [INTRODUCTION, "| wrong | typed | exit code | message |", "|---|---|---|---|"]
+    for case, answer in answered:
+        first = _short(answer.message)
+        lines.append(f"| {case.about} | {_cell(case.typed)} | {answer.code} | {_cell(first)} |")
+    lines += ["", "## The longer messages in full"]
+    for case, answer in answered:
+        if "\n" in answer.message and "File " not in answer.message:
+            lines += ["", "```text", f"$ {case.typed}" if not case.call else case.typed, answer.message, "```"]
+    return "\n".join(lines)
+
+
+def _short(message: str) -> str:
+    return message.partition("\n")[0].replace(f"{ROOT}/", "").removeprefix("error: ")
+
+
+def _cell(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+if __name__ == "__main__":
+    print(page(answers()))

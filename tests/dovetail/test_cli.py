@@ -1,0 +1,262 @@
+"""The command line, as somebody would use it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from dovetail.cli.app import app
+
+SPLIT = "diffusion=sim0&sim1,te=sim1,vae=sim0"
+COMPONENTS = ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def done(*words: str) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def data(*words: str) -> Any:
+    return json.loads(done(*words, "--json"))
+
+
+def shell(*words: str, **more: Any) -> "subprocess.Popen[bytes]":
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed_interrupts}
+    return subprocess.Popen([sys.executable, "-m", "dovetail", *words], **{**pipes, **more})
+
+
+def heed_interrupts() -> None:
+    """What runs in the background inherits deaf ears."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("all") / "plans"
+    done("compile", "--backend", SPLIT, "-o", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["show", "-h"], []])
+def test_help_imports_neither_torch_nor_diffusers(words: list[str]) -> None:
+    assert imported(words) & {"torch", "diffusers", "transformers", "numpy", "networkx"} == set()
+
+
+@pytest.mark.parametrize("words", [["devices"], ["--list-devices"], ["env"], ["passes"]])
+def test_answers_about_the_machine_do_not_import_diffusers(words: list[str]) -> None:
+    assert imported(words) & {"diffusers", "transformers", "accelerate"} == set()
+
+
+def imported(words: list[str]) -> set[str]:
+    """The modules that a command line has imported when it is done."""
+    code = (
+        f"import sys; sys.argv = ['dovetail', *{words}]\n"
+        "from dovetail.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stderr.split())
+
+
+def test_devices_are_listed_with_their_memory() -> None:
+    assert done("devices", "--rig", "cuda0=24GiB,cuda1=10GiB/16GiB").split() == (
+        "device what it is free total cuda0 cuda 24.0 GiB 24.0 GiB cuda1 cuda 10.0 GiB 16.0 GiB".split()
+    )
+    assert done("--list-devices").splitlines()[0] == done("devices").splitlines()[0]
+
+
+def test_devices_as_json_count_bytes() -> None:
+    (found,) = data("devices", "--rig", "sim3=1GiB")["devices"]
+    assert found["name"] == "sim3"
+    assert found["total_bytes"] == 2**30
+
+
+def test_env_tells_versions_and_devices() -> None:
+    told = data("env")
+    assert told["packages"]["torch"]
+    assert told["devices"][-1]["name"] == "cpu"
+    assert "torch" in done("env")
+
+
+def test_passes_are_listed_in_a_text_that_passes_takes() -> None:
+    usual = data("passes")["usual"]
+    assert usual.startswith("simplify,blocks,place")
+    assert f'--passes "{usual}"' in done("passes")
+    plans = data("compile", "--component", "vae", "--backend", "sim0&sim1", "--passes", usual)
+    assert plans["vae.decode"]["segments"] > 1
+
+
+def test_generate_paints_the_same_picture_on_one_device_and_on_two(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    assert done("generate", "a red circle", "--steps", "2", "--size", "64", "-o", str(one)) == f"{one}\n"
+    done("generate", "a red circle", "--steps", "2", "--size", "64", "-o", str(two), "--backend", SPLIT)
+    assert Image.open(one).size == (64, 64)
+    assert Image.open(one).tobytes() == Image.open(two).tobytes()
+
+
+def test_generate_tells_as_json_what_it_did(tmp_path: Path) -> None:
+    out = tmp_path / "out.webp"
+    options = ["--steps", "1", "--height", "32", "--width", "64", "--guidance", "2", "--negative-prompt", "blue"]
+    told = data("generate", "a red circle", *options, "--seed", "7", "--dtype", "bfloat16", "-o", str(out))
+    assert told["files"] == [str(out)]
+    assert told["seed"] == 7
+    assert told["call"]["true_cfg_scale"] == 2.0
+    assert told["call"]["negative_prompt"] == "blue"
+    assert Image.open(out).size == (64, 32)
+
+
+def test_another_seed_paints_another_picture(tmp_path: Path) -> None:
+    for seed in "1", "2":
+        done(
+            "generate",
+            "a red circle",
+            "--steps",
+            "1",
+            "--size",
+            "64",
+            "--seed",
+            seed,
+            "-o",
+            str(tmp_path / f"{seed}.png"),
+        )
+    assert Image.open(tmp_path / "1.png").tobytes() != Image.open(tmp_path / "2.png").tobytes()
+
+
+def test_what_a_device_cannot_hold_exits_with_3_and_leaves_no_file(tmp_path: Path) -> None:
+    rig = ["--backend", "sim0", "--rig", "sim0=24MiB"]
+    result = run("generate", "x", "--steps", "1", "--size", "512", "-o", str(tmp_path / "out.png"), *rig)
+    assert result.exit_code == 3, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_old_flags_stand_before_backend() -> None:
+    found = data("compile", "--backend", "sim0,vae=sim1", "--clip-on-cpu", "--vae-on-cpu", "--control-net-cpu")
+    assert [found[name]["devices"] for name in COMPONENTS] == [["cpu"], ["cpu"], ["sim0"], ["sim1"]]
+    assert "--clip-on-cpu" not in done("compile", "--help")
+
+
+def test_offloading_is_refused_as_long_as_it_is_not_there() -> None:
+    result = run("compile", "--offload-to-cpu")
+    assert result.exit_code == 2
+    assert "not available yet" in result.stderr
+
+
+def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None:
+    assert sorted(plans.glob("*.json")) == [plans / f"{name}.json" for name in COMPONENTS]
+    assert not [path for path in plans.iterdir() if path.name.startswith(".")]
+
+
+def test_compile_plans_for_a_machine_that_is_not_here(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    options = ["--component", "transformer", "--backend", "cuda0&cuda1", "--rig", "cuda0=24GiB,cuda1=8GiB"]
+    found = data("compile", *options, "-o", str(plan))
+    assert found["transformer"]["devices"] == ["cuda0", "cuda1"]
+    assert found["transformer"]["plan"] == str(plan)
+    assert "@cuda1" in done("show", str(plan))
+
+
+def test_shares_decide_who_gets_how_much() -> None:
+    options = ["compile", "--component", "transformer", "--backend", "sim0&sim1"]
+    few = data(*options, "-ts", "1,3")["transformer"]["weight_bytes"]
+    many = data(*options, "--tensor-split", "diffusion=3:1")["transformer"]["weight_bytes"]
+    assert few["sim0"] < many["sim0"]
+
+
+def test_several_plans_do_not_go_into_one_file(tmp_path: Path) -> None:
+    result = run("compile", "-o", str(tmp_path / "plan.json"))
+    assert result.exit_code == 2
+    assert "name a folder, or one --component" in result.stderr
+
+
+def test_show_prints_the_text_form(plans: Path) -> None:
+    shown = done("show", str(plans / "transformer.json"))
+    assert shown.startswith('program "FluxTransformer2DModel"')
+    assert "@sim1 #1" in shown
+
+
+def test_show_draws_devices_as_boxes_and_bytes_on_arrows() -> None:
+    drawn = done("show", "--backend", SPLIT, "--format", "mermaid")
+    assert drawn.startswith("flowchart LR\n")
+    assert drawn.count("subgraph") == 2
+    assert 'transformer_0 -- "' in drawn
+    assert "transformer_2 -.-> vae_decode_0" in drawn
+
+
+def test_show_draws_the_same_for_graphviz(plans: Path) -> None:
+    drawn = done("show", str(plans / "transformer.json"), "-f", "dot")
+    assert drawn.startswith("digraph placement {")
+    assert drawn.count("subgraph") == 2
+    assert drawn.rstrip().endswith("}")
+
+
+def test_show_as_json_has_nodes_segments_crossings_and_schedule(plans: Path) -> None:
+    (shown,) = data("show", str(plans / "transformer.json"))
+    placed = {node["name"]: node for node in shown["nodes"]}
+    for segment in shown["segments"]:
+        assert {placed[name]["device"] for name in segment["nodes"]} == {segment["device"]}
+    assert all(crossing["bytes"] > 0 and crossing["source"] != crossing["target"] for crossing in shown["crossings"])
+    assert shown["schedule"][-1].startswith("return")
+    assert sum(device["weight_bytes"] for device in shown["devices"]) > 0
+
+
+def test_verify_accepts_what_compile_wrote(plans: Path) -> None:
+    for plan in plans.glob("*.json"):
+        assert "kept" in done("verify", str(plan))
+
+
+def test_verify_names_its_rules(plans: Path) -> None:
+    found = data("verify", str(plans / "transformer.json"))
+    assert "pin" in found["rules"]
+    assert found["kept_by"] == ["FluxTransformer2DModel"]
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert run("devices", "--colour").exit_code == 2
+    assert run("paint").exit_code == 2
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code() -> None:
+    for words in (["--debug", "devices", "--rig", "x"], ["devices", "--rig", "x", "--debug"]):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr
+
+
+def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
+    process = shell("show", str(plans / "transformer.json"))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
+    process = shell("generate", "x", "--steps", "5000", "-o", str(tmp_path / "out.png"), "--debug")
+    assert process.stderr is not None
+    while b"compiled transformer" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert b"interrupted" in process.communicate()[1]
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_and_the_script_are_the_same_command(tmp_path: Path) -> None:
+    process = shell("--version", cwd=Path(__file__).resolve().parents[2], env={**os.environ, "COLUMNS": "80"})
+    assert process.communicate()[0].startswith(b"dovetail ")
