@@ -15,6 +15,7 @@ from .compiler.devices import Rig
 from .compiler.errors import UsageError, WeightError
 from .passes.base import Callback, Pass
 from .pipelines import CompiledPipeline, one_backend
+from .residence import Reader
 
 
 def load_pipeline(
@@ -58,13 +59,13 @@ def load_pipeline(
         WeightError: files are missing or damaged; nothing was loaded then.
         SpecError: a spec is wrong; the message points at the place.
     """
-    import diffusers
-
-    given = dict(components or {})
-    cls = pipeline_class or diffusers.DiffusionPipeline
-    folder = _folder(cls, source, variant)
-    dtypes = dtype if dtype is not None else torch_dtype
-    built = _build_all(folder, variant, dtypes, given)
+    pipe, readers = open_pipeline(
+        source,
+        dtype=dtype if dtype is not None else torch_dtype,
+        variant=variant,
+        pipeline_class=pipeline_class,
+        components=components,
+    )
     request = {
         "backend": one_backend(backend, device_map),
         "split_mode": split_mode,
@@ -73,15 +74,31 @@ def load_pipeline(
         "max_memory": max_memory,
         "rig": rig,
     }
-    parts = {**{name: one.module for name, one in built.items()}, **given}
     return CompiledPipeline(
-        _assemble(cls, folder, variant, dtypes, parts),
-        request,
-        dynamic_shapes=dynamic_shapes,
-        passes=passes,
-        callbacks=callbacks,
-        readers={name: one.read for name, one in built.items()},
+        pipe, request, dynamic_shapes=dynamic_shapes, passes=passes, callbacks=callbacks, readers=readers
     )
+
+
+def open_pipeline(
+    source: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    variant: str | None = None,
+    pipeline_class: Any = None,
+    components: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Reader]]:
+    """Builds a saved pipeline without its weights, and what reads them, by component; takes what load_pipeline takes.
+
+    Raises UsageError or WeightError as load_pipeline does.
+    """
+    import diffusers
+
+    given = dict(components or {})
+    cls = pipeline_class or diffusers.DiffusionPipeline
+    folder = _folder(cls, source, variant)
+    built = _build_all(folder, variant, dtype, given)
+    parts = {**{name: one.module for name, one in built.items()}, **given}
+    return _assemble(cls, folder, variant, dtype, parts), {name: one.read for name, one in built.items()}
 
 
 def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Path:

@@ -12,7 +12,7 @@ from ..compiler.errors import NotHereError
 from .call import PICTURE, Size, call_arguments
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, progress
-from .subject import Pipeline, find_pipeline, open_pipeline
+from .subject import Pipeline, dtype_of, find_pipeline, located
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -68,11 +68,14 @@ def _check_rig(where: Where, pipeline: Pipeline) -> None:
 
 
 def _load(pipeline: Pipeline, where: Where, dtype: str | None) -> Any:
-    from ..pipelines import compile_pipeline
+    from .. import load_pipeline
 
-    pipe = open_pipeline(pipeline, dtype)
-    compile_pipeline(pipe, **where.arguments, passes=where.passes or None)
-    return pipe
+    pipeline = located(pipeline)
+    handle = load_pipeline(
+        pipeline.place, **where.arguments, passes=where.passes or None, dtype=dtype_of(pipeline, dtype)
+    )
+    handle.pipe.set_progress_bar_config(disable=True)
+    return handle.pipe
 
 
 def _paint(pipe: Any, arguments: dict[str, Any], seed: int) -> Any:

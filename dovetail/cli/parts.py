@@ -9,7 +9,7 @@ from ..compiler.errors import UsageError
 from .call import Size, call_arguments
 from .options import Where
 from .output import progress
-from .subject import Pipeline, check_component, find_pipeline, open_pipeline
+from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
 
 if TYPE_CHECKING:
     from ..compiled import CompiledModule
@@ -38,10 +38,13 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
 
 def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str, CompiledModule]:
     from ..dryrun import DryPipeline
+    from ..loading import open_pipeline
 
-    pipe = open_pipeline(pipeline)
+    pipeline = located(pipeline)
+    pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline))
+    pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    with DryPipeline(pipe, where.arguments, passes=where.passes or None) as dry:
+    with DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers) as dry:
         dry(**call_arguments(pipe, given, pipeline.defaults))
         plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}

@@ -7,13 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import demo
 from ..compiler.errors import UsageError
 from ..compiler.spec.roles import role_of_component
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "model_index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -80,20 +83,39 @@ def check_component(pipeline: Pipeline, component: str) -> str:
     return wanted
 
 
-def open_pipeline(pipeline: Pipeline, dtype: str | None = None) -> Any:
-    """The pipeline as diffusers loads it, on the CPU; raises UsageError when it cannot be loaded."""
-    import torch
+def located(pipeline: Pipeline) -> Pipeline:
+    """The pipeline in its folder, downloaded as diffusers does it when it was named by its hub id."""
+    _quiet_libraries()
+    if Path(pipeline.place).is_dir():
+        return pipeline
     from diffusers import DiffusionPipeline
 
-    _quiet_libraries()
-    name = dtype or pipeline.dtype
-    given = {"dtype": getattr(torch, name)} if name else {}
     try:
-        pipe = DiffusionPipeline.from_pretrained(pipeline.place, **given)
+        return find_pipeline(DiffusionPipeline.download(pipeline.place))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load {pipeline.place}: {error}") from error
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+        raise UsageError(f"cannot download {pipeline.place}: {error}") from error
+
+
+def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
+    """The dtype to compute in: the one asked for, or that of the files of the largest component."""
+    import torch
+
+    if name or pipeline.dtype:
+        return getattr(torch, name or pipeline.dtype or "")  # type: ignore[no-any-return]
+    files = [file for part in pipeline.components for file in (Path(pipeline.place) / part).glob("*.safetensors")]
+    largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    kinds = _stored_dtypes(largest) if largest else set()
+    return torch.bfloat16 if "BF16" in kinds else torch.float16 if "F16" in kinds else torch.float32
+
+
+def _stored_dtypes(file: Path) -> set[str]:
+    """The dtypes of the tensors in a safetensors file, by its header; none of a damaged one, which loading reports."""
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little") % 2**27))
+        return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError):
+        return set()
 
 
 def _quiet_libraries() -> None:
