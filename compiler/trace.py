@@ -21,6 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
 
 from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
@@ -198,8 +199,13 @@ def _signature(
         specs=tuple(pytree.tree_structure(value) for value in full.values()),
         leaves=tuple(leaves),
         out_spec=exported.call_spec.out_spec,
-        ranges={str(s): (int(r.lower), min(int(r.upper), 2**62)) for s, r in exported.range_constraints.items()},
+        ranges={str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()},
     )
+
+
+def _upper(bound: Any) -> int:
+    """The upper bound of a dimension; one that has none may be as large as an integer can be."""
+    return 2**62 if bound is int_oo else min(int(bound), 2**62)
 
 
 def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, Node]]:
