@@ -33,6 +33,7 @@ from .runtime.transfers import start_copy
 logger = logging.getLogger(__name__)
 
 _METHODS = ("_encode", "_decode")
+_SAVE = "save_pretrained"
 _MANY = 16
 """So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
 
@@ -126,6 +127,8 @@ class Component:
         for method in _METHODS:
             if hasattr(self.module, method):
                 self._swap("", method, self.module)
+        if hasattr(self.module, _SAVE):
+            self.module.__dict__[_SAVE] = functools.wraps(getattr(self.module, _SAVE))(functools.partial(self._save))
 
     def settle(self) -> None:
         """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
@@ -173,6 +176,12 @@ class Component:
         for call in self.calls:
             call.swap_out()
         self.calls.clear()
+        self.module.__dict__.pop(_SAVE, None)
+
+    def _save(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
+        with self._as_it_was(), self.residence.on_file_terms():
+            return getattr(type(self.module), _SAVE)(self.module, *args, **kwargs)
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -199,7 +208,7 @@ class Component:
                 "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
                 self._title(call), _MANY,
             )  # fmt: skip
-        shapes = self._dynamic_shapes if call.module is self.module and call.method == "forward" else None
+        shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
             with self._as_it_was():
                 module = call.traceable()
@@ -210,13 +219,19 @@ class Component:
         logger.info("compiled %s: %r", self._title(call), compiled)
         return compiled
 
+    def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""
+        if self._dynamic_shapes is None:
+            return None
+        containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
+        return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
+
     def _run_as_it_is(self, call: Call, error: TraceError) -> Callable[..., Any]:
         """Runs a call that cannot be traced on the main device; refuses where a split was asked for."""
         main = self.devices[0]
         if len(self.devices) > 1 and self._insists:
-            raise TraceError(
-                f"{self._title(call)} cannot be split: {error}: or give it one device: {self.name}={main}"
-            ) from error
+            way_out = f"or give it one device ({self.name}={main}), where it runs as it is"
+            raise TraceError(f"{self._title(call)} cannot be split: {error}, {way_out}") from error
         logger.warning(
             "%s cannot be compiled and runs as it is, whole on %s, without its activations being freed early: %s",
             self._title(call), main, error,

@@ -150,7 +150,7 @@ class CompiledPipeline:
         for component in self.components.values():
             component.restore()
             component.module.__dict__.pop("_hf_hook", None)
-        for name in (*_MOVES, "reset_device_map", "save_pretrained", "hf_device_map", _MARK):
+        for name in (*_MOVES, "reset_device_map", "hf_device_map", _MARK):
             self.pipe.__dict__.pop(name, None)
         _bring_state(self.pipe)
 
@@ -176,14 +176,8 @@ class CompiledPipeline:
             component.module.__dict__["_hf_hook"] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         own = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
-        own |= {"hf_device_map": places, "reset_device_map": self.undo, "save_pretrained": self._save, _MARK: self}
+        own |= {"hf_device_map": places, "reset_device_map": self.undo, _MARK: self}
         self.pipe.__dict__.update(own)
-
-    def _save(self, *args: Any, **kwargs: Any) -> Any:
-        """Saves the pipeline, with every weight that was not needed so far."""
-        for component in self.components.values():
-            component.residence.complete()
-        return type(self.pipe).save_pretrained(self.pipe, *args, **kwargs)
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         program.devices = self._offer(component)

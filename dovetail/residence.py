@@ -7,6 +7,7 @@ own parameter or buffer, so that the memory it had before is free and the module
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -139,6 +140,18 @@ class Residence:
             if tensor.is_meta:
                 self._replace(tensor, self._fetch(tensor, torch.device("cpu")))
 
+    @contextlib.contextmanager
+    def on_file_terms(self) -> Iterator[None]:
+        """Every weight has data meanwhile, and none is on a device that file writers do not know."""
+        self.complete()
+        placed = [entry for entry in self._placed.values() if entry.device.is_simulated]
+        back = {id(self._replace(one.tensor, _move(one.tensor, torch.device("cpu")))): one.tensor for one in placed}
+        try:
+            yield
+        finally:
+            for key, tensor in back.items():
+                self._put(key, tensor)
+
     def undo(self) -> None:
         """Brings every weight back to where it was; one that had no data goes to host memory."""
         self.survey()
@@ -171,11 +184,14 @@ class Residence:
         """Puts new data in every place where the component holds a weight."""
         if isinstance(tensor, nn.Parameter):
             data = nn.Parameter(data, requires_grad=tensor.requires_grad)
-        slots = self._slots.pop(id(tensor))
+        self._put(id(tensor), data)
+        return data
+
+    def _put(self, old: int, data: torch.Tensor) -> None:
+        slots = self._slots.pop(old)
         for held, key in slots.held:
             held[key] = data
         self._slots[id(data)] = slots
-        return data
 
     def _name(self, tensor: torch.Tensor) -> str:
         return self._slots[id(tensor)].name
@@ -198,7 +214,7 @@ class ProgramWeights:
     def missing(self, program: Program) -> list[str]:
         """The names of weights that the module does not have; looks at it afresh."""
         self._residence.survey()
-        found = {**tensors_of(self._module), **program.constants}
+        found = {**program.constants, **tensors_of(self._module)}
         self._tensors = {
             weight.name: found[name] for weight in program.weights.values() if (name := _find(weight, found))
         }
@@ -212,7 +228,7 @@ class ProgramWeights:
         """
         tensor = self._tensors[weight.name]
         with torch.inference_mode(False), torch.no_grad():
-            if weight.name in self._program.constants:
+            if weight.kind == "constant":
                 return _move(tensor, device)
             check_matches(weight, tensor)
             placed = self._tensors[weight.name] = self._residence.place(tensor, self._home(weight))

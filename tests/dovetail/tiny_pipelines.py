@@ -300,3 +300,10 @@ PIPELINES: dict[str, Callable[[], Made]] = {
     maker.__name__: maker
     for maker in (flux, flux_img2img, sd, sd_img2img, sd_inpaint, sd_controlnet, sdxl, sd3, wan, ltx, pixart)
 }
+
+
+def paint(pipe: Any, call: dict[str, Any], output_type: str = "pt") -> Any:
+    """The picture of a call with a fixed seed."""
+    getattr(pipe, "pipe", pipe).set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(0)
+    return pipe(**call, output_type=output_type, generator=generator, return_dict=False)[0]
