@@ -1,0 +1,153 @@
+"""What the laws say, written down a second time, straight from the design and without the code that is tested."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dovetail.compiler.aliasing import Alias, alias_class
+from dovetail.compiler.devices import Device
+from dovetail.compiler.program import Program, placement_of, tensors_of, weight_of
+from dovetail.compiler.schedule import Copy, Free, Return, Run, Wait
+
+
+def storages(node: Node) -> set[int]:
+    return {tensor.storage for tensor in tensors_of(node)}
+
+
+def device(node: Node) -> Device | None:
+    return placement_of(node).device
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's output lies in an operand's memory, or is an item of a node's output."""
+    if node.target is operator.getitem:
+        return True
+    return any(storages(node) & storages(operand) for operand in node.all_input_nodes)
+
+
+def written(node: Node) -> set[int]:
+    """The storages that a node writes, by the names of ATen's in-place ops: the first operand's."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return storages(node.all_input_nodes[0])
+    return set()
+
+
+def weights_behind(node: Node) -> list[Any]:
+    """The weights that a value is a view, cast or transposition of."""
+    while weight_of(node) is None:
+        first = node.args[0] if node.args else None
+        if not isinstance(first, Node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE):
+            return []
+        node = first
+    return [weight_of(node)]
+
+
+def check_law_3(program: Program) -> None:
+    """Every node that is not a view has the device of the weight consumed last; views follow their base."""
+    current = program.devices[0]
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        consumed = [weight for operand in node.all_input_nodes for weight in weights_behind(operand)]
+        pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+        if consumed and not pure:
+            current = program.home[consumed[-1].name]
+        if is_view(node):
+            bases = [one for one in node.all_input_nodes if storages(one) & storages(node)] or [node.args[0]]
+            assert device(node) == device(bases[0]), node
+        else:
+            assert device(node) == current, node
+    for storage in set().union(*(written(node) for node in program.ops())):
+        assert len({device(node) for node in program.graph.nodes if storage in storages(node)}) == 1
+
+
+def check_law_4(program: Program) -> None:
+    """Segments partition the nodes in order, there is a cut at every change of device, nothing is sent twice."""
+    ops = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert [node for segment in program.segments for node in segment.nodes] == ops
+    assert len(program.segments) == sum(1 for _ in groupby(ops, key=device))
+    assert all({device(node) for node in segment.nodes} == {segment.device} for segment in program.segments)
+    assert program.schedule is not None
+    sent = Counter((one.value, one.target) for one in program.schedule if isinstance(one, Copy))
+    assert all(count == 1 for count in sent.values())
+    writes: Counter[int] = Counter()
+    read = set()
+    for node in program.graph.nodes:
+        for operand in node.all_input_nodes:
+            if weight_of(operand) is None and tensors_of(operand) and device(operand) != device(node):
+                read.add((operand, max(writes[storage] for storage in storages(operand)), device(node)))
+        writes.update(written(node))
+    assert {(value.node, value.version, target) for value, target in sent} == read
+
+
+class Clockwork:
+    """Devices and links of any speed, carrying out a schedule that is issued without waiting for them.
+
+    ``takes`` says how long each instruction lasts. Whatever the speeds, a value must be there when it is read, and the
+    memory that a copy reads must not be written before the copy is done.
+    """
+
+    def __init__(self, program: Program, takes: list[int]) -> None:
+        self.program = program
+        self.takes = takes
+        self.compute: Counter[Device] = Counter()  # until when a device computes what was issued so far
+        self.links: Counter[tuple[Device, Device]] = Counter()
+        self.made: dict[tuple[Node, Device], int] = {(node, program.main): 0 for node in program.inputs()}
+        self.sent: dict[tuple[Node, int, Device], int] = {}
+        self.read_until: Counter[int] = Counter()  # storage → until when copies read it
+        self.writes: Counter[int] = Counter()
+        self.held: Counter[Any] = Counter((node, 0, program.main) for node in program.inputs())
+
+    def run(self) -> None:
+        for index, instruction in enumerate(self.program.schedule or ()):
+            self.step(instruction, self.takes[index % len(self.takes)])
+        assert not +self.held, "something is left at the end"
+
+    def step(self, instruction: Any, takes: int) -> None:
+        match instruction:
+            case Copy(value, source, target):
+                assert self.held[value.node, 0, source]
+                begin = max(self.links[source, target], self.compute[source])
+                assert begin >= self.made[value.node, source]
+                self.links[source, target] = self.sent[value.node, value.version, target] = begin + takes
+                for storage in storages(value.node):
+                    self.read_until[storage] = max(self.read_until[storage], begin + takes)
+                self.held[value.node, value.version, target] += 1
+            case Wait(value, _, target, where):
+                self.compute[where] = max(self.compute[where], self.sent[value.node, value.version, target])
+            case Run(segment, _, yields):
+                self.segment(segment, takes)
+                self.held.update((state.node, 0, segment.device) for state in yields)
+            case Free(value, where):
+                assert self.held[value.node, value.version, where] == 1, "freed twice, or before it was there"
+                del self.held[value.node, value.version, where]
+            case Return(values, where):
+                for value in values:
+                    self.held[value.node, value.version, where if tensors_of(value.node) else device(value.node)] -= 1
+                    self.check_reading(value.node, where, self.compute[where])
+
+    def segment(self, segment: Any, takes: int) -> None:
+        begin = self.compute[segment.device]
+        self.compute[segment.device] = begin + takes
+        for node in segment.nodes:
+            for operand in node.all_input_nodes:
+                if weight_of(operand) is None and operand not in set(segment.nodes):
+                    self.check_reading(operand, segment.device, begin)
+            for storage in written(node):
+                assert self.read_until[storage] <= begin, "written while a copy may still be reading it"
+                self.writes[storage] += 1
+            self.made[node, segment.device] = begin + takes
+
+    def check_reading(self, value: Node, where: Device, begin: int) -> None:
+        home = device(value)
+        if not tensors_of(value) or home == where:
+            assert (self.held[value, 0, home] >= 0 and self.made[value, home] <= begin) or not tensors_of(value)
+            return
+        version = max(self.writes[storage] for storage in storages(value))
+        assert self.sent[value, version, where] <= begin, "read before it has arrived"

@@ -1,0 +1,89 @@
+"""Laws 1, 3, 4, 8, 9 and 10 over generated graphs, where every weight is at home anywhere."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.devices import Device, Rig
+from dovetail.compiler.errors import PassError
+from dovetail.compiler.parse import parse_program
+from dovetail.compiler.text import print_program
+from dovetail.passes.base import Change, Pass, PassManager
+from dovetail.passes.cut import Cut
+from dovetail.passes.pipeline import default_passes
+from dovetail.passes.schedule import Lower
+from dovetail.passes.verify import verify
+from dovetail.passes.verify_deep import verify_deep
+from dovetail.runtime import sim
+from dovetail.runtime.weights import HeldWeights
+
+from .graphs import Case, Program, cases, same_bits
+from .oracles import Clockwork, check_law_3, check_law_4
+
+
+def compiled(case: Case) -> CompiledModule:
+    program = PassManager(default_passes()).run(case.program)
+    return CompiledModule(program, Rig(program.devices), HeldWeights(case.weights, program))
+
+
+def in_use(program: Program) -> dict[Device, int]:
+    return {device: sim.stats(device.index).in_use for device in program.devices}
+
+
+@given(cases())
+def test_law_1_a_split_changes_no_bit_and_leaves_nothing_behind(case: Case) -> None:
+    gc.collect()
+    module = compiled(case)
+    module.load()
+    resting = in_use(case.program)
+    found = module(*case.inputs)
+    assert all(map(same_bits, found, case.expected)), str(module)
+    assert len(found) == len(case.expected)
+    del found
+    assert in_use(case.program) == resting
+
+
+@given(cases())
+def test_law_3_a_node_is_where_the_weight_consumed_last_is_and_a_view_where_its_base_is(case: Case) -> None:
+    PassManager(default_passes()).run(case.program)
+    check_law_3(case.program)
+
+
+@given(cases())
+def test_law_4_segments_partition_the_nodes_and_nothing_is_sent_twice(case: Case) -> None:
+    program = PassManager(default_passes()).run(case.program)
+    check_law_4(program)
+    with pytest.raises(PassError, match="refuses one that is cut"):
+        PassManager([Cut()]).run(program)
+
+
+@given(cases())
+def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
+    def check(step: Pass, program: Program, change: Change) -> None:
+        text = print_program(program)
+        again = parse_program(text)
+        assert print_program(again) == text
+        verify(again)
+
+    program = PassManager(default_passes(), [check]).run(case.program)
+    again = PassManager([Lower()]).run(parse_program(print_program(program)))
+    assert str(again.schedule) == str(program.schedule)
+    module = CompiledModule(again, Rig(again.devices), HeldWeights(case.weights, again))
+    assert all(map(same_bits, module(*case.inputs), case.expected))
+
+
+@given(cases())
+def test_law_9_the_verifier_accepts_what_every_pass_returns(case: Case) -> None:
+    verify(case.program)
+    PassManager(default_passes(), [lambda step, program, change: verify(program)]).run(case.program)
+    verify_deep(case.program)
+
+
+@given(cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
+def test_law_10_instructions_respect_data_dependence_under_any_speed(case: Case, takes: list[int]) -> None:
+    Clockwork(PassManager(default_passes()).run(case.program), takes).run()
