@@ -130,9 +130,7 @@ def _entry(path: Path, name: str, given: Any, offset: int) -> WeightEntry:
         raise WeightError(f"{path}: {name} has dtype {given['dtype']!r}, which is not supported: convert it first")
     dtype = _DTYPES[given["dtype"]]
     if math.prod(shape) * dtype.itemsize != end - start:
-        raise _damaged(
-            path, f"{name} has {end - start} bytes, its shape {list(shape)} in {given['dtype']} needs others"
-        )
+        raise _damaged(path, f"{name} is {given['dtype']}{list(shape)} in {end - start} bytes, which cannot be")
     return WeightEntry(path, offset + start, offset + end, dtype, shape)
 
 

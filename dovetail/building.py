@@ -53,7 +53,8 @@ def build(library: str, class_name: str, folder: Path, variant: str | None, dtyp
         return None
     index = find_index(folder, _STEMS[family], variant)
     if index is None:
-        return _leave(folder, "it has no safetensors file")
+        _tell(folder, "it has no safetensors file")
+        return None
     make = _of_diffusers if family == "diffusers" else _of_transformers
     module_and_names = make(cls, folder, index, dtype)
     if module_and_names is None:
@@ -106,7 +107,8 @@ Named = tuple[nn.Module, Mapping[str, str]]
 def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
     config = cls.load_config(folder)
     if config.get("quantization_config"):
-        return _leave(folder, "it is quantized")
+        _tell(folder, "it is quantized")
+        return None
     with _empty(dtype or torch.get_default_dtype()):
         module = cls.from_config(config)
     module.register_to_config(_name_or_path=str(folder))
@@ -124,7 +126,8 @@ def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype
 def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
     config = cls.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
-        return _leave(folder, "it is quantized")
+        _tell(folder, "it is quantized")
+        return None
     stored = next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
     dtype = dtype or config.dtype or stored
     for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
@@ -136,7 +139,8 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     module.tie_weights()
     names = _transformers_names(module, index)
     if names is None:
-        return _leave(folder, "its library recombines weights while loading")
+        _tell(folder, "its library recombines weights while loading")
+        return None
     for pattern, wide in module._get_dtype_plan(dtype).items():
         for name in (name for name in _persistent(module) if pattern in name):
             _set_dtype(module, name, wide)
@@ -230,5 +234,5 @@ def _read_buffers(built: Built) -> None:
         built.module.get_submodule(path)._buffers[key] = built.read(name, buffers[name], torch.device("cpu"))
 
 
-def _leave(folder: Path, why: str) -> None:
+def _tell(folder: Path, why: str) -> None:
     logger.warning("%s is loaded by its library, through host memory: %s", folder, why)

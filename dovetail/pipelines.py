@@ -175,7 +175,7 @@ class CompiledPipeline:
                 component.settle()
             component.module.__dict__["_hf_hook"] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
-        own = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
+        own: dict[str, Any] = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
         own |= {"hf_device_map": places, "reset_device_map": self.undo, _MARK: self}
         self.pipe.__dict__.update(own)
 

@@ -58,7 +58,7 @@ class WeightReader:
         if self._buffer.numel() < entry.nbytes:
             self._buffer = torch.empty(entry.nbytes, dtype=torch.uint8)
         target = self._buffer[: entry.nbytes]
-        view = memoryview(target.numpy())
+        view = target.numpy().data
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
             done = 0
