@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+_HAS_ADAPTERS = "_hf_peft_config_loaded"
+_STATE = ("active_adapters", "disable_adapters", "merged_adapters")
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 
 
@@ -19,7 +21,14 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 def plain_state(module: nn.Module) -> Hashable:
     """The plain attributes of a module, which may steer what it computes (tiling, slicing, whether it has adapters)."""
-    return tuple(value for value in vars(module).values() if type(value) in _PLAIN)
+    state = tuple(value for value in vars(module).values() if type(value) in _PLAIN)
+    return (state, _adapters(module)) if getattr(module, _HAS_ADAPTERS, False) else state
+
+
+def _adapters(module: nn.Module) -> Hashable:
+    """Which adapters peft applies in each layer, and how strongly: a program takes that in."""
+    layers = [child for child in module.modules() if isinstance(getattr(child, "scaling", None), dict)]
+    return tuple((_key(child.scaling), *(str(getattr(child, name, None)) for name in _STATE)) for child in layers)
 
 
 def _key(value: Any) -> Hashable:
