@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 import dovetail
+from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DovetailError
 
@@ -85,6 +87,10 @@ def _linear() -> dovetail.CompiledModule:
     return dovetail.compile(torch.nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0")
 
 
+def _move() -> object:
+    return dovetail.load_pipeline(demo.folder(), backend="sim0").pipe.to("cpu")
+
+
 def _save_and_load() -> object:
     _linear().save("linear.json")
     return dovetail.load("linear.json")(torch.ones(1, 4))
@@ -96,8 +102,8 @@ def _twice() -> object:
 
 CASES = (
     Case("spec", "dovetail generate x --backend te=cpu,difusion=cpu", 2),
-    Case("spec", "dovetail generate x --backend sim0&sim1&sim0", 2),
-    Case("spec", "dovetail generate x --backend diffusion=auto&sim0", 2),
+    Case("spec", "dovetail generate x --backend 'sim0&sim1&sim0'", 2),
+    Case("spec", "dovetail generate x --backend 'diffusion=auto&sim0'", 2),
     Case("spec", "dovetail generate x --backend vae=disk", 2),
     Case("spec", "dovetail generate x --split-mode rows", 2),
     Case("spec", "dovetail generate x --split-mode diffusion=row", 2),
@@ -110,20 +116,22 @@ CASES = (
     Case("device", f"dovetail compile --backend cuda7 {RIG}", 2),
     Case("device", "dovetail devices --rig cuda0", 2),
     Case("device", "dovetail devices --rig cuda0=24GiB,cuda:0=16GiB", 2),
-    Case("device", f"dovetail generate x --backend diffusion=cuda0&cuda1 {RIG}", 1),
-    Case("device", "dovetail compile --component transformer --backend sim0&sim1 --rig sim0=4MiB,sim1=4MiB", 3),
+    Case("device", f"dovetail generate x --backend 'diffusion=cuda0&cuda1' {RIG}", 1),
+    Case("device", "dovetail compile --component transformer --backend 'sim0&sim1' --rig sim0=4MiB,sim1=4MiB", 3),
     Case("file", "dovetail generate x --model missing", 2),
     Case("file", "dovetail generate x --model empty", 2),
     Case("file", "dovetail generate x -o missing/out.png", 2),
     Case("file", "dovetail generate x -o out.txt", 2),
     Case("file", "dovetail show notes.json", 1),
     Case("file", "dovetail verify edited.json", 4),
+    Case("file", "dovetail generate x --model damaged", 1),
     Case("call", "dovetail generate x --size 64x64x64", 2),
     Case("call", "dovetail generate x --frames 8", 2),
     Case("call", "compiled(torch.ones(2, 4))  # traced with 1 × 4", 1, lambda: _linear()(torch.ones(2, 4))),
     Case("call", "compiled(torch.ones(1, 4, dtype=torch.half))", 1, lambda: _linear()(torch.ones(1, 4).half())),
     Case("call", "dovetail.compile(branching, (x,))", 1, lambda: dovetail.compile(Branching(), (torch.ones(2),))),
     Case("call", "dovetail.compile(linear, (x,), {'input': x})", 1, _twice),
+    Case("call", "pipe.to('cpu')  # pipe is compiled", 2, _move),
     Case("call", "dovetail.load('linear.json')(x)  # without weights", 1, _save_and_load),
 )
 
@@ -138,6 +146,7 @@ def workplace() -> Iterator[Path]:
             Path("empty").mkdir()
             Path("notes.json").write_text('{"shopping": ["milk"]}')
             _edit_a_plan()
+            _damage_a_pipeline()
             yield Path(name)
         finally:
             os.chdir(before)
@@ -151,6 +160,13 @@ def _edit_a_plan() -> None:
     moved = max(i for i, line in enumerate(plan["program"]) if "@sim1 #" in line)
     plan["program"][moved] = plan["program"][moved].replace("@sim1 #", "@sim0 #")
     Path("edited.json").write_text(json.dumps(plan))
+
+
+def _damage_a_pipeline() -> None:
+    """Copies the demo, and cuts off the end of its largest file."""
+    shutil.copytree(demo.folder(), "damaged")
+    largest = max(Path("damaged").rglob("*.safetensors"), key=lambda file: file.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
 
 
 def answers() -> list[tuple[Case, Answer]]:

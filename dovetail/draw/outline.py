@@ -28,7 +28,7 @@ class Part:
     @property
     def title(self) -> str:
         """The modules in a few words."""
-        shown = self.modules if len(self.modules) <= 4 else (*self.modules[:2], "…", *self.modules[-1:])
+        shown = self.modules if len(self.modules) <= 5 else (*self.modules[:2], "…", *self.modules[-2:])
         return ", ".join(shown) or "no module of its own"
 
 

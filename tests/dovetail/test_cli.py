@@ -2,18 +2,22 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
+from dovetail.demo.check import read
 
+README = Path(__file__).resolve().parents[2] / "README.md"
 SPLIT = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 COMPONENTS = ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
 
@@ -222,6 +226,26 @@ def test_verify_names_its_rules(plans: Path) -> None:
     found = data("verify", str(plans / "transformer.json"))
     assert "pin" in found["rules"]
     assert found["kept_by"] == ["FluxTransformer2DModel"]
+
+
+def test_the_first_command_of_the_readme_paints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done(*first_command())
+    seen = read(np.asarray(Image.open("out.png")))
+    assert seen is not None
+    assert "a red circle above a blue square" in seen.captions()
+
+
+def test_the_readme_shows_the_placement_of_its_first_command() -> None:
+    words = first_command()
+    drawn = done("show", "--backend", words[words.index("--backend") + 1], "--format", "mermaid")
+    assert f"```mermaid\n{drawn}```" in README.read_text()
+
+
+def first_command() -> list[str]:
+    """What stands after `dovetail` in the first fenced block of the README."""
+    block = README.read_text().partition("```sh\n")[2].partition("\n```")[0]
+    return shlex.split(block.partition("bin/dovetail ")[2])
 
 
 def test_an_unknown_option_is_a_usage_error() -> None:

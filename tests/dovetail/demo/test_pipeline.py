@@ -31,15 +31,14 @@ def test_ninety_of_a_hundred_held_out_captions_come_out_right(pipeline: FluxPipe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [16, 77, 512])
-def test_padding_to_another_length_does_not_matter(pipeline: FluxPipeline, length: int) -> None:
-    wanted = held_out_captions()[:20]
-    arguments = {**CALL_DEFAULTS, "max_sequence_length": length}
-    generators = [torch.Generator("cpu").manual_seed(seed) for seed in range(len(wanted))]
-    arguments["negative_prompt"] = [""] * len(wanted)
-    pictures = pipeline([caption for caption, _ in wanted], generator=generators, **arguments).images
+@pytest.mark.parametrize(("length", "count"), [(16, 20), (77, 20), (512, 10)])
+def test_padding_to_another_length_does_not_matter(pipeline: FluxPipeline, length: int, count: int) -> None:
+    wanted = held_out_captions()[:count]
+    seeds = [torch.Generator("cpu").manual_seed(seed) for seed in range(count)]
+    arguments = {**CALL_DEFAULTS, "negative_prompt": [""] * count, "max_sequence_length": length, "generator": seeds}
+    pictures = pipeline([caption for caption, _ in wanted], **arguments).images
     right = [read(np.asarray(picture)) == scene for picture, (_, scene) in zip(pictures, wanted, strict=True)]
-    assert sum(right) >= 18
+    assert sum(right) >= 0.9 * count
 
 
 def test_one_plain_call_with_the_defaults_paints_a_picture(pipeline: FluxPipeline) -> None:
@@ -68,6 +67,11 @@ def test_the_folder_is_a_plain_flux_pipeline() -> None:
         "diffusers",
         "transformers",
     }
+
+
+def test_the_tokenizers_keep_no_length_of_an_earlier_call() -> None:
+    files = [folder() / name / "tokenizer.json" for name in ("tokenizer", "tokenizer_2")]
+    assert [json.loads(file.read_text())["padding"] for file in files] == [None, None]
 
 
 def test_no_file_tells_where_the_pipeline_was_trained() -> None:
