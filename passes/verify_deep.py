@@ -99,7 +99,7 @@ class _Rehearsal:
             return self.make(value_of(node), device)  # only the data knows
         except Exception as error:
             raise self.broken(node, f"{type(error).__name__}: {error}") from error
-        for problem in self.differences(value_of(node), found, self.places[device]):
+        for problem in self.differences(value_of(node), found, self.places[device_of(node)]):
             raise self.broken(node, problem)
         return found
 

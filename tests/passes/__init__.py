@@ -1,0 +1,1 @@
+"""Each pass by itself, their manager, and the verifier."""

@@ -1,0 +1,53 @@
+"""A small module in which everything happens: views, memory written over devices, skips, numbers among the results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.compiler.devices import make_device
+from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.pipeline import parse_passes
+from dovetail.runtime import sim
+
+DEVICES = tuple(make_device(f"sim{index}", size * 2**20) for index, size in enumerate((32, 24, 16)))
+ALL = "simplify,blocks,place{shares=1:1:1},pin,hoist,cut,schedule"
+
+
+class Sample(nn.Module):
+    """Four linear blocks that leave notes in a buffer on the first device and read what was noted before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Any:
+        notes = torch.zeros(5, 2, 8)
+        first = x
+        for index, block in enumerate(self.blocks):
+            notes[index] = x
+            x = block(x) * scale + notes[0]
+            notes[0].add_(1.0)
+        one, other = x.chunk(2, dim=-1)
+        return {"sum": one + other, "notes": notes, "first": first, "skip": x + first}
+
+
+def sample_call() -> tuple[Tensor, Tensor]:
+    return torch.linspace(-1, 1, 16).reshape(2, 8), torch.full((8,), 0.5)
+
+
+def program_of(module: nn.Module, args: tuple[Any, ...], passes: str = ALL, devices: int = 3) -> Program:
+    """A traced module after some passes, over up to three simulated devices."""
+    sim.enable({device.index: device.total for device in DEVICES})
+    program = trace(module, args)
+    program.devices = DEVICES[:devices]
+    return PassManager(parse_passes(passes)).run(program)
+
+
+def sample(passes: str = ALL) -> Program:
+    torch.manual_seed(0)
+    return program_of(Sample(), sample_call(), passes)

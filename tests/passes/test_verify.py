@@ -1,0 +1,281 @@
+"""The verifier: each rule is broken once, and the error names it and shows the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Node
+
+from dovetail.compiler.aliasing import writes
+from dovetail.compiler.devices import make_device
+from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.program import Program, device_of, place_node, tensors_of, value_of
+from dovetail.compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
+from dovetail.passes.verify import RULES, Verify, verify, violations
+from dovetail.passes.verify_deep import _Rehearsal, verify_deep
+
+from .sample import DEVICES, sample
+
+ELSEWHERE = make_device("sim9", 2**20)
+
+
+def op(program: Program, name: str) -> Node:
+    """The first op of an ATen name."""
+    return next(node for node in program.ops() if str(node.target).startswith(f"aten.{name}."))
+
+
+def other(node: Node) -> Any:
+    return next(device for device in DEVICES if device != device_of(node))
+
+
+def set_storage(node: Node, storage: int) -> None:
+    node.meta["value"] = replace(value_of(node), storage=storage)  # type: ignore[type-var]
+
+
+def written_storage(program: Program) -> int:
+    return next(storage for node in program.ops() for storage in writes(node))
+
+
+def instructions(program: Program, kind: type[Instruction], test: Callable[[Any], bool] = bool) -> list[int]:
+    assert program.schedule is not None
+    return [index for index, one in enumerate(program.schedule) if isinstance(one, kind) and test(one)]
+
+
+def edit(program: Program, index: int, *instead: Instruction) -> None:
+    assert program.schedule is not None
+    kept = program.schedule.instructions
+    program.schedule = Schedule((*kept[:index], *instead, *kept[index + 1 :]))
+
+
+def at(program: Program, index: int) -> Any:
+    assert program.schedule is not None
+    return program.schedule.instructions[index]
+
+
+def read_before_it_is_made(program: Program) -> None:
+    first, *_, last = program.ops()
+    first.prepend(last)
+
+
+def forget_a_weight(program: Program) -> None:
+    program.weights.popitem()
+
+
+def drop_a_result(program: Program) -> None:
+    program.output.args = (program.output.args[0][:-1],)  # type: ignore[index]
+
+
+def put_a_view_in_memory_of_its_own(program: Program) -> None:
+    set_storage(op(program, "select"), 999)
+
+
+def write_into_an_input(program: Program) -> None:
+    set_storage(next(program.inputs()), written_storage(program))
+
+
+def leave_a_weight_homeless(program: Program) -> None:
+    program.home[next(iter(program.weights))] = ELSEWHERE
+
+
+def put_an_input_on_another_device(program: Program) -> None:
+    place_node(next(program.inputs()), device=DEVICES[1])
+
+
+def part_a_view_from_its_base(program: Program) -> None:
+    place_node(op(program, "select"), device=DEVICES[1])
+
+
+def run_a_layer_away_from_its_weight(program: Program) -> None:
+    node = op(program, "linear")
+    place_node(node, device=other(node))
+
+
+def spread_written_memory_over_two_devices(program: Program) -> None:
+    away = next(node for node in program.ops() if device_of(node) != DEVICES[0] and "linear" in str(node.target))
+    set_storage(away, written_storage(program))
+
+
+def cut_where_the_device_stays(program: Program) -> None:
+    *before, last = program.segments
+    program.segments = (*before, replace(last, nodes=last.nodes[:1]), replace(last, nodes=last.nodes[1:]))
+
+
+def forget_a_crossing(program: Program) -> None:
+    program.crossings = program.crossings[1:]
+
+
+def forget_a_load(program: Program) -> None:
+    edit(program, instructions(program, Load)[0])
+
+
+def run_a_segment_twice(program: Program) -> None:
+    index = instructions(program, Run)[0]
+    edit(program, index, at(program, index), at(program, index))
+
+
+def hide_a_reading(program: Program) -> None:
+    index = instructions(program, Run)[-1]
+    edit(program, index, replace(at(program, index), reads=at(program, index).reads[1:]))
+
+
+def yield_what_another_segment_made(program: Program) -> None:
+    index = instructions(program, Run)[0]
+    run = at(program, index)
+    edit(program, index, replace(run, yields=(*run.yields, State(program.segments[-1].nodes[-1]))))
+
+
+def free_before_the_last_reading(program: Program) -> None:
+    index = next(i for i in instructions(program, Free) if i and isinstance(at(program, i - 1), Run))
+    run, free = at(program, index - 1), at(program, index)
+    edit(program, index)
+    edit(program, index - 1, free, run)
+
+
+def copy_twice(program: Program) -> None:
+    index = instructions(program, Copy)[0]
+    edit(program, index, at(program, index), at(program, index))
+
+
+def use_without_waiting(program: Program) -> None:
+    edit(program, instructions(program, Wait, lambda wait: wait.device == wait.target)[0])
+
+
+def write_while_a_copy_reads(program: Program) -> None:
+    edit(program, instructions(program, Wait, lambda wait: wait.device == wait.source)[0])
+
+
+def free_twice(program: Program) -> None:
+    index = instructions(program, Free)[0]
+    edit(program, index, at(program, index), at(program, index))
+
+
+def yield_for_nobody(program: Program) -> None:
+    index = instructions(program, Run)[0]
+    run = at(program, index)
+    state = State(next(node for node in run.segment.nodes if State(node) not in run.yields))
+    edit(program, index, replace(run, yields=(*run.yields, state)), Free(state, run.segment.device))
+
+
+def forget_a_free(program: Program) -> None:
+    edit(program, instructions(program, Free)[0])
+
+
+def return_in_another_order(program: Program) -> None:
+    index = instructions(program, Return)[0]
+    edit(program, index, replace(at(program, index), values=at(program, index).values[::-1]))
+
+
+BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
+    "order": ("simplify", read_before_it_is_made),
+    "weights": ("simplify", forget_a_weight),
+    "signature": ("simplify", drop_a_result),
+    "alias": ("simplify", put_a_view_in_memory_of_its_own),
+    "outside": ("simplify", write_into_an_input),
+    "home": ("simplify,blocks,place{shares=1:1:1}", leave_a_weight_homeless),
+    "device": ("simplify,blocks,place{shares=1:1:1},pin", put_an_input_on_another_device),
+    "view": ("simplify,blocks,place{shares=1:1:1},pin", part_a_view_from_its_base),
+    "pin": ("simplify,blocks,place{shares=1:1:1},pin", run_a_layer_away_from_its_weight),
+    "storage": ("simplify,blocks,place{shares=1:1:1},pin,hoist", spread_written_memory_over_two_devices),
+    "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
+    "crossings": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", forget_a_crossing),
+    "load": ("", forget_a_load),
+    "run": ("", run_a_segment_twice),
+    "read": ("", hide_a_reading),
+    "yield": ("", yield_what_another_segment_made),
+    "live": ("", free_before_the_last_reading),
+    "copy": ("", copy_twice),
+    "wait": ("", use_without_waiting),
+    "fence": ("", write_while_a_copy_reads),
+    "free": ("", free_twice),
+    "idle": ("", yield_for_nobody),
+    "left": ("", forget_a_free),
+    "return": ("", return_in_another_order),
+}
+
+
+def test_every_rule_is_broken_once_and_says_what_it_demands() -> None:
+    assert BREAKS.keys() == RULES.keys()
+    assert all(law.endswith(".") and law[0].isupper() for law in RULES.values())
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_named_and_its_place_is_shown(rule: str) -> None:
+    passes, spoil = BREAKS[rule]
+    program = sample(passes) if passes else sample()
+    verify(program)
+    spoil(program)
+    with pytest.raises(VerificationError, match=f"^rule {rule}: ") as caught:
+        verify(program)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"rule {rule}: {RULES[rule]}"
+    assert lines[1].startswith("broken by Sample: ")
+    assert f"run so far: {program.history[0]}" in str(caught.value)
+    assert caught.value.exit_code == 4
+    if rule not in ("weights", "segments"):
+        shown = [line for line in lines if line.startswith((">", "  "))]
+        assert sum(line.startswith(">") for line in shown) == 1
+        assert 2 <= len(shown) <= 11
+
+
+def test_a_program_that_keeps_every_rule_has_no_violations() -> None:
+    assert not list(violations(sample()))
+
+
+def test_the_pass_changes_nothing_and_says_how_many_rules_there_are() -> None:
+    program = sample()
+    before = str(program), str(program.schedule)
+    change = Verify().run(program)
+    assert (str(program), str(program.schedule)) == before
+    assert not change
+    assert str(change) == f"0 of {len(RULES)} rules broken"
+
+
+def test_only_rules_about_what_is_established_are_checked() -> None:
+    program = sample("simplify")
+    program.home = {"nobody": ELSEWHERE}
+    verify(program)
+
+
+def test_the_deep_verifier_counts_the_nodes_that_it_has_run() -> None:
+    program = sample()
+    assert verify_deep(program) == len(list(program.ops()))
+
+
+def test_the_deep_verifier_finds_a_wrong_shape_and_shows_the_node() -> None:
+    program = sample()
+    node = op(program, "linear")
+    node.meta["value"] = replace(tensors_of(node)[0], shape=(2, 9))
+    with pytest.raises(VerificationError, match=r"\[2, 8\] on sim:0, its annotation says float32\[2, 9\]"):
+        verify_deep(program)
+
+
+def test_the_deep_verifier_finds_a_wrong_dtype() -> None:
+    program = sample()
+    node = op(program, "linear")
+    node.meta["value"] = replace(tensors_of(node)[0], dtype=torch.bfloat16)
+    with pytest.raises(VerificationError, match="its annotation says bfloat16"):
+        verify_deep(program)
+
+
+def test_the_deep_verifier_finds_a_node_on_another_device_than_its_annotation_says() -> None:
+    program = sample()
+    node = next(node for node in program.segments[1].nodes if tensors_of(node))
+    place_node(node, device=DEVICES[2])
+    with pytest.raises(VerificationError, match=r"on sim:1, its annotation says .* on sim:2"):
+        verify_deep(program)
+
+
+def test_the_deep_verifier_finds_two_devices_in_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Rehearsal, "send", lambda self, tensor, target: tensor)
+    with pytest.raises(VerificationError, match=r"rule deep: (.|\n)*found at least two devices, sim:0 and sim:1"):
+        verify_deep(sample())
+
+
+def test_the_deep_verifier_stands_in_for_devices_that_are_not_here() -> None:
+    program = sample()
+    stand_ins = {device: torch.device("sim", index + 5) for index, device in enumerate(program.devices)}
+    assert verify_deep(program, stand_ins) == verify_deep(program)
