@@ -9,8 +9,13 @@ import torch
 from .tiny import Call, Draw, tiny_encoder
 
 SMALL = dict(
-    vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64
-)  # fmt: skip
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
 GROUPED = dict(SMALL, num_key_value_heads=2, head_dim=8)
 
 
@@ -32,8 +37,15 @@ tiny_encoder(
     lambda draw: dict(input_ids=draw.ids(90, 2, 9), output_hidden_states=True),
 )
 T5 = dict(
-    vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4, feed_forward_proj="gated-gelu", use_cache=False
-)  # fmt: skip
+    vocab_size=99,
+    d_model=32,
+    d_kv=8,
+    d_ff=64,
+    num_layers=3,
+    num_heads=4,
+    feed_forward_proj="gated-gelu",
+    use_cache=False,
+)
 tiny_encoder("T5EncoderModel", "T5Config", dict(T5, is_encoder_decoder=False), tokens)
 tiny_encoder("UMT5EncoderModel", "UMT5Config", dict(T5, is_encoder_decoder=False), tokens)
 tiny_encoder("BertModel", "BertConfig", SMALL, tokens)

@@ -164,9 +164,7 @@ tiny(
         caption_channels=8,
         sample_size=8,
     ),
-    lambda draw: dict(
-        hidden_states=draw(2, 4, 8, 8), encoder_hidden_states=draw(2, 8, 8), timestep=draw.ids(1000, 2)
-    ),
+    lambda draw: dict(hidden_states=draw(2, 4, 8, 8), encoder_hidden_states=draw(2, 8, 8), timestep=draw.ids(1000, 2)),
 )
 tiny(
     "HunyuanDiT2DModel",
@@ -212,9 +210,7 @@ tiny(
         out_channels=4,
         pos_embed_max_size=64,
     ),
-    lambda draw: dict(
-        hidden_states=draw(2, 4, 8, 8), encoder_hidden_states=draw(2, 16, 32), timestep=draw.float(2)
-    ),
+    lambda draw: dict(hidden_states=draw(2, 4, 8, 8), encoder_hidden_states=draw(2, 16, 32), timestep=draw.float(2)),
 )
 tiny(
     "LuminaNextDiT2DModel",

@@ -121,9 +121,7 @@ tiny(
         up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
         layers_per_block=1,
     ),
-    lambda draw: dict(
-        sample=draw(1, 4, 2, 8, 8), timestep=torch.tensor([10]), encoder_hidden_states=draw(1, 4, 8)
-    ),
+    lambda draw: dict(sample=draw(1, 4, 2, 8, 8), timestep=torch.tensor([10]), encoder_hidden_states=draw(1, 4, 8)),
 )
 tiny(
     "UNetMotionModel",
@@ -138,9 +136,7 @@ tiny(
         layers_per_block=1,
         sample_size=8,
     ),
-    lambda draw: dict(
-        sample=draw(1, 4, 2, 8, 8), timestep=torch.tensor([10]), encoder_hidden_states=draw(2, 4, 16)
-    ),
+    lambda draw: dict(sample=draw(1, 4, 2, 8, 8), timestep=torch.tensor([10]), encoder_hidden_states=draw(2, 4, 16)),
 )
 tiny(
     "UNetSpatioTemporalConditionModel",

@@ -1,0 +1,87 @@
+"""All full-size entries, the compiling of one for devices that are not here, and what is measured on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dovetail.compiler.devices import Device, make_device
+from dovetail.compiler.program import Program, tensors_of
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import Change, Pass, PassManager
+from dovetail.passes.liveness import peak_bytes
+from dovetail.passes.pipeline import default_passes
+
+from . import full_size_diffusion, full_size_encoders
+from .full_size_diffusion import deepened
+from .meta import FULL_SIZE, FullSize
+
+TABLES = (full_size_diffusion, full_size_encoders)
+SHARES = {2: (0.9, 0.6), 4: (0.8, 0.6, 0.4, 0.2)}
+"""Memory of unequal devices as multiples of a model's weights: no device holds it alone."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Clock:
+    """CPU seconds of what it is asked to run, and of each pass."""
+
+    seconds: float = 0.0
+    passes: dict[str, float] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def run(self, work: Callable[[], T]) -> T:
+        self._last = start = time.process_time()
+        try:
+            return work()
+        finally:
+            self.seconds = time.process_time() - start
+
+    def note(self, step: Pass, program: Program, change: Change) -> None:
+        """A callback of the pass manager."""
+        now = time.process_time()
+        self.passes[step.name] = now - self._last
+        self._last = now
+
+
+def trace_entry(entry: FullSize) -> tuple[Program, float]:
+    """The program of an entry, and the CPU seconds that tracing took."""
+    module, call = entry.make()
+    clock = Clock()
+    return clock.run(lambda: trace(module, (), call)), clock.seconds
+
+
+def compile_entry(program: Program, count: int) -> tuple[Program, Clock]:
+    """A copy of a fresh program after all passes, over unequal devices that its weights just fit on."""
+    copy = program.copy()
+    copy.devices = devices_for(program, SHARES[count])
+    clock = Clock()
+    clock.run(lambda: PassManager(default_passes(), [clock.note]).run(copy))
+    return copy, clock
+
+
+def devices_for(program: Program, shares: tuple[float, ...]) -> tuple[Device, ...]:
+    used = {node.meta["weight"].name for node in program.weight_nodes() if node.users}
+    weights = sum(program.weights[name].nbytes for name in used)
+    headroom = peak_bytes(program)
+    return tuple(make_device(f"cuda{i}", int(share * weights) + headroom + 2**20) for i, share in enumerate(shares))
+
+
+def crossing_bytes(program: Program) -> int:
+    """Bytes that cross between devices in one call."""
+    return sum(tensor.nbytes for crossing in program.crossings for tensor in tensors_of(crossing.value))
+
+
+__all__ = [
+    "FULL_SIZE",
+    "Clock",
+    "FullSize",
+    "compile_entry",
+    "crossing_bytes",
+    "deepened",
+    "devices_for",
+    "trace_entry",
+]
