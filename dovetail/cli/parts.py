@@ -44,7 +44,8 @@ def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str
     pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline))
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    with DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers) as dry:
+    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers)
+    with dry:
         dry(**call_arguments(pipe, given, pipeline.defaults))
         plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
