@@ -8,14 +8,15 @@ The pipeline does not mask padding. T5 is therefore trained with varied padding 
 padding, and one fixed embedding to padding itself.
 """
 
-import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 from torch.nn import functional
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
@@ -32,7 +33,9 @@ LENGTHS = (12, 12, 12, 12, 16, 24, 48, 96, 160, 300, 512)
 _BATCH = 128
 _LONG_TOKENS = 4096
 _EMPTY_SHARE = 0.05
-_WORDS = (*COLOURS, *SHAPES, *OPPOSITE, *OPPOSITE.values(), "to the", "a an")
+_SMALL = ("a", "an", "to", "the")
+_END = "</w>"
+_SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|pad|>")
 _COLOUR_AT = {colour: index for index, colour in enumerate(COLOURS)}
 
 
@@ -68,23 +71,43 @@ class _Heads(nn.Module):
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """Make a byte-pair tokenizer that knows each word of the captions as one token."""
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    special = ["<|startoftext|>", "<|endoftext|>", "<|pad|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000, end_of_word_suffix="</w>", special_tokens=special, show_progress=False
+    """Make a byte-pair tokenizer that knows each word of the captions as one token, and every letter."""
+    letters = [letter + end for end in ("", _END) for letter in ascii_lowercase]
+    merges = _merges([word.lower() for word in _words()])
+    known = dict.fromkeys([*_SPECIAL, *letters, *("".join(merge) for merge in merges)])
+    vocab = {token: index for index, token in enumerate(known)}
+    return CLIPTokenizer(vocab=vocab, merges=merges, pad_token=_SPECIAL[2], model_max_length=CLIP_LENGTH)
+
+
+def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Find the merges that make each word one token, ties settled by the alphabet (by chance in `tokenizers`)."""
+    spelled = [[*word[:-1], word[-1] + _END] for word in words]
+    merges: list[tuple[str, str]] = []
+    while counts := Counter(pair for parts in spelled for pair in pairwise(parts)):
+        merges.append(min(counts, key=lambda pair: (-counts[pair], pair)))
+        spelled = [_merged(parts, merges[-1]) for parts in spelled]
+    return merges
+
+
+def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for part in parts:
+        if merged and (merged[-1], part) == pair:
+            merged[-1] += part
+        else:
+            merged.append(part)
+    return merged
+
+
+def _words() -> list[str]:
+    return sorted(
+        {word for entry in (*COLOURS, *SHAPES, *OPPOSITE, *OPPOSITE.values(), *_SMALL) for word in entry.split()}
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator([" ".join(_WORDS)], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    merges = [tuple(merge) for merge in model["merges"]]
-    return CLIPTokenizer(vocab=model["vocab"], merges=merges, pad_token="<|pad|>", model_max_length=CLIP_LENGTH)
 
 
 def t5_tokenizer() -> T5Tokenizer:
     """Make a unigram tokenizer whose pieces are the words of the captions."""
-    words = sorted({word for entry in _WORDS for word in entry.split()})
-    pieces = [f"▁{word}" for word in ("A", "An", *words)]
+    pieces = [f"▁{word}" for word in ("A", "An", *_words())]
     vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0), *((piece, -1.0) for piece in pieces)]
     return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=512)
 

@@ -49,6 +49,9 @@ def write(pipeline: FluxPipeline, into: Path) -> None:
     beside, before = into.with_name(into.name + ".part"), into.with_name(into.name + ".before")
     for leftover in (beside, before):
         shutil.rmtree(leftover, ignore_errors=True)
+    for tokenizer in (pipeline.tokenizer, pipeline.tokenizer_2):
+        tokenizer.backend_tokenizer.no_padding()  # a tokenizer's file keeps the lengths of its last call
+        tokenizer.backend_tokenizer.no_truncation()
     pipeline.to(dtype=torch.bfloat16).save_pretrained(beside)
     for file in beside.rglob("*.safetensors"):
         file.chmod(0o644)

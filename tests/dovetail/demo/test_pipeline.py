@@ -11,6 +11,7 @@ from dovetail.demo import CALL_DEFAULTS, folder
 from dovetail.demo.check import read
 from dovetail.demo.draw import Scene, Thing, held_out_captions
 from dovetail.demo.evaluate import load, paint, wrong
+from dovetail.demo.text import clip_tokenizer, t5_tokenizer
 
 SCENE = Scene(Thing("red", "circle"), Thing("blue", "square"), "above")
 CAPTION = "a red circle above a blue square"
@@ -90,3 +91,8 @@ def test_the_transformer_has_a_block_for_each_of_three_devices(pipeline: FluxPip
 def test_importing_the_demo_imports_no_libraries() -> None:
     code = "import sys, dovetail.demo; print([m for m in ('torch', 'diffusers', 'numpy', 'PIL') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_tokenizers_are_the_ones_that_a_new_training_would_make(pipeline: FluxPipeline) -> None:
+    assert pipeline.tokenizer.get_vocab() == clip_tokenizer().get_vocab()
+    assert pipeline.tokenizer_2.get_vocab() == t5_tokenizer().get_vocab()
