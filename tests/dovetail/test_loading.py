@@ -13,6 +13,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dovetail
@@ -158,6 +159,30 @@ def test_another_pipeline_class_and_other_components_may_be_given(flux: Path) ->
     assert type(handle.pipe) is diffusers.FluxImg2ImgPipeline
     assert handle.pipe.vae is vae
     assert handle.pipe.text_encoder is None
+
+
+def _rename(path: Path, change: Callable[[str], str]) -> None:
+    save_file({change(name): tensor for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def test_names_of_older_files_are_understood(tmp_path: Path) -> None:
+    pipe, _ = tiny_pipelines.sd()
+    pipe.save_pretrained(tmp_path)
+    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+    def with_older_attention(name: str) -> str:
+        head, _, tail = name.partition("attentions.0.")
+        return (
+            head
+            + "attentions.0." * bool(tail)
+            + next((tail.replace(n, o) for n, o in older.items() if n in tail), tail)
+        )
+
+    _rename(tmp_path / "vae" / "diffusion_pytorch_model.safetensors", with_older_attention)
+    _rename(tmp_path / "text_encoder" / "model.safetensors", "text_model.{}".format)
+    handle = dovetail.load_pipeline(tmp_path, "cpu")
+    handle.undo()
+    assert_same(handle.pipe, pipe)
 
 
 def test_weights_without_safetensors_are_left_to_their_library_and_it_says_so(

@@ -7,6 +7,8 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 
 from . import tiny_text
 
@@ -103,6 +105,21 @@ def _sd_parts() -> dict[str, Any]:
 def sd() -> Made:
     """Stable Diffusion 1.5."""
     return diffusers.StableDiffusionPipeline(**_sd_parts(), requires_safety_checker=False), _picture()
+
+
+def sd_safe() -> Made:
+    """Stable Diffusion 1.5 with its safety checker, which no trace can follow."""
+    torch.manual_seed(9)
+    towers = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={**towers, "vocab_size": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+        vision_config={**towers, "image_size": 32, "patch_size": 8},
+        projection_dim=16,
+    )
+    checker = StableDiffusionSafetyChecker(config).eval()
+    extractor = transformers.CLIPImageProcessor(crop_size=32, size=32)
+    parts = {**_sd_parts(), "safety_checker": checker, "feature_extractor": extractor}
+    return diffusers.StableDiffusionPipeline(**parts), _picture()
 
 
 def sd_img2img() -> Made:
@@ -298,7 +315,7 @@ def pixart() -> Made:
 
 PIPELINES: dict[str, Callable[[], Made]] = {
     maker.__name__: maker
-    for maker in (flux, flux_img2img, sd, sd_img2img, sd_inpaint, sd_controlnet, sdxl, sd3, wan, ltx, pixart)
+    for maker in (flux, flux_img2img, sd, sd_safe, sd_img2img, sd_inpaint, sd_controlnet, sdxl, sd3, wan, ltx, pixart)
 }
 
 
