@@ -1,7 +1,7 @@
 """Trains the demo pipeline from nothing: `python -m dovetail.demo.train --work FOLDER`.
 
 Three stages, each with a checkpoint in the work folder, so that an interrupted run goes on where it stopped:
-autoencoder, text encoders, transformer. About three quarters of an hour on two CPU cores.
+autoencoder, text encoders, transformer. About an hour on two busy CPU cores.
 """
 
 import argparse

@@ -1,14 +1,18 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from dovetail.demo import denoise, image, text
 from dovetail.demo.denoise import build, image_ids, padding_bias
+from dovetail.demo.evaluate import load, paint
 from dovetail.demo.loop import Recipe, Stage
 from dovetail.demo.text import CLIP_LENGTH, T5_LENGTH, WIDTH, Encoders
+from dovetail.demo.train import train
 
 
 def _loss(module: nn.Module, stop_at: int | None = None) -> Callable[[int, torch.Generator], torch.Tensor]:
@@ -87,3 +91,13 @@ def test_the_padding_bias_touches_only_padding() -> None:
     assert not bias[1, :, :, :8].any()
     assert not bias[1, :, :, T5_LENGTH:].any()
     assert bias[1, 0, 0, 8].item() == pytest.approx(math.log(104 / 4))
+
+
+def test_training_from_nothing_writes_a_pipeline_that_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in (image, text, denoise):
+        monkeypatch.setattr(stage, "RECIPE", replace(stage.RECIPE, steps=2))
+    scenes, pictures = image.training_set(64)
+    monkeypatch.setattr(image, "training_set", lambda: (scenes, pictures))
+    train(tmp_path / "work", tmp_path / "pipeline")
+    assert paint(load(tmp_path / "pipeline"), ["a red circle"], [0])[0].shape == (64, 64, 3)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["pipeline", "work"]
