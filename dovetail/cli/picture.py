@@ -12,14 +12,16 @@ from PIL import Image
 from ..compiler.errors import DovetailError, UsageError
 from ..compiler.files import written_beside
 
+MOVING = (".gif", ".webp")
+
 
 def save(result: Any, path: Path) -> list[Path]:
-    """Writes the first picture of a result, or a video: a `.gif` (or `.webp`) as one file, else a file a frame.
+    """Writes the first picture of a result, or its first video: a `.gif` or `.webp` as one file, else a file a frame.
 
-    Raises UsageError for a kind of file that is not known, DovetailError when the result holds no pictures.
+    Raises DovetailError when the result holds no pictures.
     """
     frames = _frames(result)
-    if len(frames) == 1 or _can_move(path):
+    if len(frames) == 1 or path.suffix.lower() in MOVING:
         return [_write(frames, path)]
     return [_write([frame], path.with_stem(f"{path.stem}-{index:03}")) for index, frame in enumerate(frames)]
 
@@ -44,10 +46,6 @@ def _picture(frame: Any) -> Image.Image:
         return frame
     values = np.asarray(frame)
     return Image.fromarray(values if values.dtype == np.uint8 else (values * 255).round().clip(0, 255).astype("uint8"))
-
-
-def _can_move(path: Path) -> bool:
-    return Image.registered_extensions()[path.suffix.lower()] in Image.SAVE_ALL
 
 
 def _write(frames: Sequence[Image.Image], path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -51,7 +50,7 @@ def _arrow(one: Outline, edge: Edge) -> str:
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
-    return f"{re.sub(r'[^A-Za-z0-9]', '_', one.name)}_{otherwise if index is None else index}"
+    return f"{one.name.replace('.', '__')}_{otherwise if index is None else index}"
 
 
 def _first(one: Outline) -> str:

@@ -197,7 +197,7 @@ def test_show_draws_devices_as_boxes_and_bytes_on_arrows() -> None:
     assert drawn.startswith("flowchart LR\n")
     assert drawn.count("subgraph") == 2
     assert 'transformer_0 -- "' in drawn
-    assert "transformer_2 -.-> vae_decode_0" in drawn
+    assert "transformer_2 -.-> vae__decode_0" in drawn
 
 
 def test_show_draws_the_same_for_graphviz(plans: Path) -> None:
