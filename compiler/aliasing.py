@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ _HIDDEN = {"dropout", "type_as", "meshgrid", "einsum"}
 _ASKING = {"sym_size", "sym_stride", "sym_numel", "sym_storage_offset"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def alias_class(target: Any) -> Alias:
     """The class of an op by its schema (torch's alias annotations and its composite kernels).
 

@@ -13,7 +13,6 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.fx import Node
 from torch.fx.graph import Graph
 from torch.fx.node import map_aggregate
 

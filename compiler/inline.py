@@ -54,7 +54,7 @@ def _splice(node: Node, inner: GraphModule, operands: tuple[Any, ...]) -> None:
         for source in inner.graph.nodes:
             if source.op == "call_function":
                 copies[source] = graph.node_copy(source, copies.__getitem__)
-    results = torch.fx.map_arg(inner.graph.output_node().args[0], copies.__getitem__)
+    results: Any = torch.fx.map_arg(inner.graph.output_node().args[0], copies.__getitem__)
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(results[user.args[1]])

@@ -190,7 +190,9 @@ class Program:
         graph = Graph()
         output = graph.output(graph.graph_copy(self.graph, {}))
         output.meta = dict(self.output.meta)
-        return replace(self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home))
+        return replace(
+            self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home)
+        )
 
     def __str__(self) -> str:
         from .text import print_program

@@ -11,7 +11,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,7 +52,9 @@ def trace(
     given = name_arguments(positional, {}, args, kwargs or {})
     full = name_arguments(positional, defaults, args, kwargs or {})
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_shapes else None)
-    example = {name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given}
+    example = {
+        name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
+    }
     with _frozen(module), _faked(module, mode):
         exported = _export(module, example, dynamic_shapes)
     _refuse_fake_constants(module, exported)
@@ -102,8 +104,9 @@ def _arrange_shapes(
 def _export_message(module: nn.Module, error: Exception) -> str:
     where = _model_line(error)
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    past = f" past {where}" if where else ""
     return (
-        f"{type(module).__name__} cannot be traced{f' past {where}' if where else ''}: {type(error).__name__}: {first}: "
+        f"{type(module).__name__} cannot be traced{past}: {type(error).__name__}: {first}: "
         "make this line independent of tensor values, or compile a submodule that leaves it out"
     )
 
@@ -138,7 +141,7 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for child in module.modules():
-            for held in (child._parameters, child._buffers):
+            for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
                 for name, tensor in list(held.items()):
                     if tensor is not None:
                         replaced.append((held, name, tensor))
@@ -231,7 +234,8 @@ def _bind_weights(module: nn.Module, exported: ExportedProgram) -> dict[str, Wei
         kind = tensors_of(node)[0]
         persistent = spec.kind is InputKind.PARAMETER or bool(spec.persistent)
         frozen = spec.kind is InputKind.PARAMETER and not module.get_parameter(name).requires_grad
-        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, aliases.get(name, ()), persistent, frozen)
+        others = aliases.get(name, ())
+        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, others, persistent, frozen)
         node.meta["weight"] = weights[name]
         nodes[name] = node
     return weights

@@ -1,9 +1,9 @@
 """Finds the repeated blocks of a component from the structure of its weights' names.
 
 A block is what a layer split moves as one: a transformer block, in a UNet a resnet or attention unit. Members of a
-list (``blocks.0``, ``blocks.1``, …) are blocks when most of them hold the same weights in the same shapes. Where they do
-not (the stages of a UNet) and their own lists hold nearly all they have, the search goes on inside. What a stage holds
-beside its units goes with the unit before it in graph order. No class and no model is known by name.
+list (``blocks.0``, ``blocks.1``, …) are blocks when most of them hold the same weights in the same shapes. Where they
+do not (the stages of a UNet) and their own lists hold nearly all they have, the search goes on inside. What a stage
+holds beside its units goes with the unit before it in graph order. No class and no model is known by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FindBlocks(Pass):
         """Finds units by name, hands every weight of a stage to one of them, and orders them by first use."""
         tree = _Module.of(program.weights)
         units = list(_units(tree, inside=False)) or list(_units(tree, inside=True))
-        program.blocks = _collect(program, units)
+        program.blocks = _collect(program, [*units, *_singles(tree, set(units))])
         return Change(len(program.blocks), "blocks found")
 
 
@@ -83,17 +83,33 @@ def _units(module: _Module, inside: bool) -> Iterator[str]:
     """The paths of the blocks in a module; ``inside`` a stage, a list of one is a block as well."""
     for held in [module] if module.is_list and not inside else list(_lists(module)):
         members = list(held.children.values())
-        if _alike(members):
-            yield from (member.path for member in members)
-            continue
+        alike = _alike(members)
         for member in members:
-            inner = list(_units(member, inside=True)) if _is_stage(member) else []
-            if inner or inside:
-                yield from inner or [member.path]
+            inner = list(_units(member, inside=True)) if _is_stage(member, alike) else []
+            if len(inner) > 1 or (inner and not inside):
+                yield from inner
+            elif alike or inside:
+                yield member.path
 
 
-def _is_stage(module: _Module) -> bool:
-    return sum(held.nbytes for held in _lists(module)) >= _COVERED * module.nbytes
+def _is_stage(module: _Module, alike: bool) -> bool:
+    """Whether nearly all that a module has lies in its lists; one among its like must be a chain of blocks."""
+    lists = list(_lists(module))
+    if alike:
+        lists = [held for held in lists if held in module.children.values() and _alike(list(held.children.values()))]
+    return sum(held.nbytes for held in lists) >= _COVERED * module.nbytes > 0
+
+
+def _singles(module: _Module, units: set[str]) -> Iterator[str]:
+    """The members of lists of one beside a list of blocks, such as the attention between two resnets."""
+    for child in module.children.values():
+        beside = any(f"{other.path}.{name}" in units for other in module.children.values() for name in other.children)
+        if child.path not in units and not child.is_list:
+            yield from _singles(child, units)
+        elif beside and module.path and child.is_list and len(child.children) == 1:
+            (path,) = (member.path for member in child.children.values())
+            if not any(unit == path or unit.startswith(f"{path}.") for unit in units):
+                yield path
 
 
 def _alike(members: list[_Module]) -> bool:

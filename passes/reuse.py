@@ -36,10 +36,10 @@ class Reuse(Pass):
         merged: dict[int, int] = {}
         count = 0
         for node in program.ops():
-            if memory.may_overwrite(node):
-                held, result = memory.before[node.args[0]], memory.before[node]  # type: ignore[index]
-                merged[result.storage] = merged.get(held.storage, held.storage)  # type: ignore[union-attr]
-                node.target = in_place(node.target)  # type: ignore[assignment]
+            held = memory.overwritten(node)
+            if held is not None:
+                merged[tensors_of(node)[0].storage] = merged.get(held, held)
+                node.target = in_place(node.target)
                 count += 1
             rename_storages(node, merged)
         return Change(count, "results computed in place")
@@ -68,21 +68,22 @@ class _Memory:
         fixed = [*program.graph.find_nodes(op="placeholder"), *(crossing.value for crossing in program.crossings)]
         self._fixed = self._pieces_of(*fixed)
 
-    def may_overwrite(self, node: Node) -> bool:
-        """Whether a node's first operand dies here, fills its memory, and has the very layout of the result."""
+    def overwritten(self, node: Node) -> int | None:
+        """The storage of a node's first operand, where it dies here, fills it, and has the layout of the result."""
         if in_place(node.target) is None or not node.args or not isinstance(node.args[0], Node):
-            return False
+            return None
         held, result = self.before.get(node.args[0]), self.before[node]
         if not isinstance(held, TensorType) or not isinstance(result, TensorType):
-            return False
+            return None
         if (held.shape, held.dtype, held.stride) != (result.shape, result.dtype, result.stride):
-            return False
+            return None
         piece, others = self._piece[held.storage], [n for n in node.all_input_nodes if n is not node.args[0]]
         if self._fixed & {piece, self._piece[result.storage]} or self._last[piece] is not node:
-            return False
+            return None
         if self._segment[held.storage] != placement_of(node).segment or self._bytes[held.storage] != held.nbytes:
-            return False
-        return node.args.count(node.args[0]) == 1 and piece not in self._pieces_of(*others)
+            return None
+        alone = node.args.count(node.args[0]) == 1 and piece not in self._pieces_of(*others)
+        return held.storage if alone else None
 
     def _pieces_of(self, *nodes: Node) -> set[int]:
         return {self._piece[tensor.storage] for node in nodes for tensor in tensors_of(node)}
