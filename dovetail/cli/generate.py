@@ -20,7 +20,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 def generate(
     where: Where,
     size: Size,
-    prompt: Annotated[str, typer.Argument(help="What to paint.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")],
     model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
         "out.png"

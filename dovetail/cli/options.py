@@ -93,8 +93,6 @@ class Where:
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
             request.devices_for(attribute, role)
-        for key in request.backend.unused(components) if components else ():
-            logging.getLogger(__name__).warning("--backend names %s, which this pipeline does not have", key)
         return request
 
 

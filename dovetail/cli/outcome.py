@@ -39,6 +39,9 @@ def ending(meta: dict[str, Any]) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except DovetailError as error:
         raise _told(str(error), error.exit_code, meta) from error
+    except ModuleNotFoundError as error:
+        way_out = "pip install 'dovetail-diffusion[diffusers]'"
+        raise _told(f"{error.name} is not installed: {way_out}", FAILED, meta) from error
     except Exception as error:
         if type(error).__module__.startswith(("typer", "click")):
             raise

@@ -253,6 +253,13 @@ def test_an_unknown_option_is_a_usage_error() -> None:
     assert run("paint").exit_code == 2
 
 
+def test_a_missing_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    result = run("compile")
+    assert result.exit_code == 1
+    assert "diffusers is not installed: pip install" in result.stderr
+
+
 def test_debug_shows_the_traceback_and_keeps_the_exit_code() -> None:
     for words in (["--debug", "devices", "--rig", "x"], ["devices", "--rig", "x", "--debug"]):
         result = run(*words)
