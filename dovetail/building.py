@@ -124,6 +124,8 @@ def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype
 
 
 def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
+    import transformers
+
     config = cls.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
         _tell(folder, "it is quantized")
@@ -144,8 +146,8 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     for pattern, wide in module._get_dtype_plan(dtype).items():
         for name in (name for name in _persistent(module) if pattern in name):
             _set_dtype(module, name, wide)
-    if module.can_generate() and hasattr(module, "adjust_generation_fn"):
-        module.adjust_generation_fn(None, False, None, str(folder))
+    if module.can_generate() and (folder / "generation_config.json").is_file():
+        module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module, names
 
 

@@ -210,7 +210,7 @@ class Component:
             )  # fmt: skip
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
-            with self._as_it_was():
+            with self._as_it_was(), _without_caches(self.module):
                 module = call.traceable()
                 program = trace(module, args, kwargs, dynamic_shapes=shapes)
         except TraceError as error:
@@ -254,6 +254,20 @@ class Component:
 
     def _title(self, call: Call) -> str:
         return f"{self.name} ({type(self.module).__name__}).{call}"
+
+
+@contextlib.contextmanager
+def _without_caches(module: nn.Module) -> Iterator[None]:
+    """Language models keep what they computed for the next token; where they only encode a text, nobody reads it."""
+    configs = {id(config): config for child in module.modules() if (config := getattr(child, "config", None))}
+    caching = [config for config in configs.values() if getattr(config, "__dict__", {}).get("use_cache") is True]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _answer(component: Component, call: Call, *args: Any, **kwargs: Any) -> Any:

@@ -21,10 +21,12 @@ from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.runtime import sim
 
 from . import tiny_pipelines
+from .more_pipelines import MORE_PIPELINES
 from .tiny_pipelines import PIPELINES, paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
+ALL = {**PIPELINES, **MORE_PIPELINES}
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +70,11 @@ def assert_same(loaded: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", ALL)
 def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     name: str, dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
-    made, _ = PIPELINES[name]()
+    made, _ = ALL[name]()
     made.save_pretrained(tmp_path)
     expected = type(made).from_pretrained(tmp_path, dtype=dtype)
     handle = dovetail.load_pipeline(tmp_path, SPREAD, dtype=dtype)
@@ -83,9 +85,9 @@ def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     assert {part.training for part in handle.pipe.components.values() if isinstance(part, nn.Module)} == {False}
 
 
-@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in PIPELINES if name != "flux")])
+@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in ALL if name != "flux")])
 def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_path: Path) -> None:
-    pipe, call = PIPELINES[name]()
+    pipe, call = ALL[name]()
     eager = paint(pipe, call)
     pipe.save_pretrained(tmp_path)
     assert torch.equal(paint(dovetail.load_pipeline(tmp_path, SPREAD), call).cpu(), eager)

@@ -17,10 +17,12 @@ from dovetail.compiler.errors import NotHereError, SpecError, TraceError, UsageE
 from dovetail.runtime import sim
 
 from . import tiny_pipelines, tiny_text
+from .more_pipelines import MORE_PIPELINES
 from .tiny_pipelines import PIPELINES, paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
+ALL = {**PIPELINES, **MORE_PIPELINES}
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +55,9 @@ def in_use() -> int:
     return sum(sim.stats(index).in_use for index in range(3))
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", [*PIPELINES, *(pytest.param(name, marks=SLOW) for name in MORE_PIPELINES)])
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
-    pipe, call = PIPELINES[name]()
+    pipe, call = ALL[name]()
     eager, before = paint(pipe, call), weights(pipe)
     handle = dovetail.compile_pipeline(pipe, SPREAD)
     first, second = paint(pipe, call), paint(handle, call)
@@ -72,9 +74,9 @@ def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(na
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in PIPELINES if name != "flux")])
+@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in ALL if name != "flux")])
 def test_every_component_may_be_split_over_three_devices(name: str, dtype: torch.dtype) -> None:
-    pipe, call = PIPELINES[name]()
+    pipe, call = ALL[name]()
     pipe.to(dtype)
     eager = paint(pipe, call)
     dovetail.compile_pipeline(pipe, "sim0&sim1&sim2")

@@ -15,7 +15,7 @@ from . import tiny_text
 Made = tuple[Any, dict[str, Any]]
 
 
-def _vae(latents: int = 4, **more: Any) -> Any:
+def vae(latents: int = 4, **more: Any) -> Any:
     torch.manual_seed(1)
     return diffusers.AutoencoderKL(
         block_out_channels=(8, 16),
@@ -29,14 +29,14 @@ def _vae(latents: int = 4, **more: Any) -> Any:
 
 
 def _still_vae(latents: int) -> Any:
-    return _vae(latents, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1)
+    return vae(latents, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1)
 
 
 def _flow() -> Any:
     return diffusers.FlowMatchEulerDiscreteScheduler()
 
 
-def _picture(**more: Any) -> dict[str, Any]:
+def picture(**more: Any) -> dict[str, Any]:
     return {"prompt": "a red circle", "height": 16, "width": 16, "num_inference_steps": 2, **more}
 
 
@@ -65,13 +65,13 @@ def _flux_parts() -> dict[str, Any]:
 
 def flux() -> Made:
     """FLUX."""
-    return diffusers.FluxPipeline(**_flux_parts()), _picture(max_sequence_length=16, guidance_scale=1.0)
+    return diffusers.FluxPipeline(**_flux_parts()), picture(max_sequence_length=16, guidance_scale=1.0)
 
 
 def flux_img2img() -> Made:
     """FLUX from a picture."""
     image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
-    call = _picture(max_sequence_length=16, guidance_scale=1.0, image=image, strength=0.9)
+    call = picture(max_sequence_length=16, guidance_scale=1.0, image=image, strength=0.9)
     return diffusers.FluxImg2ImgPipeline(**_flux_parts()), call
 
 
@@ -94,7 +94,7 @@ def _sd_parts() -> dict[str, Any]:
     return {
         "unet": _unet(),
         "scheduler": diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
-        "vae": _vae(),
+        "vae": vae(),
         "text_encoder": tiny_text.clip(),
         "tokenizer": tiny_text.clip_tokenizer(),
         "safety_checker": None,
@@ -104,7 +104,7 @@ def _sd_parts() -> dict[str, Any]:
 
 def sd() -> Made:
     """Stable Diffusion 1.5."""
-    return diffusers.StableDiffusionPipeline(**_sd_parts(), requires_safety_checker=False), _picture()
+    return diffusers.StableDiffusionPipeline(**_sd_parts(), requires_safety_checker=False), picture()
 
 
 def sd_safe() -> Made:
@@ -119,7 +119,7 @@ def sd_safe() -> Made:
     checker = StableDiffusionSafetyChecker(config).eval()
     extractor = transformers.CLIPImageProcessor(crop_size=32, size=32)
     parts = {**_sd_parts(), "safety_checker": checker, "feature_extractor": extractor}
-    return diffusers.StableDiffusionPipeline(**parts), _picture()
+    return diffusers.StableDiffusionPipeline(**parts), picture()
 
 
 def sd_img2img() -> Made:
@@ -135,7 +135,7 @@ def sd_inpaint() -> Made:
     mask = torch.zeros(1, 1, 32, 32)
     mask[..., 8:24, 8:24] = 1
     pipe = diffusers.StableDiffusionInpaintPipeline(**_sd_parts(), requires_safety_checker=False)
-    return pipe, _picture(image=image, mask_image=mask, height=32, width=32)
+    return pipe, picture(image=image, mask_image=mask, height=32, width=32)
 
 
 def sd_controlnet() -> Made:
@@ -156,7 +156,7 @@ def sd_controlnet() -> Made:
     pipe = diffusers.StableDiffusionControlNetPipeline(
         **_sd_parts(), controlnet=controlnet, requires_safety_checker=False
     )
-    return pipe, _picture(image=image, controlnet_conditioning_scale=0.7)
+    return pipe, picture(image=image, controlnet_conditioning_scale=0.7)
 
 
 def sdxl() -> Made:
@@ -173,14 +173,14 @@ def sdxl() -> Made:
     pipe = diffusers.StableDiffusionXLPipeline(
         unet=unet,
         scheduler=diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading"),
-        vae=_vae(),
+        vae=vae(),
         text_encoder=tiny_text.clip(),
         tokenizer=tiny_text.clip_tokenizer(),
         text_encoder_2=tiny_text.clip(projection=32, layers=4),
         tokenizer_2=tiny_text.clip_tokenizer(),
         add_watermarker=False,
     )
-    return pipe, _picture()
+    return pipe, picture()
 
 
 def sd3() -> Made:
@@ -210,7 +210,7 @@ def sd3() -> Made:
         tokenizer_3=tiny_text.t5_tokenizer(),
         transformer=transformer,
     )
-    return pipe, _picture(max_sequence_length=16)
+    return pipe, picture(max_sequence_length=16)
 
 
 def wan() -> Made:
@@ -240,7 +240,7 @@ def wan() -> Made:
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
         transformer=transformer,
     )
-    return pipe, _picture(num_frames=5, max_sequence_length=16, negative_prompt="grey")
+    return pipe, picture(num_frames=5, max_sequence_length=16, negative_prompt="grey")
 
 
 def ltx() -> Made:
@@ -279,7 +279,7 @@ def ltx() -> Made:
         tokenizer=tiny_text.t5_tokenizer(),
         transformer=transformer,
     )
-    return pipe, _picture(height=32, width=32, num_frames=9, max_sequence_length=16)
+    return pipe, picture(height=32, width=32, num_frames=9, max_sequence_length=16)
 
 
 def pixart() -> Made:
@@ -305,12 +305,12 @@ def pixart() -> Made:
     ).eval()
     pipe = diffusers.PixArtSigmaPipeline(
         transformer=transformer,
-        vae=_vae(),
+        vae=vae(),
         scheduler=diffusers.DDIMScheduler(steps_offset=1, clip_sample=False),
         text_encoder=tiny_text.t5(),
         tokenizer=tiny_text.t5_tokenizer(),
     )
-    return pipe, _picture(max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
+    return pipe, picture(max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
 
 
 PIPELINES: dict[str, Callable[[], Made]] = {
