@@ -13,7 +13,7 @@ from torch.fx import Node
 from dovetail.compiler.aliasing import Alias, alias_class
 from dovetail.compiler.devices import Device
 from dovetail.compiler.program import Program, placement_of, tensors_of, weight_of
-from dovetail.compiler.schedule import Copy, Free, Return, Run, Wait
+from dovetail.compiler.schedule import Copy, Free, Return, Run, Schedule, Wait
 
 
 def storages(node: Node) -> set[int]:
@@ -89,15 +89,14 @@ def check_law_4(program: Program) -> None:
 class Clockwork:
     """Devices and links of any speed, carrying out a schedule that is issued without waiting for them.
 
-    ``takes`` says how long each instruction lasts. Whatever the speeds, a value must be there when it is read, and the
-    memory that a copy reads must not be written before the copy is done.
+    ``takes`` says how long each instruction lasts; copies overtake each other. Whatever the speeds, a value must be
+    there when it is read, and the memory that a copy reads must not be written before the copy is done.
     """
 
-    def __init__(self, program: Program, takes: list[int]) -> None:
-        self.program = program
+    def __init__(self, program: Program, schedule: Schedule, takes: list[int]) -> None:
+        self.schedule = schedule
         self.takes = takes
         self.compute: Counter[Device] = Counter()  # until when a device computes what was issued so far
-        self.links: Counter[tuple[Device, Device]] = Counter()
         self.made: dict[tuple[Node, Device], int] = {(node, program.main): 0 for node in program.inputs()}
         self.sent: dict[tuple[Node, int, Device], int] = {}
         self.read_until: Counter[int] = Counter()  # storage → until when copies read it
@@ -105,7 +104,7 @@ class Clockwork:
         self.held: Counter[Any] = Counter((node, 0, program.main) for node in program.inputs())
 
     def run(self) -> None:
-        for index, instruction in enumerate(self.program.schedule or ()):
+        for index, instruction in enumerate(self.schedule):
             self.step(instruction, self.takes[index % len(self.takes)])
         assert not +self.held, "something is left at the end"
 
@@ -113,11 +112,11 @@ class Clockwork:
         match instruction:
             case Copy(value, source, target):
                 assert self.held[value.node, 0, source]
-                begin = max(self.links[source, target], self.compute[source])
-                assert begin >= self.made[value.node, source]
-                self.links[source, target] = self.sent[value.node, value.version, target] = begin + takes
+                done = self.compute[source] + takes
+                assert self.compute[source] >= self.made[value.node, source]
+                self.sent[value.node, value.version, target] = done
                 for storage in storages(value.node):
-                    self.read_until[storage] = max(self.read_until[storage], begin + takes)
+                    self.read_until[storage] = max(self.read_until[storage], done)
                 self.held[value.node, value.version, target] += 1
             case Wait(value, _, target, where):
                 self.compute[where] = max(self.compute[where], self.sent[value.node, value.version, target])
@@ -147,7 +146,7 @@ class Clockwork:
     def check_reading(self, value: Node, where: Device, begin: int) -> None:
         home = device(value)
         if not tensors_of(value) or home == where:
-            assert (self.held[value, 0, home] >= 0 and self.made[value, home] <= begin) or not tensors_of(value)
+            assert self.made[value, home] <= begin or not tensors_of(value)
             return
         version = max(self.writes[storage] for storage in storages(value))
         assert self.sent[value, version, where] <= begin, "read before it has arrived"

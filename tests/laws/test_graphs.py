@@ -86,4 +86,6 @@ def test_law_9_the_verifier_accepts_what_every_pass_returns(case: Case) -> None:
 
 @given(cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_law_10_instructions_respect_data_dependence_under_any_speed(case: Case, takes: list[int]) -> None:
-    Clockwork(PassManager(default_passes()).run(case.program), takes).run()
+    program = PassManager(default_passes()).run(case.program)
+    assert program.schedule is not None
+    Clockwork(program, program.schedule, takes).run()

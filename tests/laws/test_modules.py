@@ -51,11 +51,12 @@ def test_law_1_a_compiled_module_is_called_as_the_module_was_and_changes_no_bit(
 @few
 @given(module_cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_laws_3_4_9_and_10_hold_for_any_module_and_any_shares(case: ModuleCase, takes: list[int]) -> None:
-    program = compiled(case).program
+    module = compiled(case)
+    program = module.program
     check_law_3(program)
     check_law_4(program)
     verify_deep(program)
-    Clockwork(program, takes).run()
+    Clockwork(program, module.schedule, takes).run()
 
 
 @few

@@ -1,0 +1,307 @@
+"""Mutants: every transfer dropped, every weight misplaced, every value freed early, every wait dropped. None survives.
+
+Each mutant is shown to the verifier and, apart from that, run on simulated devices: there it must raise, for it mixes
+devices, reads what is not there or races, or it must at least yield other bits than the module. What runs differently
+only where a device is slow is tried with the slow device as well (`Clockwork`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import dovetail
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.errors import DovetailError, VerificationError
+from dovetail.compiler.program import Program, Weight, place_node, placement_of
+from dovetail.compiler.schedule import Copy, Free, Instruction, Schedule, Wait
+from dovetail.passes.verify import verify
+from dovetail.passes.verify_deep import verify_deep
+from dovetail.runtime import executor, sim
+from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.executor import Executor
+from dovetail.runtime.transfers import Arrival
+from dovetail.runtime.weights import HeldWeights
+
+from .graphs import same_bits
+from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
+from .oracles import Clockwork
+
+
+class Overtaking(nn.Module):
+    """Writes on what other devices read, without any need of what they make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mlp() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, cond: torch.Tensor) -> Any:
+        notes, results = self.head(x), []
+        for block in self.blocks:
+            results.append(block(notes, cond))
+            notes.mul_(0.5).add_(cond[:, None])
+        return results, self.head(notes)
+
+
+TOWERS: dict[str, Callable[[], nn.Module]] = {
+    "a transformer": lambda: Tower((Attention, Modulated, Mlp), 4, {}, False),
+    "a unet with skips": lambda: Tower((Conv,), 5, {3: 1, 4: 0}, False),
+    "writes over devices": lambda: Tower((Writer, Rope), 4, {2: 0}, True),
+    "a shared layer": lambda: Tower((Shared, Mlp), 3, {}, True),
+    "writes that overtake": Overtaking,
+}
+
+
+@dataclass
+class Subject:
+    """A compiled module, a call of it, and what the call yields."""
+
+    compiled: CompiledModule
+    weights: HeldWeights
+    args: tuple[torch.Tensor, ...]
+    expected: list[Any]
+
+    @property
+    def program(self) -> Program:
+        return self.compiled.program
+
+    def survives(self, schedule: Schedule, weights: Any = None) -> bool:
+        """Whether nobody notices, on simulated devices, that another schedule runs, or other weights."""
+        try:
+            ready = Executor(self.program, schedule)
+            ready.bind(weights or self.weights)
+            found = ready([x.to(self.program.main.torch) for x in self.args])
+            where = {leaf.device for leaf in found if isinstance(leaf, torch.Tensor)}
+            return {self.program.main.torch} >= where and all(map(same_bits, found, self.expected))
+        except (DovetailError, KeyError):
+            return False
+
+    def is_accepted(self, schedule: Schedule) -> bool:
+        """Whether the verifier accepts another schedule."""
+        kept, self.program.schedule = self.program.schedule, schedule
+        try:
+            verify(self.program)
+        except VerificationError:
+            return False
+        finally:
+            self.program.schedule = kept
+        return True
+
+
+@pytest.fixture(scope="module", params=TOWERS)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    torch.manual_seed(0)
+    module = TOWERS[request.param]().eval()
+    args = (torch.randn(2, 4, WIDTH), torch.randn(2, WIDTH))
+    compiled = dovetail.compile(module, args, backend="sim0&sim1&sim2", rig="sim0=24MiB,sim1=16MiB,sim2=8MiB")
+    with torch.no_grad():
+        expected = pytree.tree_leaves(module(*args))
+    found = Subject(compiled, HeldWeights.of_module(module, compiled.program), args, expected)
+    assert len(found.program.segments) >= 3
+    assert found.is_accepted(compiled.schedule)
+    assert found.survives(compiled.schedule)
+    return found
+
+
+def without(schedule: Schedule, drop: Callable[[Instruction], bool]) -> Schedule:
+    return Schedule(tuple(one for one in schedule if not drop(one)))
+
+
+def count(verdicts: list[bool], what: str, name: str) -> None:
+    """Every mutant must have been caught, and there must have been some."""
+    caught = verdicts.count(False)
+    print(f"{name}: {caught} of {len(verdicts)} {what} caught")
+    assert caught == len(verdicts) > 0
+
+
+def is_transfer(one: Instruction, copy: Copy) -> bool:
+    return isinstance(one, (Copy, Wait, Free)) and (
+        one == copy
+        or (isinstance(one, Wait) and (one.value, one.target) == (copy.value, copy.target))
+        or (isinstance(one, Free) and (one.value, one.device) == (copy.value, copy.target))
+    )
+
+
+def test_every_dropped_transfer_is_caught_by_the_verifier(subject: Subject) -> None:
+    schedule = subject.compiled.schedule
+    copies = [one for one in schedule if isinstance(one, Copy)]
+    mutants = [without(schedule, lambda one, copy=copy: is_transfer(one, copy)) for copy in copies]
+    count([subject.is_accepted(mutant) for mutant in mutants], "dropped transfers", "verifier")
+
+
+def test_every_forgotten_crossing_is_caught_by_the_verifier(subject: Subject) -> None:
+    verdicts = []
+    kept = subject.program.crossings
+    for crossing in kept:
+        subject.program.crossings = tuple(one for one in kept if one is not crossing)
+        verdicts.append(subject.is_accepted(subject.compiled.schedule))
+    subject.program.crossings = kept
+    count(verdicts, "forgotten crossings", "verifier")
+
+
+def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
+    send, verdicts = executor.start_copy, []
+    copies = [one for one in subject.compiled.schedule if isinstance(one, Copy)]
+    for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
+        turn = iter(range(10**6))
+
+        def start(value: torch.Tensor, target: torch.device, turn: Any = turn, dropped: int = dropped) -> Arrival:
+            return send(value, value.device if next(turn) == dropped else target)
+
+        monkeypatch.setattr(executor, "start_copy", start)
+        verdicts.append(subject.survives(subject.compiled.schedule))
+    count(verdicts, "values that stayed", "running")
+
+
+def is_read_by_copying(copy: Copy) -> bool:
+    """Whether all that reads a value on another device is `copy_`, which takes its source from anywhere."""
+    readers = [node for node in copy.value.node.users if placement_of(node).device == copy.target]
+    return all(node.target is torch.ops.aten.copy_.default for node in readers)
+
+
+def misplaced(subject: Subject) -> Iterator[tuple[Weight, torch.device]]:
+    for weight in subject.program.weights.values():
+        home = subject.program.home[weight.name]
+        yield weight, next(one for one in subject.program.devices if one != home).torch
+
+
+def test_every_misplaced_weight_is_caught_by_the_verifier(subject: Subject) -> None:
+    verdicts, homes = [], subject.program.home
+    for weight, elsewhere in misplaced(subject):
+        other = next(one for one in subject.program.devices if one.torch == elsewhere)
+        subject.program.home = {**homes, weight.name: other}
+        verdicts.append(subject.is_accepted(subject.compiled.schedule))
+    subject.program.home = homes
+    count(verdicts, "misplaced weights", "verifier")
+
+
+def test_every_weight_that_is_loaded_elsewhere_is_caught_by_the_verifier(subject: Subject) -> None:
+    verdicts = []
+    schedule = subject.compiled.schedule
+    for index, one in enumerate(schedule):
+        for weight in getattr(one, "weights", ()):
+            fewer = replace(one, weights=tuple(other for other in one.weights if other != weight))  # type: ignore[union-attr]
+            elsewhere = next(device for device in subject.program.devices if device != one.device)  # type: ignore[union-attr]
+            moved = (fewer, replace(fewer, device=elsewhere, weights=(weight,)))
+            kept = schedule.instructions
+            verdicts.append(subject.is_accepted(Schedule((*kept[:index], *moved, *kept[index + 1 :]))))
+    count(verdicts, "weights loaded elsewhere", "verifier")
+
+
+def test_every_misplaced_weight_is_caught_when_it_runs(subject: Subject) -> None:
+    verdicts = []
+    for weight, elsewhere in misplaced(subject):
+
+        def load(one: Weight, device: torch.device, weight: Weight = weight, there: torch.device = elsewhere) -> Any:
+            return subject.weights(one, there if one == weight else device)
+
+        verdicts.append(subject.survives(subject.compiled.schedule, load))
+    count(verdicts, "misplaced weights", "running")
+
+
+def freed_early(schedule: Schedule) -> Iterator[Schedule]:
+    """Each free before the instruction that touches its value last."""
+    kept = schedule.instructions
+    for index, one in enumerate(kept):
+        if not isinstance(one, Free):
+            continue
+        last = next((i for i in range(index, -1, -1) if not isinstance(kept[i], Free)), None)
+        if last is not None:
+            yield Schedule((*kept[:last], one, *kept[last:index], *kept[index + 1 :]))
+
+
+def test_every_value_freed_one_instruction_early_is_caught(subject: Subject) -> None:
+    mutants = list(freed_early(subject.compiled.schedule))
+    count([subject.is_accepted(mutant) for mutant in mutants], "early frees", "verifier")
+    count([subject.survives(mutant) for mutant in mutants], "early frees", "running")
+
+
+def is_timely(subject: Subject, schedule: Schedule, wait: Wait) -> bool:
+    """Whether a schedule is carried out rightly when the copy that a wait is for takes longer than anything else."""
+    slow = [10**6 if isinstance(one, Copy) and is_transfer(wait, one) else 1 for one in schedule]
+    try:
+        Clockwork(subject.program, schedule, slow).run()
+    except AssertionError:
+        return False
+    return True
+
+
+def dropped(subject: Subject, side: Callable[[Wait], bool]) -> list[tuple[Wait, Schedule]]:
+    schedule = subject.compiled.schedule
+    waits = [one for one in schedule if isinstance(one, Wait) and side(one)]
+    return [(wait, without(schedule, lambda one, wait=wait: one is wait)) for wait in waits]
+
+
+@pytest.fixture
+def separate_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives each copy a stream of its own, so that waiting for another copy never stands in for waiting for it."""
+    kind = type(accelerator_of(torch.device("sim", 0)))
+    monkeypatch.setattr(kind, "side_stream", lambda self: sim.Stream(self.device))
+
+
+def test_every_dropped_wait_is_caught(subject: Subject) -> None:
+    mutants = dropped(subject, lambda wait: wait.device == wait.target)
+    count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits", "verifier")
+    count([subject.survives(mutant) for _, mutant in mutants], "dropped waits", "running")
+    count([is_timely(subject, mutant, wait) for wait, mutant in mutants], "dropped waits", "slow copies")
+
+
+@pytest.mark.usefixtures("separate_streams")
+def test_every_wait_that_does_not_wait_is_a_race(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value is taken as it is, without its stream having waited for the copy."""
+    wait, verdicts = Arrival.wait, []
+    for hurried in range(sum(isinstance(one, Wait) and one.device == one.target for one in subject.compiled.schedule)):
+        turn = iter(range(10**6))
+
+        def hurry(self: Arrival, turn: Any = turn, hurried: int = hurried) -> torch.Tensor:
+            return self._value if next(turn) == hurried else wait(self)
+
+        monkeypatch.setattr(Arrival, "wait", hurry)
+        verdicts.append(subject.survives(subject.compiled.schedule))
+    count(verdicts, "waits that do not wait", "running")
+
+
+@pytest.mark.usefixtures("separate_streams")
+def test_every_dropped_wait_on_the_source_is_caught(subject: Subject) -> None:
+    """Running catches it, unless the result of what was copied has come back before the memory is written."""
+    mutants = dropped(subject, lambda wait: wait.device == wait.source)
+    if not mutants:
+        assert not any(crossing.version for crossing in subject.program.crossings)
+        return
+    count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits on the source", "verifier")
+    raced = [not subject.survives(mutant) for _, mutant in mutants]
+    assert raced == [not is_timely(subject, mutant, wait) for wait, mutant in mutants]
+    print(f"running: {sum(raced)} of {len(raced)} dropped waits on the source are races, and caught")
+    assert any(raced) or subject.program.name != "Overtaking"
+
+
+def test_every_node_on_another_device_is_caught_by_both_verifiers(subject: Subject) -> None:
+    verdicts, deep = [], []
+    for node in list(subject.program.ops()):
+        segment = subject.program.segments[node.meta["placement"].segment]
+        other = next(one for one in subject.program.devices if one != segment.device)
+        place_node(node, device=other)
+        verdicts.append(subject.is_accepted(subject.compiled.schedule))
+        if len(verdicts) % 8 == 1:
+            deep.append(_rehearses(subject.program))
+        place_node(node, device=segment.device)
+    count(verdicts, "misplaced nodes", "verifier")
+    count(deep, "misplaced nodes", "deep verifier")
+
+
+def _rehearses(program: Program) -> bool:
+    try:
+        verify_deep(program)
+    except (VerificationError, KeyError):
+        return False
+    return True
