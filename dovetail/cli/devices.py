@@ -10,7 +10,10 @@ from .output import print_json, print_table
 
 
 def devices(rig: Rig = "", json: Json = False, debug: Debug = False) -> None:
-    """List the devices with their memory, the names being those that --backend takes."""
+    """List the devices with their memory, by the names that --backend takes.
+
+    Simulated devices (sim0, sim1, …) are not listed: naming one makes it.
+    """
     found = Devices.parse(rig) if rig else Devices.detect()
     if json:
         print_json({"devices": [facts(device) for device in found]})

@@ -33,11 +33,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Progress]:
-    """A progress bar on stderr, which disappears when the work is done; `total` None is a spinner."""
+    """A bar of `total` steps on stderr, or a spinner, which disappears when the work is done."""
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    steps = (BarColumn(), MofNCompleteColumn()) if total else ()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), *steps, TimeElapsedColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(title, total=total)

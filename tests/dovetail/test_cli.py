@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.demo.check import read
 
@@ -220,6 +221,16 @@ def test_show_as_json_has_nodes_segments_crossings_and_schedule(plans: Path) -> 
 def test_verify_accepts_what_compile_wrote(plans: Path) -> None:
     for plan in plans.glob("*.json"):
         assert "kept" in done("verify", str(plan))
+
+
+def test_verify_rehearses_deeply_for_devices_that_are_not_here(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    done("compile", "--component", "vae", "--backend", "cuda1&xpu0", "--rig", "cuda1=8GiB,xpu0=8GiB", "-o", str(plan))
+    assert "all yield what the plans say" in done("verify", str(plan), "--deep")
+
+
+def test_the_folder_of_a_component_stands_for_it_alone() -> None:
+    assert list(data("compile", str(demo.folder() / "vae"), "--backend", "sim0")) == ["vae.decode"]
 
 
 def test_verify_names_its_rules(plans: Path) -> None:
