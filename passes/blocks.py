@@ -29,9 +29,7 @@ class FindBlocks(Pass):
 
     def run(self, program: Program) -> Change:
         """Finds units by name, hands every weight of a stage to one of them, and orders them by first use."""
-        tree = _Module.of(program.weights)
-        units = list(_units(tree, inside=False)) or list(_units(tree, inside=True))
-        program.blocks = _collect(program, [*units, *_singles(tree, set(units))])
+        program.blocks = _collect(program, _find_units(_Module.of(program.weights)))
         return Change(len(program.blocks), "blocks found")
 
 
@@ -70,46 +68,70 @@ class _Module:
         return frozenset((name, weight.shape) for name, weight in self.weights.items())
 
 
-def _lists(module: _Module) -> Iterator[_Module]:
-    """The outermost lists inside a module."""
-    for child in module.children.values():
-        if child.is_list:
-            yield child
-        else:
-            yield from _lists(child)
+@dataclass(frozen=True)
+class _Search:
+    """Looks for blocks in lists; those of plain layers count only where there are no others (``layers``).
+
+    A list of more than ``half`` of a component's bytes holds blocks even if they differ.
+    """
+
+    half: int
+    layers: bool = False
+
+    def is_list(self, module: _Module) -> bool:
+        return module.is_list and (self.layers or any(child.children for child in module.children.values()))
+
+    def lists(self, module: _Module) -> Iterator[_Module]:
+        """The outermost lists inside a module."""
+        for child in module.children.values():
+            if self.is_list(child):
+                yield child
+            else:
+                yield from self.lists(child)
+
+    def units(self, module: _Module, inside: bool = False) -> Iterator[str]:
+        """The paths of the blocks in a module; ``inside`` a stage, a list of one is a block as well."""
+        for held in [module] if self.is_list(module) and not inside else list(self.lists(module)):
+            alike = _alike(list(held.children.values()))
+            inner = {member.path: self._parts(member, alike) for member in held.children.values()}
+            taken = alike or inside or any(inner.values()) or (held.nbytes > self.half and len(inner) > 1)
+            for path, parts in inner.items():
+                if len(parts) > 1 or (parts and not inside):
+                    yield from parts
+                elif taken:
+                    yield path
+
+    def _parts(self, member: _Module, alike: bool) -> list[str]:
+        """The blocks in a member of a list if it is a stage: if nearly all that it has lies in its lists.
+
+        One among its like must be a chain of blocks.
+        """
+        lists = list(self.lists(member))
+        if alike:
+            own = [held.path for held in member.children.values()]
+            lists = [held for held in lists if held.path in own and _alike(list(held.children.values()))]
+        covered = sum(held.nbytes for held in lists)
+        return list(self.units(member, inside=True)) if covered >= _COVERED * member.nbytes > 0 else []
+
+    def singles(self, module: _Module, units: set[str]) -> Iterator[str]:
+        """The members of lists of one beside a list of blocks, such as the attention between two resnets."""
+        lists = [child for child in module.children.values() if child.is_list]
+        beside = module.path and any(f"{held.path}.{name}" in units for held in lists for name in held.children)
+        for child in module.children.values():
+            if not child.is_list:
+                yield from self.singles(child, units)
+            elif beside and len(child.children) == 1:
+                (member,) = child.children.values()
+                if not any(f"{unit}.".startswith(f"{member.path}.") for unit in units):
+                    yield member.path
 
 
-def _units(module: _Module, inside: bool) -> Iterator[str]:
-    """The paths of the blocks in a module; ``inside`` a stage, a list of one is a block as well."""
-    for held in [module] if module.is_list and not inside else list(_lists(module)):
-        members = list(held.children.values())
-        alike = _alike(members)
-        for member in members:
-            inner = list(_units(member, inside=True)) if _is_stage(member, alike) else []
-            if len(inner) > 1 or (inner and not inside):
-                yield from inner
-            elif alike or inside:
-                yield member.path
-
-
-def _is_stage(module: _Module, alike: bool) -> bool:
-    """Whether nearly all that a module has lies in its lists; one among its like must be a chain of blocks."""
-    lists = list(_lists(module))
-    if alike:
-        lists = [held for held in lists if held in module.children.values() and _alike(list(held.children.values()))]
-    return sum(held.nbytes for held in lists) >= _COVERED * module.nbytes > 0
-
-
-def _singles(module: _Module, units: set[str]) -> Iterator[str]:
-    """The members of lists of one beside a list of blocks, such as the attention between two resnets."""
-    for child in module.children.values():
-        beside = any(f"{other.path}.{name}" in units for other in module.children.values() for name in other.children)
-        if child.path not in units and not child.is_list:
-            yield from _singles(child, units)
-        elif beside and module.path and child.is_list and len(child.children) == 1:
-            (path,) = (member.path for member in child.children.values())
-            if not any(unit == path or unit.startswith(f"{path}.") for unit in units):
-                yield path
+def _find_units(tree: _Module) -> list[str]:
+    for search in (_Search(tree.nbytes // 2), _Search(tree.nbytes // 2, layers=True)):
+        units = list(search.units(tree)) or list(search.units(tree, inside=True))
+        if units:
+            return [*units, *search.singles(tree, set(units))]
+    return []
 
 
 def _alike(members: list[_Module]) -> bool:
@@ -137,8 +159,8 @@ def _collect(program: Program, units: list[str]) -> tuple[Block, ...]:
             waiting.append((name, weight))
             continue
         last = unit or last
-        early = [item for item in waiting if owner.stage(item[0]) == owner.stage(last)]
-        waiting = [item for item in waiting if item not in early]
+        early = [item for item in waiting if owner.stage(item[0]) == owner.stage(last)] if waiting else []
+        waiting = [item for item in waiting if item not in early] if early else waiting
         held[last] += [*(item[1] for item in early), weight]
     return tuple(Block(name, tuple(weights)) for name, weights in held.items())
 
