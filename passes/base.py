@@ -53,7 +53,11 @@ class Pass(ABC):
 
 
 def _option_text(value: object) -> str:
-    return ":".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
+    return ":".join(map(_number_text, value)) if isinstance(value, tuple) else str(value)
+
+
+def _number_text(number: float) -> str:
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 Callback: TypeAlias = Callable[[Pass, Program, Change], None]

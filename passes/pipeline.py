@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..compiler.errors import UsageError
+from ..compiler.errors import SpecError, UsageError
 from ..compiler.units import parse_bytes
 from .base import Pass
 from .blocks import FindBlocks
@@ -61,7 +61,7 @@ def parse_passes(text: str) -> tuple[Pass, ...]:
 def _make(name: str, options: str) -> Pass:
     if name not in PASSES:
         near = difflib.get_close_matches(name, PASSES, 1)
-        hint = f", did you mean {near[0]}?" if near else ""
+        hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(PASSES)}")
     known = {field.name: field for field in fields(PASSES[name])}
     given: dict[str, Any] = {}
@@ -79,5 +79,6 @@ def _read(name: str, key: str, value: str) -> Any:
         if key == "shares":
             return tuple(float(share) for share in value.split(":"))
         return int(value) if value.isdigit() else parse_bytes(value)
-    except ValueError as error:
-        raise UsageError(f"pass {name} cannot take {key}={value}: {error}") from error
+    except (ValueError, SpecError) as error:
+        expected = "shares such as 3:1" if key == "shares" else "bytes, or a size such as 2GiB"
+        raise UsageError(f"pass {name} cannot take {key}={value}: expected {expected}") from error

@@ -1,0 +1,157 @@
+"""Where nodes go, and where the graph is cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dovetail.compiler.errors import PassError
+from dovetail.compiler.program import Program, device_of, placement_of, tensors_of
+from dovetail.passes.base import PassManager
+from dovetail.passes.cut import Cut
+
+from .sample import DEVICES, program_of, sample
+
+PINNED = "simplify,blocks,place{shares=1:1:1},pin"
+
+
+def ops(program: Program, name: str) -> list[torch.fx.Node]:
+    return [node for node in program.ops() if str(node.target).startswith(f"aten.{name}.")]
+
+
+class Chain(nn.Module):
+    """Three layers, an activation between, and a weight that is stored transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.table = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return (x @ self.table.T).view(-1) * 2
+
+
+class UNet(nn.Module):
+    """Every result of the way down is read on the way up, by two layers on another device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for block in self.blocks[:3]:
+            x = block(x)
+            skips.append(x)
+        for block in self.blocks[3:]:
+            x = block(x + skips[0] + skips[1])
+        return x
+
+
+def chain() -> Program:
+    return program_of(Chain(), (torch.randn(2, 8),), PINNED)
+
+
+def test_what_precedes_the_first_weight_is_on_the_main_device() -> None:
+    program = chain()
+    assert device_of(next(program.ops())) == program.main
+    assert all(device_of(node) == program.main for node in (*program.inputs(), program.output))
+
+
+def test_a_node_without_weights_stays_where_the_weight_consumed_last_is() -> None:
+    program = chain()
+    linears, relus = ops(program, "linear"), ops(program, "relu")
+    assert [device_of(node) for node in linears] == list(DEVICES)
+    assert [device_of(node) for node in relus] == [program.main, *DEVICES]
+
+
+def test_a_weight_is_consumed_through_a_transposition_which_stays_at_its_home() -> None:
+    program = chain()
+    (transposed,), (product,), (view,) = ops(program, "numpy_T"), ops(program, "matmul"), ops(program, "view")
+    assert device_of(transposed) == program.home["table"] == program.main
+    assert [weight.name for weight in placement_of(product).weights] == ["table"]
+    assert device_of(product) == device_of(view) == program.main
+
+
+def test_a_placement_has_the_bytes_of_the_value() -> None:
+    program = chain()
+    for node in program.ops():
+        assert placement_of(node).nbytes == sum(tensor.nbytes for tensor in tensors_of(node))
+
+
+def test_memory_that_is_written_stays_on_one_device_with_all_its_views() -> None:
+    program = sample(PINNED)
+    (zeros,) = ops(program, "zeros")
+    storage = tensors_of(zeros)[0].storage
+    on = {device_of(n) for n in program.ops() if storage in {tensor.storage for tensor in tensors_of(n)}}
+    assert on == {program.main}
+    assert len({device_of(node) for node in ops(program, "linear")}) > 1
+
+
+def test_a_number_asked_of_a_tensor_is_where_the_tensor_is() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, int]:
+            first = x
+            for block in self.blocks:
+                x = block(x)
+            return x.view(first.shape[0] * 8), first.shape[0]
+
+    from dovetail.compiler.trace import trace
+    from dovetail.passes.pipeline import default_passes
+
+    program = trace(Sized(), (torch.randn(3, 8),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
+    program.devices = DEVICES[:2]
+    PassManager(default_passes((1.0, 1.0))).run(program)
+    (asked,) = ops(program, "sym_size")
+    assert device_of(asked) == program.main
+    assert not [crossing for crossing in program.crossings if not tensors_of(crossing.value)]
+
+
+def test_a_skip_crosses_once_to_each_device_that_reads_it() -> None:
+    program = program_of(UNet(), (torch.randn(2, 8),), f"{PINNED},hoist,cut")
+    crossed = Counter((crossing.value, crossing.target) for crossing in program.crossings)
+    assert set(crossed.values()) == {1}
+    first = ops(program, "linear")[0]
+    readers = {device_of(node) for node in first.users} - {device_of(first)}
+    assert {target for value, target in crossed if value is first} == readers
+    assert len(readers) == 2
+    assert len(first.users) > len(readers)
+
+
+def test_segments_are_maximal_and_number_the_nodes_in_order() -> None:
+    program = program_of(UNet(), (torch.randn(2, 8),), f"{PINNED},hoist,cut")
+    assert [segment.device for segment in program.segments] == list(DEVICES)
+    assert [placement_of(node).segment for node in program.ops()] == sorted(
+        placement_of(node).segment or 0 for node in program.ops()
+    )
+
+
+def test_a_value_that_is_written_between_two_readings_crosses_once_in_each_state() -> None:
+    program = sample(f"{PINNED},hoist,cut")
+    states = [(crossing.value, crossing.version) for crossing in program.crossings if crossing.version]
+    assert len(states) == len(set(states)) >= 2
+    for crossing in program.crossings:
+        if crossing.producer is not None and crossing.consumer is not None:
+            assert crossing.producer < crossing.consumer
+
+
+def test_a_program_on_one_device_has_one_segment_and_no_crossings() -> None:
+    program = program_of(UNet(), (torch.randn(2, 8),), "simplify,blocks,place,pin,hoist,cut", devices=1)
+    assert len(program.segments) == 1
+    assert not program.crossings
+
+
+def test_a_cut_program_is_not_cut_again() -> None:
+    program = sample()
+    with pytest.raises(PassError, match="pass cut refuses one that is cut"):
+        PassManager([Cut()]).run(program)
