@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -302,3 +303,11 @@ def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
 def test_the_module_and_the_script_are_the_same_command(tmp_path: Path) -> None:
     process = shell("--version", cwd=Path(__file__).resolve().parents[2], env={**os.environ, "COLUMNS": "80"})
     assert process.communicate()[0].startswith(b"dovetail ")
+
+
+def test_the_documentation_names_every_command_and_option() -> None:
+    page = (README.parent / "docs" / "command-line.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"`dovetail {name}" in page
+        for option in command.params:
+            assert option.hidden or option.opts[0] in page or option.param_type_name == "argument", option.opts
