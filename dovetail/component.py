@@ -9,12 +9,9 @@ A VAE's ``_encode`` and ``_decode`` are calls of their own: what ``encode`` and 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -22,13 +19,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .call_key import call_key, plain_state
+from .calls import Call, moved, own, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
 from .compiler.trace import trace
 from .residence import Reader, Residence
-from .runtime.transfers import start_copy
 
 logger = logging.getLogger(__name__)
 
@@ -39,42 +36,6 @@ _MANY = 16
 
 Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
 """Takes a traced program of a part of a component through the passes."""
-
-
-@dataclass
-class Call:
-    """One way in which a component or a part of it is called, and the programs compiled for it so far."""
-
-    path: str
-    method: str
-    module: nn.Module
-    original: Callable[..., Any]
-    was_own: bool
-    answer: Callable[..., Any] | None = None
-    programs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return (
-            ".".join(part for part in (self.path, self.method if self.method != "forward" else "") if part) or "forward"
-        )
-
-    def swap_in(self) -> None:
-        """Puts the compiled call in place."""
-        self.module.__dict__[self.method] = self.answer
-
-    def swap_out(self) -> None:
-        """Gives the module its own call back."""
-        self.module.__dict__.pop(self.method, None)
-        if self.was_own:
-            self.module.__dict__[self.method] = self.original
-
-    def traceable(self) -> nn.Module:
-        """The module whose forward is this call; for a method a shallow copy that shares all weights."""
-        if self.method == "forward":
-            return self.module
-        view = copy.copy(self.module)
-        view.__dict__["forward"] = MethodType(getattr(type(self.module), self.method), view)
-        return view
 
 
 class Component:
@@ -157,8 +118,9 @@ class Component:
         key = plain_state(self.module), call_key(args, kwargs)
         program = call.programs.get(key)
         if program is None:
+            self._check_number(call)
             program = call.programs[key] = self._reuse(call, args, kwargs) or self._compile(call, args, kwargs)
-        return pytree.tree_map(_own, program(*args, **kwargs))
+        return pytree.tree_map(own, program(*args, **kwargs))
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""
@@ -194,6 +156,14 @@ class Component:
             for call in self.calls:
                 call.swap_in()
 
+    def _check_number(self, call: Call) -> None:
+        if len(call.programs) == _MANY:
+            logger.warning(
+                "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
+                "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
+                self._title(call), _MANY,
+            )  # fmt: skip
+
     def _reuse(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModule | None:
         """A program with dynamic shapes that takes this call too."""
         for program in call.programs.values() if self._dynamic_shapes and call.module is self.module else ():
@@ -202,19 +172,17 @@ class Component:
         return None
 
     def _compile(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        if len(call.programs) == _MANY:
-            logger.warning(
-                "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
-                "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
-                self._title(call), _MANY,
-            )  # fmt: skip
+        if call.whole is not None:
+            return call.whole
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
-            with self._as_it_was(), _without_caches(self.module):
+            refuse_what_is_no_function(call, self.module, args, kwargs)
+            with self._as_it_was(), without_caches(self.module):
                 module = call.traceable()
                 program = trace(module, args, kwargs, dynamic_shapes=shapes)
         except TraceError as error:
-            return self._run_as_it_is(call, error)
+            call.whole = self._run_as_it_is(call, error)
+            return call.whole
         compiled = self._finish(self, program, module)
         logger.info("compiled %s: %r", self._title(call), compiled)
         return compiled
@@ -227,9 +195,9 @@ class Component:
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
 
     def _run_as_it_is(self, call: Call, error: TraceError) -> Callable[..., Any]:
-        """Runs a call that cannot be traced on the main device; refuses where a split was asked for."""
+        """Runs a call that cannot be traced on the main device; refuses where the weights are, or shall be, split."""
         main = self.devices[0]
-        if len(self.devices) > 1 and self._insists:
+        if len(self.devices) > 1 and (self._insists or self.residence.bytes_on().keys() - {main.name}):
             way_out = f"or give it one device ({self.name}={main}), where it runs as it is"
             raise TraceError(f"{self._title(call)} cannot be split: {error}, {way_out}") from error
         logger.warning(
@@ -240,34 +208,20 @@ class Component:
         return functools.partial(self._run_whole, call)
 
     def _run_whole(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        home = next(
-            (leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None
-        )
+        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        home = next((tensor.device for tensor in tensors), None)
         main = self.devices[0].torch
-        there_args, there_kwargs = pytree.tree_map(lambda leaf: _moved(leaf, main), (args, kwargs))
+        there = [moved(value, main) for value in args]
+        named = {name: moved(value, main) for name, value in kwargs.items()}
         with self._as_it_was():
-            result = call.original(*there_args, **there_kwargs)
-        return result if home is None else pytree.tree_map(lambda leaf: _moved(leaf, home), result)
+            result = call.original(*there, **named)
+        return result if home is None else moved(result, home)
 
     def _first_dtype(self) -> torch.dtype | None:
         return next((parameter.dtype for parameter in self.module.parameters()), None)
 
     def _title(self, call: Call) -> str:
         return f"{self.name} ({type(self.module).__name__}).{call}"
-
-
-@contextlib.contextmanager
-def _without_caches(module: nn.Module) -> Iterator[None]:
-    """Language models keep what they computed for the next token; where they only encode a text, nobody reads it."""
-    configs = {id(config): config for child in module.modules() if (config := getattr(child, "config", None))}
-    caching = [config for config in configs.values() if getattr(config, "__dict__", {}).get("use_cache") is True]
-    try:
-        for config in caching:
-            config.use_cache = False
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True
 
 
 def _answer(component: Component, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -280,14 +234,3 @@ def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, 
     except CallError:
         return False
     return True
-
-
-def _moved(leaf: Any, device: torch.device) -> Any:
-    return start_copy(leaf, device).wait() if isinstance(leaf, torch.Tensor) and leaf.device != device else leaf
-
-
-def _own(leaf: Any) -> Any:
-    """A result as an ordinary tensor: pipelines write into what they get, which inference tensors forbid."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_inference() or torch.is_inference_mode_enabled():
-        return leaf
-    return leaf.clone()

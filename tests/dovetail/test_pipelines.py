@@ -230,6 +230,29 @@ def test_tiling_and_slicing_go_on_working() -> None:
     assert torch.equal(untiled.cpu(), paint(pipe, call))
 
 
+def _tiled_wan() -> Any:
+    pipe, call = tiny_pipelines.wan()
+    pipe.vae.enable_tiling(16, 16, 8, 8)
+    return pipe, {**call, "height": 32}
+
+
+def test_a_part_that_keeps_what_it_is_handed_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    pipe, call = _tiled_wan()
+    eager = paint(pipe, call)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim1")
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        assert torch.equal(paint(pipe, call).cpu(), eager)
+    assert "vae (AutoencoderKLWan).decoder cannot be compiled" in caplog.text
+    assert caplog.text.count("cannot be compiled") == 1
+
+
+def test_a_part_that_keeps_what_it_is_handed_cannot_be_split() -> None:
+    pipe, call = _tiled_wan()
+    dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim0&sim1")
+    with pytest.raises(TraceError, match=r"decoder is handed a list or dict.*give it one device \(vae=sim0\)"):
+        paint(pipe, call)
+
+
 def test_a_part_that_is_called_by_itself_is_compiled_by_itself() -> None:
     pipe, _ = tiny_pipelines.sd()
     latents = torch.randn(1, 4, 8, 8)
