@@ -11,6 +11,7 @@ import keyword
 import linecache
 import math
 import operator
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -188,7 +189,9 @@ def _assemble(writer: _Writer, name: str) -> SegmentSource:
     segment = writer.run.segment
     parameters = ", ".join([*writer.bound, *writer.weights])
     head = [
-        f"def bind({parameters}):",
+        "def bind(",
+        *textwrap.wrap(parameters, 120, initial_indent="    ", subsequent_indent="    "),
+        "):",
         "    def run(slots):",
         f'        """Segment {segment.index} on {segment.device}: {_span(segment)}."""',
     ]
