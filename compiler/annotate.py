@@ -6,7 +6,6 @@ a file: types with a storage number each, module paths and source lines.
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import lru_cache
 from itertools import count
@@ -16,23 +15,32 @@ import torch
 from torch.fx.graph import Graph
 from torch.fx.node import map_aggregate
 
+from .blame import cannot_trace, innermost, line_of_stack
+from .errors import TraceError
 from .program import HERE, Origin, TensorType, Value
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 
-
-def annotate(graph: Graph) -> dict[str, int]:
+def annotate(graph: Graph, name: str) -> dict[str, int]:
     """Replaces the metadata of every node by its value and origin.
 
-    Returns the symbols of dynamic dimensions with the sizes they had in the example.
+    Returns the symbols of dynamic dimensions with the sizes they had in the example. Raises TraceError, with the name
+    of the module, where a size depends on the values of tensors.
     """
     fakes = [node.meta.get("val") for node in graph.nodes]  # all alive at once: storages are told apart by address
     reader = _Reader()
     for node, fake in zip(graph.nodes, fakes, strict=True):
         if node.target is torch.ops.aten.lift_fresh_copy.default:
             reader.part(fake)
-        node.meta = {"value": reader.value(fake), "origin": _origin(node.meta)}
+        try:
+            node.meta = {"value": reader.value(fake), "origin": _origin(node.meta)}
+        except _UnknownSize as error:
+            where = line_of_stack(node.meta.get("stack_trace") or "")
+            raise TraceError(cannot_trace(name, where, f"the size {error} depends on the values of tensors")) from None
     return reader.symbols
+
+
+class _UnknownSize(Exception):
+    """A size has no value in the example."""
 
 
 class _Reader:
@@ -70,8 +78,11 @@ class _Reader:
         expression = size.node.expr
         if expression.is_number:
             return int(expression)
+        known = size.node.shape_env.var_to_val
         for symbol in expression.free_symbols:
-            self.symbols.setdefault(str(symbol), int(size.node.shape_env.var_to_val[symbol]))
+            if symbol not in known:
+                raise _UnknownSize(expression)
+            self.symbols.setdefault(str(symbol), int(known[symbol]))
         return str(expression)
 
 
@@ -89,9 +100,8 @@ def _origin(meta: dict[str, Any]) -> Origin:
 @lru_cache(maxsize=4096)
 def _source(stack: str) -> str:
     """The innermost line that is not torch's own, as ``package/file.py:line``."""
-    frames = _FRAME.findall(stack)
-    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
-    return f"{_shorten(own[-1][0])}:{own[-1][1]}" if own else ""
+    frame = innermost(stack)
+    return f"{_shorten(frame[0])}:{frame[1]}" if frame else ""
 
 
 @lru_cache(maxsize=1024)

@@ -8,9 +8,7 @@ Buffers stay real, for models read values from them.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -25,6 +23,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
+from .blame import cannot_trace, line_of_error
 from .errors import TraceError
 from .inline import inline_regions
 from .program import Program, Weight, origin_of, tensors_of, weight_of
@@ -60,7 +59,7 @@ def trace(
     _refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module)
     drop_frozen_devices(exported.graph)
-    symbols = annotate(exported.graph)
+    symbols = annotate(exported.graph, type(module).__name__)
     program = Program(
         name=type(module).__name__,
         graph=exported.graph,
@@ -81,7 +80,7 @@ def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[st
         with torch.no_grad():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        raise TraceError(_export_message(module, error)) from error
+        raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
 
 
 def _arrange_shapes(
@@ -101,24 +100,8 @@ def _arrange_shapes(
     return arranged
 
 
-def _export_message(module: nn.Module, error: Exception) -> str:
-    where = _model_line(error)
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    past = f" past {where}" if where else ""
-    return (
-        f"{type(module).__name__} cannot be traced{past}: {type(error).__name__}: {first}: "
-        "make this line independent of tensor values, or compile a submodule that leaves it out"
-    )
-
-
-def _model_line(error: BaseException) -> str:
-    """The innermost line of the failure that belongs to neither torch nor dovetail."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
-    frames = frames or [f for f in traceback.extract_tb(error.__traceback__) if "torch/nn/modules" in f.filename]
-    if not frames:
-        return ""
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})"
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,42 @@
+"""What is said of a module that cannot be traced: its name, the line of its source, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from pathlib import Path
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+
+
+def cannot_trace(name: str, where: str, why: str) -> str:
+    """One line for a module that looks at values while it is traced."""
+    return (
+        f"{name} cannot be traced{f' past {where}' if where else ''}: {why}: "
+        "make this line independent of tensor values, or compile a submodule that leaves it out"
+    )
+
+
+def line_of_error(error: BaseException) -> str:
+    """The innermost line of a failure that belongs to neither torch nor dovetail, with its text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    own = own or [frame for frame in frames if "torch/nn/modules" in frame.filename]
+    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
+
+
+def line_of_stack(stack: str) -> str:
+    """The innermost line of a node's stack trace that is not torch's own, with its text."""
+    frame = innermost(stack)
+    return f"{frame[0]}:{frame[1]} ({linecache.getline(frame[0], int(frame[1])).strip()})" if frame else ""
+
+
+def innermost(stack: str) -> tuple[str, str] | None:
+    """File and line number of the innermost frame of a stack trace that is not torch's own."""
+    frames: list[tuple[str, str]] = _FRAME.findall(stack)
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    return own[-1] if own else None
