@@ -18,7 +18,7 @@ from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
 from dovetail.runtime.weights import HeldWeights
 
-from .everything import CLASSES, NAMES
+from .everything import CLASSES, FIRST, NAMES
 from .tiny import TINY
 
 RIG = Rig.parse("sim0=512MiB,sim1=1GiB,sim2=256MiB,sim3=768MiB,sim4=384MiB")
@@ -42,7 +42,7 @@ def test_in_fp32_two_and_three_devices_compute_the_bits_of_eager(name: str) -> N
     check(name, torch.float32, (2, 3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIRST)
 def test_in_bf16_two_devices_compute_the_bits_of_eager(name: str) -> None:
     check(name, torch.bfloat16, (2,))
 
