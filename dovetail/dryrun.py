@@ -22,7 +22,10 @@ from .runtime.weights import HeldWeights
 
 
 class DryPipeline(CompiledPipeline):
-    """A compiled pipeline whose components return zeros; what it compiles is what the real one would run."""
+    """A compiled pipeline whose components return zeros; what it compiles is what the real one would run.
+
+    Its weights stay where they are, and need not have data. There is nothing to undo: drop it after use.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._finished: list[Program] = []
@@ -51,6 +54,7 @@ class DryPipeline(CompiledPipeline):
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         compiled = super()._finish(component, program, module)
         self._finished.append(program)
+        component.residence.settle(module, program)
         return DryModule(program, compiled.rig, HeldWeights.of_module(module, program))
 
 

@@ -61,6 +61,8 @@ class Residence:
         self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._slots: dict[int, _Slots] = {}
         self.survey()
+        self._names = {slots.name for slots in self._slots.values()}
+        self._origin = next((tensor.device for _, tensor in self._tensors() if not tensor.is_meta), torch.device("cpu"))
 
     def survey(self) -> None:
         """Looks where the module holds its weights; to be called when its structure may have changed."""
@@ -104,6 +106,15 @@ class Residence:
             if entry:
                 homes[weight.name] = devices[entry.device.name]
         return homes
+
+    def settle(self, module: nn.Module, program: Program) -> None:
+        """Notes where a program's weights are to rest, and brings none there: for planning."""
+        tensors = tensors_of(module)
+        for weight in program.weights.values():
+            name = _find(weight, tensors)
+            if name and weight.name in program.home:
+                tensor, home = tensors[name], program.home[weight.name]
+                self._placed.setdefault(id(tensor), _Placed(tensor, home, tensor.device, tensor.nbytes))
 
     def source(self, module: nn.Module, program: Program) -> ProgramWeights:
         """What gives a program of a part of the component its weights."""
@@ -161,6 +172,9 @@ class Residence:
             if entry.tensor.device != before:
                 self._replace(entry.tensor, _move(entry.tensor, before))
         self._placed.clear()
+        for _, tensor in list(self._tensors()):
+            if self._name(tensor) not in self._names and tensor.device != self._origin:  # made while it was placed
+                self._replace(tensor, _move(tensor, self._origin))
         self.complete()
 
     def forget_copies(self) -> None:

@@ -45,9 +45,8 @@ def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
     dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers)
-    with dry:
-        dry(**call_arguments(pipe, given, pipeline.defaults))
-        plans = dry.plans()
+    dry(**call_arguments(pipe, given, pipeline.defaults))
+    plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:
         raise UsageError(f"{pipeline.place} calls {wanted or 'nothing'} in no picture: there is nothing to compile")

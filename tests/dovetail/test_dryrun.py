@@ -1,0 +1,64 @@
+"""Planning a pipeline without computing anything."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import demo, load_pipeline
+from dovetail.compiler.errors import CallError
+from dovetail.dryrun import DryPipeline
+from dovetail.loading import open_pipeline
+
+REQUEST = {"backend": "diffusion=sim0&sim1,te=sim1,vae=sim0", "rig": "sim0=1GiB,sim1=1GiB,cpu=4GiB"}
+CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def dry_pipeline(**request: Any) -> DryPipeline:
+    pipe, readers = open_pipeline(demo.folder(), dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return DryPipeline(pipe, {**REQUEST, **request}, readers=readers)
+
+
+def test_what_is_planned_is_what_runs() -> None:
+    dry = dry_pipeline()
+    dry("a red circle", **CALL)
+    real = load_pipeline(demo.folder(), **REQUEST, dtype=torch.float32)
+    real("a red circle", **CALL)
+    ran = {str(program) for programs in real.programs.values() for program in programs}
+    assert {str(plan) for plan in dry.plans().values()} == ran
+
+
+def test_plans_stand_in_the_order_of_their_calls() -> None:
+    dry = dry_pipeline()
+    dry("a red circle", **CALL)
+    assert list(dry.plans()) == ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
+
+
+def test_another_size_is_another_plan() -> None:
+    dry = dry_pipeline()
+    dry("a red circle", **CALL)
+    dry("a red circle", **{**CALL, "height": 32})
+    assert [name for name in dry.plans() if name.startswith("transformer")] == ["transformer", "transformer.2"]
+
+
+def test_no_weight_is_read() -> None:
+    dry = dry_pipeline(backend="cuda0&cuda1", rig="cuda0=1GiB,cuda1=1GiB")
+    dry("a red circle", **CALL)
+    for component in dry.components.values():
+        assert all(parameter.is_meta for parameter in component.module.parameters())
+
+
+def test_a_plan_answers_only_the_call_it_was_made_for() -> None:
+    dry = dry_pipeline()
+    dry("a red circle", **CALL)
+    with pytest.raises(CallError):
+        dry.plans()["vae.decode"](torch.zeros(1, 8, 4, 4))
