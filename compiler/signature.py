@@ -145,17 +145,18 @@ def leaf_path(name: str, index: int, count: int) -> str:
 def name_arguments(
     positional: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments of a call by name, defaults filled in.
+    """All arguments of a call by name, defaults filled in; with surplus positional ones the others stand before them.
 
-    Surplus positional ones are named ``*0``, ``*1`` and so on. Raises CallError when an argument is given twice.
+    Surplus ones are named ``*0``, ``*1`` and so on. Raises CallError when an argument is given twice.
     """
     named = dict(zip(positional, args, strict=False))
     named.update((f"*{index}", value) for index, value in enumerate(args[len(positional) :]))
     twice = named.keys() & kwargs.keys()
     if twice:
         raise CallError(f"argument {sorted(twice)[0]} was given twice, by position and by name")
-    surplus = {name: value for name, value in named.items() if name.startswith("*")}
-    return {**surplus, **defaults, **named, **kwargs}
+    if len(args) > len(positional):
+        return {**named, **{name: value for name, value in defaults.items() if name not in named}, **kwargs}
+    return {**defaults, **named, **kwargs}
 
 
 def parameters_of(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:

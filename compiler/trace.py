@@ -8,6 +8,7 @@ Buffers stay real, for models read values from them.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -73,9 +74,11 @@ def trace(
 
 
 def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None) -> ExportedProgram:
-    args = tuple(value for name, value in given.items() if name.startswith("*"))
-    kwargs = {name: value for name, value in given.items() if not name.startswith("*")}
-    shapes = None if dynamic_shapes is None else _arrange_shapes(module, args, kwargs, dynamic_shapes)
+    surplus = [index for index, name in enumerate(given) if name.startswith("*")]
+    names = list(given)[: surplus[-1] + 1 if surplus else 0]
+    args = tuple(given[name] for name in names)
+    kwargs = {name: value for name, value in given.items() if name not in names}
+    shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
         with torch.no_grad():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
@@ -83,20 +86,16 @@ def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[st
         raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
 
 
-def _arrange_shapes(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Puts shapes of what goes into ``**kwargs`` where torch.export looks for them."""
-    import inspect
-
+def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the shapes of surplus arguments where torch.export looks for them."""
     parameters = inspect.signature(module.forward).parameters
-    surplus = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
-    variadic = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
-    arranged: dict[str, Any] = {name: shapes.get(name) for name in kwargs if name in parameters}
-    if variadic and args:
-        arranged = {variadic: tuple(shapes.get(f"*{index}") for index in range(len(args))), **arranged}
-    if surplus and any(name not in parameters for name in kwargs):
-        arranged[surplus] = {name: shapes.get(name) for name in kwargs if name not in parameters}
+    arranged: dict[str, Any] = {name: shapes.get(name) for name in given if name in parameters}
+    surplus = [name for name in given if name not in parameters]
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL and any(name.startswith("*") for name in surplus):
+            arranged[parameter.name] = tuple(shapes.get(name) for name in surplus if name.startswith("*"))
+        if parameter.kind is parameter.VAR_KEYWORD and any(not name.startswith("*") for name in surplus):
+            arranged[parameter.name] = {name: shapes.get(name) for name in surplus if not name.startswith("*")}
     return arranged
 
 
