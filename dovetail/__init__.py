@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .compiled import CompiledModule
     from .compiling import compile
     from .loading import load_pipeline
-    from .pipelines import CompiledPipeline, compile_pipeline
+    from .pipelines import CompiledPipeline, compile_pipeline, undo
     from .saved import load
 
 __version__ = "0.1.0"
@@ -26,9 +26,19 @@ _HOMES = {
     "compile_pipeline": "pipelines",
     "load": "saved",
     "load_pipeline": "loading",
+    "undo": "pipelines",
 }
 
-__all__ = ["CompiledModule", "CompiledPipeline", "__version__", "compile", "compile_pipeline", "load", "load_pipeline"]
+__all__ = [
+    "CompiledModule",
+    "CompiledPipeline",
+    "__version__",
+    "compile",
+    "compile_pipeline",
+    "load",
+    "load_pipeline",
+    "undo",
+]
 
 
 def __getattr__(name: str) -> Any:

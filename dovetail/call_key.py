@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
+_SETTINGS = _PLAIN | {list, tuple}
 _HAS_ADAPTERS = "_hf_peft_config_loaded"
 _STATE = ("active_adapters", "disable_adapters", "merged_adapters")
-_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 
 
 def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
@@ -23,6 +24,18 @@ def plain_state(module: nn.Module) -> Hashable:
     """The plain attributes of a module, which may steer what it computes (tiling, slicing, whether it has adapters)."""
     state = tuple(value for value in vars(module).values() if type(value) in _PLAIN)
     return (state, _adapters(module)) if getattr(module, _HAS_ADAPTERS, False) else state
+
+
+def processor_state(owners: Iterable[Any]) -> Hashable:
+    """Which attention processors there are and what they are set to: they can be changed at any time."""
+    return tuple(map(_processor, owners))
+
+
+def _processor(owner: Any) -> Hashable:
+    processor = owner.processor
+    held = getattr(processor, "__dict__", None)
+    settings = ((name, value) for name, value in held.items() if type(value) in _SETTINGS) if held else ()
+    return id(processor), getattr(owner, "fused_projections", None), *((name, _key(value)) for name, value in settings)
 
 
 def _adapters(module: nn.Module) -> Hashable:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .call_key import call_key, plain_state
+from .call_key import call_key, plain_state, processor_state
 from .calls import Call, moved, own, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .compiler.devices import Device
@@ -70,6 +70,7 @@ class Component:
         self.devices = devices
         self.residence = Residence(module, read)
         self.calls: list[Call] = []
+        self._attending: list[nn.Module] = []
         self._insists = insists
         self._finish = finish
         self._dynamic_shapes = dynamic_shapes
@@ -85,6 +86,7 @@ class Component:
         """Puts the compiled calls in place of the module's own."""
         for path, module in self.module.named_modules():
             self._swap(path, "forward", module)
+        self._attending = [module for module in self.module.modules() if hasattr(module, "processor")]
         for method in _METHODS:
             if hasattr(self.module, method):
                 self._swap("", method, self.module)
@@ -115,7 +117,7 @@ class Component:
         if self._first_dtype() is not self._dtype:
             self._dtype = self._first_dtype()
             self.refresh_weights()
-        key = plain_state(self.module), call_key(args, kwargs)
+        key = plain_state(self.module), processor_state(self._attending), call_key(args, kwargs)
         program = call.programs.get(key)
         if program is None:
             self._check_number(call)

@@ -76,6 +76,13 @@ def compile_pipeline(
     )
 
 
+def undo(pipe: Any) -> None:
+    """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
+    handle = vars(pipe).get(_MARK)
+    if handle is not None:
+        handle.undo()
+
+
 class CompiledPipeline:
     """A pipeline whose components are compiled; calling it calls the pipeline.
 

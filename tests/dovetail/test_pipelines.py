@@ -429,6 +429,29 @@ def test_changing_the_strength_of_an_adapter_compiles_anew() -> None:
     assert len(handle.programs["vae"]) == 3
 
 
+def test_other_attention_processors_compile_anew() -> None:
+    pipe, call = tiny_pipelines.flux()
+    handle = dovetail.compile_pipeline(pipe, "sim0")
+    paint(pipe, call)
+    pipe.transformer.fuse_qkv_projections()
+    fused = paint(pipe, call)
+    assert len(handle.programs["transformer"]) == 2
+    handle.undo()
+    assert torch.equal(fused.cpu(), paint(pipe, call))
+
+
+def test_inference_mode_around_a_pipeline_changes_nothing() -> None:
+    pipe, call = tiny_pipelines.sd()
+    eager = paint(pipe, call)
+    dovetail.compile_pipeline(pipe, SPREAD)
+    with torch.inference_mode():
+        assert torch.equal(paint(pipe, call).cpu(), eager)
+    assert torch.equal(paint(pipe, call).cpu(), eager)
+    dovetail.undo(pipe)
+    assert torch.equal(paint(pipe, call), eager)
+    dovetail.undo(pipe)
+
+
 def test_a_pipeline_for_another_machine_says_so_when_it_is_called() -> None:
     pipe, call = tiny_pipelines.flux()
     handle = dovetail.compile_pipeline(pipe, "cuda0&cuda1", rig="cuda0=24GiB,cuda1=16GiB")
