@@ -84,12 +84,12 @@ def base_of(node: Node) -> Node | None:
     """The operand whose memory a node's output lies in; None for a node that computes fresh memory.
 
     Exact for the traced strides: it compares the storages that the trace saw. An item taken out of several results
-    lives where they live, whether or not it shares memory with an input, and so does a number that a tensor is asked
-    for.
+    lives where they live, whether or not it shares memory with an input; so does a number that a tensor is asked for,
+    and an op that yields nothing lives where it writes.
     """
     if node.op != "call_function":
         return None
-    mine = {tensor.storage for tensor in tensors_of(node)}
+    mine = {tensor.storage for tensor in tensors_of(node)} or writes(node)
     asks = not mine and alias_class(node.target) is Alias.VIEW
     if (asks or node.target is operator.getitem) and isinstance(node.args[0], Node):
         return node.args[0]

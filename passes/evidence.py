@@ -64,15 +64,15 @@ class Evidence:
     def _note_op(self, node: Node) -> None:
         self.ops.append(node)
         kind = self.kinds[node] = alias_class(node.target)
+        if kind is Alias.WRITE:
+            self.writes[node] = writes(node)
         base = self._base(node, kind)
         if base is not None:
             self.bases[node] = base
-        if kind is Alias.WRITE:
-            self.writes[node] = writes(node)
 
     def _base(self, node: Node, kind: Alias) -> Node | None:
         """The operand whose memory a node's output lies in."""
-        mine = self.storages[node]
+        mine = self.storages[node] or self.writes.get(node, ())
         if node.target is operator.getitem or (not mine and kind is Alias.VIEW):
             return node.args[0] if isinstance(node.args[0], Node) else None
         for operand in self.operands[node] if mine else ():

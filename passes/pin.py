@@ -46,8 +46,8 @@ class Pin(Pass):
 
 
 def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
-    """The weights that a node reads, in argument order, through chains of views, casts and transposes."""
-    return tuple(weight for operand in node.all_input_nodes for weight in roots[operand])
+    """The weights that a node reads, each once, in argument order, through chains of views, casts and transposes."""
+    return tuple(dict.fromkeys(weight for operand in node.all_input_nodes for weight in roots[operand]))
 
 
 def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:

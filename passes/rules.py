@@ -114,6 +114,7 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
             if operand in roots:
                 consumed += roots[operand]
         if consumed:
+            consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
             if node not in evidence.bases or not names_memory(node):
                 current = homes.get(consumed[-1].name, UNKNOWN)

@@ -258,7 +258,7 @@ def write(draft: Draft, draw: Draw) -> None:
         return
     if x.meta["val"].dim() and draw(st.booleans()):
         x = draft.op(aten.slice.Tensor, x, 0, 0, draw(st.integers(1, x.meta["val"].shape[0])))
-    match draw(st.sampled_from(["add", "mul", "copy", "fill"])):
+    match draw(st.sampled_from(["add", "mul", "copy", "fill", "foreach"])):
         case "add":
             draft.op(aten.add_.Tensor, x, draw(st.sampled_from([1.0, 0.5])))
         case "mul":
@@ -267,6 +267,8 @@ def write(draft: Draft, draw: Draw) -> None:
             source = draft.pick(draw, lambda v: v.dim() == 0 or v.shape == x.meta["val"].shape)
             if source is not None:
                 draft.op(aten.copy_.default, x, source)
+        case "foreach":  # yields nothing
+            draft.op(aten._foreach_mul_.Scalar, [x], 0.5)
         case "fill":
             draft.op(aten.fill_.Scalar, x, 2.0)
 
@@ -303,7 +305,7 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
     """The program of a draft, and what it yields on the CPU."""
     draft.graph.output(tuple(outputs))
     given = {node.name: tensor for node, tensor in draft.tensors.items()}
-    annotate(draft.graph)
+    annotate(draft.graph, "Generated")
     for name, node in draft.weights.items():
         tensor = draft.tensors[node]
         frozen = not tensor.requires_grad

@@ -54,7 +54,7 @@ def check_law_3(program: Program) -> None:
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
-        consumed = [weight for operand in node.all_input_nodes for weight in weights_behind(operand)]
+        consumed = list(dict.fromkeys(w for operand in node.all_input_nodes for w in weights_behind(operand)))
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
         if consumed and not pure:
             current = program.home[consumed[-1].name]
