@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -48,6 +49,7 @@ class Component:
         devices: main device first.
         insists: whether it was asked by name to be on several devices, so that one must not do instead.
         finish: runs the passes on a traced program.
+        whole_on: where a call runs that cannot be compiled; the main device unless nothing shall run there.
         read: reads weights that have no data yet.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
@@ -61,6 +63,7 @@ class Component:
         *,
         insists: bool,
         finish: Finish,
+        whole_on: Device | None = None,
         read: Reader | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,6 +76,7 @@ class Component:
         self._attending: list[nn.Module] = []
         self._insists = insists
         self._finish = finish
+        self._whole_on = whole_on or devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._dtype = self._first_dtype()
 
@@ -97,7 +101,7 @@ class Component:
         """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
         first = next(self.module.parameters(), None)
         if self.residence.reads and first is not None:
-            self.residence.place(first, self.devices[0])
+            self.residence.place(first, self._whole_on)
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs."""
@@ -132,7 +136,9 @@ class Component:
 
     def _swap(self, path: str, method: str, module: nn.Module) -> None:
         call = Call(path, method, module, getattr(module, method), method in vars(module))
-        call.answer = functools.wraps(call.original)(functools.partial(_answer, self, call))
+        # Models keep parts alive in caches of their own: a part must not keep all weights alive.
+        owner = weakref.ref(self) if module is not self.module else lambda: self
+        call.answer = functools.wraps(call.original)(functools.partial(_answer, owner, call))
         call.swap_in()
         self.calls.append(call)
 
@@ -206,13 +212,13 @@ class Component:
             "%s cannot be compiled and runs as it is, whole on %s, without its activations being freed early: %s",
             self._title(call), main, error,
         )  # fmt: skip
-        self.residence.place_all(call.module, main)
+        self.residence.place_all(call.module, self._whole_on)
         return functools.partial(self._run_whole, call)
 
     def _run_whole(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         home = next((tensor.device for tensor in tensors), None)
-        main = self.devices[0].torch
+        main = self._whole_on.torch
         there = [moved(value, main) for value in args]
         named = {name: moved(value, main) for name, value in kwargs.items()}
         with self._as_it_was():
@@ -226,8 +232,9 @@ class Component:
         return f"{self.name} ({type(self.module).__name__}).{call}"
 
 
-def _answer(component: Component, call: Call, *args: Any, **kwargs: Any) -> Any:
-    return component.run(call, args, kwargs)
+def _answer(owner: Callable[[], Component | None], call: Call, *args: Any, **kwargs: Any) -> Any:
+    component = owner()
+    return component.run(call, args, kwargs) if component else call.original(*args, **kwargs)
 
 
 def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -118,6 +118,7 @@ class CompiledPipeline:
                 devices,
                 insists=is_named(self._request, name, roles[name]),
                 finish=self._finish,
+                whole_on=self._whole_on(devices[0]),
                 read=(readers or {}).get(name),
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
@@ -185,6 +186,10 @@ class CompiledPipeline:
         own: dict[str, Any] = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
         own |= {"hf_device_map": places, "reset_device_map": self.undo, _MARK: self}
         self.pipe.__dict__.update(own)
+
+    def _whole_on(self, main: Device) -> Device:
+        """The device of calls that cannot be compiled."""
+        return main
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         program.devices = self._offer(component)

@@ -116,6 +116,18 @@ def test_weights_live_once_whatever_the_number_of_sizes() -> None:
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
 
+@pytest.mark.parametrize("name", ["flux", pytest.param("qwen", marks=SLOW)])
+def test_a_pipeline_that_nobody_holds_leaves_nothing_on_its_devices(name: str) -> None:
+    def paint_and_forget() -> None:
+        pipe, call = ALL[name]()
+        dovetail.compile_pipeline(pipe, SPREAD)
+        paint(pipe, call)
+
+    before = in_use()
+    paint_and_forget()
+    assert in_use() == before
+
+
 def test_weights_that_no_call_needs_stay_where_they_are() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, SPREAD)
