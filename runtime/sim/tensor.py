@@ -98,8 +98,8 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)
     given = len(operands)
-    if any(operand._inner.requires_grad for operand in operands if type(operand) is SimTensor):
-        result = _above_autograd(func, inner_args, inner_kwargs)
+    if any(_is_special(operand._inner) for operand in operands if type(operand) is SimTensor):
+        result = _from_the_top(func, inner_args, inner_kwargs)
     else:
         result = func(*inner_args, **inner_kwargs)
     if traits.reshapes:
@@ -112,18 +112,25 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     return wrapped
 
 
-_AUTOGRAD = tuple(
-    getattr(torch._C.DispatchKey, name) for name in ("AutogradCPU", "AutogradFunctionality", "ADInplaceOrView")
+_SKIPPED = tuple(
+    getattr(torch._C.DispatchKey, name)
+    for name in ("AutogradCPU", "AutogradFunctionality", "ADInplaceOrView", "Conjugate", "Negative")
 )
 
 
-def _above_autograd(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs an op as the CPU does where an operand requires a gradient, and records none.
+def _is_special(inner: torch.Tensor) -> bool:
+    """Whether PyTorch treats a tensor on a level that calls from here skip: its gradient, or a lazy conjugate."""
+    return inner.requires_grad or inner.is_conj() or inner.is_neg()
 
-    A view of such an operand requires one too, and a product with it takes another kernel, which rounds differently.
+
+def _from_the_top(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs an op on all levels that the CPU's tensors go through, and records no gradient.
+
+    A view of a tensor that requires one does too, and a product with it takes another kernel, which rounds differently;
+    a lazy conjugate is made one only there.
     """
     hidden = torch._C._dispatch_tls_local_exclude_set()
-    for key in _AUTOGRAD:
+    for key in _SKIPPED:
         hidden = hidden.remove(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.no_grad():
         return func(*args, **kwargs)
