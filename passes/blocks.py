@@ -96,7 +96,7 @@ class _Search:
             inner = {member.path: self._parts(member, alike) for member in held.children.values()}
             taken = alike or inside or any(inner.values()) or (held.nbytes > self.half and len(inner) > 1)
             for path, parts in inner.items():
-                if len(parts) > 1 or (parts and not inside):
+                if len(parts) > 1:
                     yield from parts
                 elif taken:
                     yield path

@@ -14,6 +14,7 @@ from dovetail.compiler.trace import trace
 from dovetail.passes.base import Change, Pass, PassManager
 from dovetail.passes.liveness import peak_bytes
 from dovetail.passes.pipeline import default_passes
+from dovetail.passes.simplify import Simplify
 
 from . import full_size_diffusion, full_size_encoders
 from .full_size_diffusion import deepened
@@ -66,9 +67,10 @@ def compile_entry(program: Program, count: int) -> tuple[Program, Clock]:
 
 
 def devices_for(program: Program, shares: tuple[float, ...]) -> tuple[Device, ...]:
-    used = {node.meta["weight"].name for node in program.weight_nodes() if node.users}
-    weights = sum(program.weights[name].nbytes for name in used)
-    headroom = peak_bytes(program)
+    simple = program.copy()
+    Simplify().run(simple)
+    weights = sum(weight.nbytes for weight in simple.weights.values())
+    headroom = peak_bytes(simple)
     return tuple(make_device(f"cuda{i}", int(share * weights) + headroom + 2**20) for i, share in enumerate(shares))
 
 

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.blocks import FindBlocks
+from dovetail.passes.simplify import Simplify
+
+Tensor = torch.Tensor
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 8, out: int | None = None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, out or width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Attention(nn.Module):
+    """A unit that is a chain of layers between two projections."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(width, 1), nn.Linear(1, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.outward(self.inward(x))
+        for layer in self.layers:
+            y = layer(y)
+        return y
+
+
+class Stage(nn.Module):
+    """A stage of resnets and attentions in turn, and what follows them."""
+
+    def __init__(self, width: int, out: int, attentions: bool, depth: int = 1) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList([Layer(width), Layer(width, out)])
+        self.attentions = nn.ModuleList([Attention(w, depth) for w in (width, out)] if attentions else [])
+        self.after = nn.Linear(out, 1, bias=False) if attentions else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, resnet in enumerate(self.resnets):
+            x = resnet(x)
+            if len(self.attentions):
+                x = self.attentions[index](x)
+        return x if self.after is None else x + self.after(x)
+
+
+class Staged(nn.Module):
+    def __init__(self, depth: int = 1) -> None:
+        super().__init__()
+        self.inward = nn.Linear(4, 8)
+        self.stages = nn.ModuleList([Stage(8, 8, False), Stage(8, 16, True, depth), Stage(16, 16, False)])
+        self.middle = nn.Module()
+        self.middle.resnets = nn.ModuleList([Layer(16), Layer(16)])
+        self.middle.attentions = nn.ModuleList([Attention(16, depth)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.middle.resnets[1](self.middle.attentions[0](self.middle.resnets[0](x)))  # type: ignore[index, operator]
+
+
+def blocks(module: nn.Module, width: int = 4) -> Program:
+    return PassManager([Simplify(), FindBlocks()]).run(trace(module, (torch.ones(1, width),)))
+
+
+def names(module: nn.Module, width: int = 4) -> list[str]:
+    return [block.name for block in blocks(module, width).blocks]
+
+
+def test_the_members_of_a_list_that_hold_the_same_weights_are_blocks() -> None:
+    assert names(nn.Sequential(*(Layer() for _ in range(3))), 8) == ["0", "1", "2"]
+
+
+def test_the_units_of_stages_that_differ_are_blocks_in_the_order_of_their_use() -> None:
+    assert names(Staged()) == [
+        "stages.0.resnets.0",
+        "stages.0.resnets.1",
+        "stages.1.resnets.0",
+        "stages.1.attentions.0",
+        "stages.1.resnets.1",
+        "stages.1.attentions.1",
+        "stages.2.resnets.0",
+        "stages.2.resnets.1",
+        "middle.resnets.0",
+        "middle.attentions.0",
+        "middle.resnets.1",
+    ]
+
+
+def test_a_unit_that_is_a_chain_of_blocks_counts_as_many() -> None:
+    found = names(Staged(depth=3))
+    assert [name for name in found if name.startswith("stages.1.attentions.0")] == [
+        f"stages.1.attentions.0.layers.{index}" for index in range(3)
+    ]
+    assert [name for name in found if name.startswith("middle.attentions")] == [
+        f"middle.attentions.0.layers.{index}" for index in range(3)
+    ]
+
+
+def test_every_weight_of_a_stage_belongs_to_one_block() -> None:
+    program = blocks(Staged(depth=3))
+    inside = [weight.name for block in program.blocks for weight in block.weights]
+    assert len(inside) == len(set(inside))
+    assert {name for name in program.weights if name.startswith("stages")} <= set(inside)
+    assert not {name for name in inside if name.startswith("inward")}
+
+
+def test_units_of_one_mixed_list_are_blocks_when_it_holds_most_of_the_model() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inward = nn.Linear(4, 8)
+            self.body = nn.ModuleList([Layer(8), Layer(8, 12), nn.Linear(12, 12), Layer(12, 6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inward(x)
+            for unit in self.body:
+                x = unit(x)
+            return x
+
+    assert names(Mixed()) == ["body.0", "body.1", "body.2", "body.3"]
+
+
+def test_plain_layers_are_blocks_only_where_there_are_no_others() -> None:
+    assert names(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))) == ["0", "1", "2"]
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(4) for _ in range(2))
+            self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer, head in zip(self.layers, self.heads, strict=True):
+                x = head(layer(x))
+            return x
+
+    assert names(Both()) == ["layers.0", "layers.1"]
+
+
+def test_the_two_halves_of_a_block_are_no_blocks() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ModuleList([Attention(4, 1), Layer(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer[1](self.layer[0](x))
+
+    assert names(nn.Sequential(*(Halves() for _ in range(3)))) == ["0", "1", "2"]
+
+
+def test_blocks_follow_the_order_of_use_and_not_of_names() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(4) for _ in range(11))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in reversed(self.layers):
+                x = layer(x)
+            return x
+
+    assert names(Backwards()) == [f"layers.{index}" for index in reversed(range(11))]
+
+
+def test_a_module_without_repetition_has_no_blocks() -> None:
+    assert names(Layer(4)) == []
+    assert names(nn.Linear(4, 4)) == []

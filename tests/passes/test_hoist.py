@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.devices import Rig
+from dovetail.compiler.program import device_of
+from dovetail.passes.hoist import Hoist, is_pure_view
+from dovetail.runtime.weights import HeldWeights
+
+from .sample import DEVICES, program_of
+
+UP_TO_PIN = "simplify,blocks,place{shares=1:1:1},pin"
+FULL = f"{UP_TO_PIN},hoist,cut,schedule,verify"
+
+
+class Modulated(nn.Module):
+    """Blocks that each reshape the same vector late, on other devices than the one it was made on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        emb = self.embed(t)
+        for block in self.blocks:
+            x = block(x) * emb.unsqueeze(1) + emb[:, None, :1]
+        return x
+
+
+def call() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 3, 8), torch.randn(2, 8)
+
+
+def test_late_views_cut_nothing_any_more() -> None:
+    assert len(program_of(Modulated(), call(), f"{UP_TO_PIN},cut").segments) > 5
+    program = program_of(Modulated(), call(), f"{UP_TO_PIN},hoist,cut")
+    assert [segment.device.name for segment in program.segments] == ["sim0", "sim1", "sim2"]
+
+
+def test_equal_views_become_one_value_that_crosses_once() -> None:
+    program = program_of(Modulated(), call(), f"{UP_TO_PIN},hoist,cut")
+    views = [crossing for crossing in program.crossings if is_pure_view(crossing.value)]
+    assert len({crossing.value for crossing in views}) == 2
+    assert len(views) == 2 * 2  # each to two devices
+
+
+def test_a_hoisted_view_stands_behind_what_it_reads_and_stays_on_its_device() -> None:
+    program = program_of(Modulated(), call(), f"{UP_TO_PIN},hoist")
+    seen = set()
+    for node in program.graph.nodes:
+        assert set(node.all_input_nodes) <= seen
+        seen.add(node)
+        if is_pure_view(node):
+            assert device_of(node) == device_of(node.args[0])  # type: ignore[arg-type]
+
+
+def test_hoisting_changes_no_bit() -> None:
+    module, args = Modulated(), call()
+    program = program_of(module, args, FULL)
+    compiled = CompiledModule(program, Rig(DEVICES), HeldWeights.of_module(module, program))
+    with torch.no_grad():
+        assert torch.equal(compiled(*args), module(*args))
+
+
+class Written(nn.Module):
+    """Views of memory that is written between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        notes = torch.zeros(2, 8)
+        for block in self.blocks:
+            x = block(x) + notes[0]
+            notes[0].add_(1.0)
+        return x + notes[1:].sum()
+
+
+def test_views_of_memory_that_is_written_may_move_for_they_only_name_it() -> None:
+    module, args = Written(), (torch.randn(1, 8),)
+    program = program_of(module, args, FULL)
+    compiled = CompiledModule(program, Rig(DEVICES), HeldWeights.of_module(module, program))
+    with torch.no_grad():
+        assert torch.equal(compiled(*args), module(*args))
+
+
+def test_on_one_device_nothing_moves() -> None:
+    program = program_of(Modulated(), call(), UP_TO_PIN.replace("1:1:1", "1"), devices=1)
+    assert not Hoist().run(program)
