@@ -62,19 +62,30 @@ def _drop_identities(program: Program) -> None:
     touched = {storage for node in program.ops() for storage in writes(node)}
     touched |= {tensor.storage for node in program.output.all_input_nodes for tensor in tensors_of(node)}
     merged: dict[int, int] = {}
+    sizes = _storage_bytes(program)
     for node in list(program.ops()):
         rename_storages(node, merged)
         source = node.args[0] if node.args else None
-        if isinstance(source, Node) and _repeats(node, source, touched):
+        if isinstance(source, Node) and _repeats(node, source, touched, sizes):
             merged[tensors_of(node)[0].storage] = tensors_of(source)[0].storage
             node.replace_all_uses_with(source)
             program.graph.erase_node(node)
 
 
-def _repeats(node: Node, source: Node, touched: set[int]) -> bool:
+def _storage_bytes(program: Program) -> dict[int, int]:
+    """Bytes of each piece of memory that a call makes, as far as its largest tensor tells."""
+    sizes: dict[int, int] = {}
+    for node in program.graph.nodes:
+        for tensor in () if weight_of(node) else tensors_of(node):
+            sizes[tensor.storage] = max(tensor.nbytes, sizes.get(tensor.storage, 0))
+    return sizes
+
+
+def _repeats(node: Node, source: Node, touched: set[int], sizes: dict[int, int]) -> bool:
     """Whether a node yields its operand's elements in the same layout, and nobody could tell the two apart.
 
-    A copy whose memory, or its operand's, is written or handed out is not a repetition.
+    A copy whose memory, or its operand's, is written or handed out is not a repetition, nor is a copy of a part of
+    memory: it lets go of the rest.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket.__name__ not in _IDENTITIES:
         return False
@@ -85,7 +96,9 @@ def _repeats(node: Node, source: Node, touched: set[int]) -> bool:
         return False
     if "dropout" in node.target.overloadpacket.__name__:
         return not node.args[2]
-    return mine.storage == theirs.storage or not touched & {mine.storage, theirs.storage}
+    if mine.storage == theirs.storage:
+        return True
+    return not touched & {mine.storage, theirs.storage} and sizes.get(theirs.storage, 0) <= mine.nbytes
 
 
 def _drop_dead(program: Program) -> None:

@@ -121,6 +121,10 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+def test_a_copy_of_a_part_is_kept_for_it_lets_go_of_the_rest() -> None:
+    assert "clone" in names(simplified(Applies(lambda x: (x * 2)[:1].clone() + 1), torch.ones(100, 3)))
+
+
 def test_dead_code_and_unused_weights_are_dropped() -> None:
     program = simplified(Unused(), torch.ones(1, 2))
     assert set(program.weights) == {"used.weight", "used.bias"}
