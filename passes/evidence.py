@@ -54,7 +54,8 @@ class Evidence:
             evidence.operands[node] = node.all_input_nodes
             evidence.storages[node] = _storages(node, meta.get("value"))
             placement = meta.get("placement")
-            evidence.device[node] = evidence.place(placement.device, known) if placement else UNKNOWN
+            place = known.get(id(placement.device)) if placement else UNKNOWN
+            evidence.device[node] = evidence.place(placement.device) if place is None else place
             if node.op == "call_function":
                 evidence._note_op(node)
             elif "weight" in meta:
@@ -76,22 +77,19 @@ class Evidence:
         if node.target is operator.getitem or (not mine and kind is Alias.VIEW):
             return node.args[0] if isinstance(node.args[0], Node) else None
         for operand in self.operands[node] if mine else ():
-            theirs = self.storages.get(operand, ())
-            if any(storage in theirs for storage in mine):
+            if any(map(self.storages.get(operand, ()).__contains__, mine)):
                 return operand
         return None
 
-    def place(self, device: Device | None, known: dict[int, int] | None = None) -> int:
-        """The position of a device among the program's; ``known`` has those of the very objects."""
-        if known and id(device) in known:
-            return known[id(device)]
+    def place(self, device: Device | None) -> int:
+        """The position of a device among the program's."""
         devices: Sequence[Any] = self.program.devices
         return devices.index(device) if device in devices else UNKNOWN
 
     def homes(self) -> dict[str, int]:
         """The place of each weight's home."""
-        known = {id(device): index for index, device in enumerate(self.program.devices)}
-        return {name: self.place(device, known) for name, device in self.program.home.items()}
+        places = {device: self.place(device) for device in set(self.program.home.values())}
+        return {name: places[device] for name, device in self.program.home.items()}
 
     def name(self, place: int) -> str:
         """The name of the device at a position."""

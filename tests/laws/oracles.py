@@ -26,9 +26,13 @@ def device(node: Node) -> Device | None:
 
 def is_view(node: Node) -> bool:
     """Whether a node's output lies in an operand's memory, or is an item of a node's output."""
-    if node.target is operator.getitem:
-        return True
-    return any(storages(node) & storages(operand) for operand in node.all_input_nodes)
+    return node.target is operator.getitem or bool(bases(node))
+
+
+def bases(node: Node) -> list[Node]:
+    """The operands in whose memory a node's output lies; an op that yields nothing lies in what it writes."""
+    mine = storages(node) or written(node)
+    return [operand for operand in node.all_input_nodes if mine & storages(operand)]
 
 
 def written(node: Node) -> set[int]:
@@ -59,8 +63,7 @@ def check_law_3(program: Program) -> None:
         if consumed and not pure:
             current = program.home[consumed[-1].name]
         if is_view(node):
-            bases = [one for one in node.all_input_nodes if storages(one) & storages(node)] or [node.args[0]]
-            assert device(node) == device(bases[0]), node
+            assert device(node) == device([*bases(node), node.args[0]][0]), node
         else:
             assert device(node) == current, node
     for storage in set().union(*(written(node) for node in program.ops())):
