@@ -30,6 +30,7 @@ class Hoist(Pass):
         moved: dict[Any, Node] = {}
         count = 0
         here = program.main
+        first = next(program.ops(), None)
         for node in list(program.ops()):
             if not is_pure_view(node):
                 here = device_of(node)
@@ -43,7 +44,8 @@ class Hoist(Pass):
                 node.replace_all_uses_with(twin)
                 program.graph.erase_node(node)
                 continue
-            _move_behind_operands(program, node)
+            if node is not first:
+                _move_behind_operands(node, first)
         return Change(count, "views moved")
 
 
@@ -52,9 +54,10 @@ def is_pure_view(node: Node) -> bool:
     return base_of(node) is not None and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
 
 
-def _move_behind_operands(program: Program, node: Node) -> None:
+def _move_behind_operands(node: Node, first: Node | None) -> None:
+    """Moves a node behind what it reads, or before the first operation if it reads nothing that is computed."""
     latest = max(node.all_input_nodes)
-    if latest.op == "placeholder":
-        next(iter(program.ops())).prepend(node)
+    if latest.op == "placeholder" and first is not None:
+        first.prepend(node)
     else:
         latest.append(node)
