@@ -103,7 +103,7 @@ class Residence:
         for weight in program.weights.values():
             name = _find(weight, tensors)
             entry = self._placed.get(id(tensors[name])) if name else None
-            if entry:
+            if entry and entry.device.name in devices:
                 homes[weight.name] = devices[entry.device.name]
         return homes
 
@@ -114,7 +114,9 @@ class Residence:
             name = _find(weight, tensors)
             if name and weight.name in program.home:
                 tensor, home = tensors[name], program.home[weight.name]
-                self._placed.setdefault(id(tensor), _Placed(tensor, home, tensor.device, tensor.nbytes))
+                known = self._placed.get(id(tensor))
+                if known is None or known.device.name not in {device.name for device in program.devices}:
+                    self._placed[id(tensor)] = _Placed(tensor, home, tensor.device, tensor.nbytes)
 
     def source(self, module: nn.Module, program: Program) -> ProgramWeights:
         """What gives a program of a part of the component its weights."""
