@@ -21,7 +21,7 @@ BLOCKS = {
     "flux2-dev": 8 + 48,
     "flux2-klein-9b": 8 + 24,
     "sd3.5-large": 38,
-    "chroma1-hd": 19 + 38,
+    "chroma1-hd": 5 + 19 + 38,  # its modulation comes from five layers
     "qwen-image": 60,
     "z-image": 2 + 2 + 30,
     "pixart-sigma-1024": 28,
