@@ -69,7 +69,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
         assert torch.equal(own[name], tensor), name
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, torch.float16, pytest.param(torch.bfloat16, marks=SLOW)])
 @pytest.mark.parametrize("name", ALL)
 def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     name: str, dtype: torch.dtype | None, tmp_path: Path

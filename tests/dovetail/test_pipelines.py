@@ -23,6 +23,7 @@ from .tiny_pipelines import PIPELINES, paint
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
 ALL = {**PIPELINES, **MORE_PIPELINES}
+FIRST = ("flux", "flux_img2img", "sd", "sd_controlnet", "sdxl", "sd3", "wan", "ltx")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def in_use() -> int:
     return sum(sim.stats(index).in_use for index in range(3))
 
 
-@pytest.mark.parametrize("name", [*PIPELINES, *(pytest.param(name, marks=SLOW) for name in MORE_PIPELINES)])
+@pytest.mark.parametrize("name", [*FIRST, *(pytest.param(name, marks=SLOW) for name in ALL if name not in FIRST)])
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
     pipe, call = ALL[name]()
     eager, before = paint(pipe, call), weights(pipe)
@@ -83,7 +84,7 @@ def test_every_component_may_be_split_over_three_devices(name: str, dtype: torch
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
-@pytest.mark.parametrize("output_type", ["np", "latent"])
+@pytest.mark.parametrize("output_type", ["np", pytest.param("latent", marks=SLOW)])
 def test_other_kinds_of_output_are_the_same_too(output_type: str) -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call, output_type)
