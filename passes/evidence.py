@@ -54,8 +54,9 @@ class Evidence:
             evidence.operands[node] = node.all_input_nodes
             evidence.storages[node] = _storages(node, meta.get("value"))
             placement = meta.get("placement")
-            place = known.get(id(placement.device)) if placement else UNKNOWN
-            evidence.device[node] = evidence.place(placement.device) if place is None else place
+            where = placement.device if placement else None
+            place = known.get(id(where))
+            evidence.device[node] = evidence.place(where) if place is None else place
             if node.op == "call_function":
                 evidence._note_op(node)
             elif "weight" in meta:
