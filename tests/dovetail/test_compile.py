@@ -238,9 +238,7 @@ def test_running_out_of_memory_names_the_node_and_its_source_line(ids: torch.Ten
 
 def test_a_failing_operation_names_the_node_and_its_source_line(model: Model, ids: torch.Tensor) -> None:
     compiled = dovetail.compile(model, (ids,), backend="sim0&sim1")
-    with pytest.raises(
-        ExecutionError, match=r"%embedding \(aten\.embedding\.default\) in embed, .*_compile\.py:\d+"
-    ):
+    with pytest.raises(ExecutionError, match=r"%embedding \(aten\.embedding\.default\) in embed, .*_compile\.py:\d+"):
         compiled(ids + 100)
     assert same(compiled(ids), eager(model, ids))
 
@@ -288,9 +286,7 @@ def test_a_module_that_cannot_be_traced_is_named_with_its_line_and_a_way_out(ids
                 return self.embed(ids)
             return self.head(self.embed(ids))
 
-    with pytest.raises(
-        TraceError, match=r"Branching cannot be traced past .*_compile\.py:\d+ .*compile a submodule"
-    ):
+    with pytest.raises(TraceError, match=r"Branching cannot be traced past .*_compile\.py:\d+ .*compile a submodule"):
         dovetail.compile(Branching(), (ids,))
 
 
