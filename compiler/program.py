@@ -166,6 +166,13 @@ class Program:
         """The main device: it holds the inputs, the outputs and the weights outside blocks."""
         return self.devices[0]
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The names of the buffers and constants that lie in no block: they go to whoever reads them."""
+        inside = {weight.name for block in self.blocks for weight in block.weights}
+        loose = (weight.name for weight in self.weights.values() if weight.kind != "parameter")
+        return frozenset(loose) - inside
+
     def inputs(self) -> Iterator[Node]:
         """The placeholders that stand for inputs, in order."""
         return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None)

@@ -114,15 +114,20 @@ class _Search:
         return list(self.units(member, inside=True)) if covered >= _COVERED * member.nbytes > 0 else []
 
     def singles(self, module: _Module, units: set[str]) -> Iterator[str]:
-        """The members of lists of one beside a list of blocks, such as the attention between two resnets."""
+        """The members of lists of one beside a list of blocks, such as the attention between two resnets.
+
+        At the top, where embeddings and heads stand beside the blocks too, one must weigh as much as a block.
+        """
         lists = [child for child in module.children.values() if child.is_list]
-        beside = module.path and any(f"{held.path}.{name}" in units for held in lists for name in held.children)
+        blocks = [one for held in lists for one in held.children.values() if one.path in units]
+        least = min((one.nbytes for one in blocks), default=0) if not module.path else 0
         for child in module.children.values():
             if not child.is_list:
                 yield from self.singles(child, units)
-            elif beside and len(child.children) == 1:
+            elif blocks and len(child.children) == 1:
                 (member,) = child.children.values()
-                if not any(f"{unit}.".startswith(f"{member.path}.") for unit in units):
+                inside = any(f"{unit}.".startswith(f"{member.path}.") for unit in units)
+                if not inside and member.nbytes >= least:
                     yield member.path
 
 

@@ -2,7 +2,8 @@
 
 A view lives where its base lives. Where a model takes a view late (a modulation vector reshaped in every block), it
 would interrupt the run of nodes around it with a segment that computes nothing. Taken early, next to its base, it costs
-nothing, and equal views become one value, which then crosses once. Moving a view changes no bit: it names memory.
+nothing, and equal views become one value, which then crosses once. A view that stands just before the run on its own
+device begins that run. Moving a view changes no bit: it names memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Hoist(Pass):
     def run(self, program: Program) -> Change:
         """Walks the graph once, moving each such view and merging it with an equal one that moved before."""
         moved: dict[Any, Node] = {}
+        follower = _followers(program)
         count = 0
         here = program.main
         first = next(program.ops(), None)
@@ -36,6 +38,10 @@ class Hoist(Pass):
                 here = device_of(node)
                 continue
             if device_of(node) == here:
+                continue
+            ahead = follower[node]
+            if ahead is not None and device_of(ahead) == device_of(node):
+                ahead.prepend(node)
                 continue
             count += 1
             key = (node.target, node.args, tuple(sorted(node.kwargs.items())))
@@ -47,6 +53,16 @@ class Hoist(Pass):
             if node is not first:
                 _move_behind_operands(node, first)
         return Change(count, "views moved")
+
+
+def _followers(program: Program) -> dict[Node, Node | None]:
+    """For each node the next one that computes something."""
+    followers: dict[Node, Node | None] = {}
+    ahead: Node | None = None
+    for node in reversed(list(program.ops())):
+        followers[node] = ahead
+        ahead = ahead if is_pure_view(node) else node
+    return followers
 
 
 def is_pure_view(node: Node) -> bool:

@@ -1,8 +1,9 @@
 """Gives every node a device: that of the weight consumed last, in graph order.
 
 A node runs where its weights are, and what has no weights stays where the data already is, so a device changes only
-where the weights do. A view never moves: it lives where its base lives, and so does whatever writes into memory that
-exists already, which keeps a storage that is written on one device with all its views.
+where the weights do. A table (a buffer or constant in no block, such as rotary angles that every block reads) draws
+nobody: it is loaded wherever it is read. A view never moves: it lives where its base lives, and so does whatever
+writes into memory that exists already, which keeps a storage that is written on one device with all its views.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Pin(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
-        current = program.main
+        current, tables = program.main, program.tables
         roots: dict[Node, tuple[Weight, ...]] = {}
         for node in program.graph.nodes:
             weight = weight_of(node)
@@ -39,8 +40,9 @@ class Pin(Pass):
                 continue
             base, weights = base_of(node), consumed_weights(node, roots)
             roots[node] = weights_through(node, roots)
-            if weights and not (base and names_memory(node)):
-                current = program.home[weights[-1].name]
+            drawing = [weight.name for weight in weights if weight.name not in tables]
+            if drawing and not (base and names_memory(node)):
+                current = program.home[drawing[-1]]
             node.meta["placement"] = _placement(node, device_of(base) if base else current, weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 

@@ -104,8 +104,8 @@ def view(evidence: Evidence) -> Iterator[Violation]:
 
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
-    """Every other op is on the device of the weight consumed last, and names the weights that it consumes."""
-    homes = evidence.homes()
+    """Every other op is on the device of the weight consumed last, tables apart, and names the weights it consumes."""
+    homes, tables = evidence.homes(), evidence.program.tables
     roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
     current = 0
     for node in evidence.ops:
@@ -116,8 +116,9 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
         if consumed:
             consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
-            if node not in evidence.bases or not names_memory(node):
-                current = homes.get(consumed[-1].name, UNKNOWN)
+            drawing = [weight.name for weight in consumed if weight.name not in tables]
+            if drawing and (node not in evidence.bases or not names_memory(node)):
+                current = homes.get(drawing[-1], UNKNOWN)
         if placement_of(node).weights != consumed:
             said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)

@@ -52,16 +52,22 @@ def weights_behind(node: Node) -> list[Any]:
     return [weight_of(node)]
 
 
+def draws(program: Program, weight: Any) -> bool:
+    """Whether a weight draws its readers to its home: parameters do, and whatever lies in a block; tables do not."""
+    return weight.kind == "parameter" or any(weight in block.weights for block in program.blocks)
+
+
 def check_law_3(program: Program) -> None:
-    """Every node that is not a view has the device of the weight consumed last; views follow their base."""
+    """Every node that is no view has the device of the weight, tables apart, consumed last; views follow their base."""
     current = program.devices[0]
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
         consumed = list(dict.fromkeys(w for operand in node.all_input_nodes for w in weights_behind(operand)))
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
-        if consumed and not pure:
-            current = program.home[consumed[-1].name]
+        drawing = [weight for weight in consumed if draws(program, weight)]
+        if drawing and not pure:
+            current = program.home[drawing[-1].name]
         if is_view(node):
             assert device(node) == device([*bases(node), node.args[0]][0]), node
         else:

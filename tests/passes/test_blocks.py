@@ -177,3 +177,30 @@ def test_blocks_follow_the_order_of_use_and_not_of_names() -> None:
 def test_a_module_without_repetition_has_no_blocks() -> None:
     assert names(Layer(4)) == []
     assert names(nn.Linear(4, 4)) == []
+
+
+def test_a_lone_block_beside_a_list_of_blocks_is_a_block_if_it_weighs_as_much() -> None:
+    class Double(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image, self.text = Layer(), Layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.image(x) + self.text(x)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.double_blocks = nn.ModuleList([Double()])
+            self.single_blocks = nn.ModuleList(Layer() for _ in range(3))
+            self.head = nn.Sequential(nn.ReLU(), nn.Linear(8, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in (*self.double_blocks, *self.single_blocks):
+                x = block(x)
+            return self.head(x)
+
+    program = trace(Mixed().eval(), (torch.ones(1, 8),))
+    PassManager((Simplify(), FindBlocks())).run(program)
+    names = [block.name for block in program.blocks]
+    assert names == ["double_blocks.0", "single_blocks.0", "single_blocks.1", "single_blocks.2"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import dovetail
 from dovetail.compiled import CompiledModule
 from dovetail.compiler.devices import Rig
 from dovetail.compiler.program import device_of
@@ -91,3 +92,19 @@ def test_views_of_memory_that_is_written_may_move_for_they_only_name_it() -> Non
 def test_on_one_device_nothing_moves() -> None:
     program = program_of(Modulated(), call(), UP_TO_PIN.replace("1:1:1", "1"), devices=1)
     assert not Hoist().run(program)
+
+
+def test_a_view_just_before_the_run_on_its_own_device_begins_that_run() -> None:
+    class Tabled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x + block.bias[None].expand(2, 8))
+            return x
+
+    compiled = dovetail.compile(Tabled().eval(), (torch.ones(2, 8),), backend="sim0&sim1&sim2")
+    order = [segment.device.name for segment in compiled.program.segments]
+    assert order == ["sim0", "sim1", "sim2"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dovetail
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.program import Program, device_of, placement_of, tensors_of
 from dovetail.passes.base import PassManager
@@ -155,3 +156,26 @@ def test_a_cut_program_is_not_cut_again() -> None:
     program = sample()
     with pytest.raises(PassError, match="pass cut refuses one that is cut"):
         PassManager([Cut()]).run(program)
+
+
+class Rotary(nn.Module):
+    """Every block reads a view of one table that the module made for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.register_buffer("angles", torch.linspace(0, 1, 24).reshape(3, 8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, block in enumerate(self.blocks):
+            x = block(x) * self.angles[index % 2] + self.angles.to(torch.float64)[2].float()
+        return x + self.angles.sum()
+
+
+def test_a_table_that_every_block_reads_draws_none_of_them_back() -> None:
+    torch.manual_seed(0)
+    module, x = Rotary().eval(), torch.ones(2, 8)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1&sim2")
+    assert [segment.device.name for segment in compiled.program.segments] == ["sim0", "sim1", "sim2"]
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
