@@ -20,8 +20,8 @@ from torch import nn
 
 from .compiler.errors import WeightError
 from .compiler.weights import WeightIndex
-from .residence import tensors_of
 from .runtime.reading import WeightReader
+from .runtime.weights import tensors_of_module
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _empty(dtype: torch.dtype) -> Iterator[None]:
 def _persistent(module: nn.Module) -> Mapping[str, torch.Tensor]:
     """The weights that a checkpoint of the module holds, by every name."""
     saved = module.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in tensors_of(module).items() if name in saved}
+    return {name: tensor for name, tensor in tensors_of_module(module).items() if name in saved}
 
 
 def _set_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> None:

@@ -85,10 +85,3 @@ def refuse_what_is_no_function(
     written = (value for value in (*args, *kwargs.values()) if isinstance(value, (list, dict)) and value)
     if call.module is not component and next(written, None) is not None:
         raise TraceError(f"{call} is handed a list or dict, in which it may keep what later calls read")
-
-
-def own(leaf: Any) -> Any:
-    """A result as an ordinary tensor: pipelines write into what they get, which inference tensors forbid."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_inference() or torch.is_inference_mode_enabled():
-        return leaf
-    return leaf.clone()

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .call_key import call_key, plain_state, processor_state
-from .calls import Call, moved, own, refuse_what_is_no_function, without_caches
+from .calls import Call, moved, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
@@ -126,7 +126,7 @@ class Component:
         if program is None:
             self._check_number(call)
             program = call.programs[key] = self._reuse(call, args, kwargs) or self._compile(call, args, kwargs)
-        return pytree.tree_map(own, program(*args, **kwargs))
+        return program(*args, **kwargs)
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""

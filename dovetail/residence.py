@@ -21,7 +21,7 @@ from .compiler.errors import DoesNotFitError, WeightError
 from .compiler.program import Program, Weight
 from .compiler.schedule import Load
 from .compiler.units import format_bytes
-from .runtime.weights import check_matches
+from .runtime.weights import check_matches, tensors_of_module
 
 Reader = Callable[[str, torch.Tensor, torch.device], torch.Tensor]
 """Reads the weight of a name, shape and dtype, which has no data yet, to a device."""
@@ -97,7 +97,7 @@ class Residence:
 
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""
-        tensors = tensors_of(module)
+        tensors = tensors_of_module(module)
         devices = {device.name: device for device in program.devices}
         homes = {}
         for weight in program.weights.values():
@@ -109,7 +109,7 @@ class Residence:
 
     def settle(self, module: nn.Module, program: Program) -> None:
         """Notes where a program's weights are to rest, and brings none there: for planning."""
-        tensors = tensors_of(module)
+        tensors = tensors_of_module(module)
         for weight in program.weights.values():
             name = _find(weight, tensors)
             if name and weight.name in program.home:
@@ -136,7 +136,7 @@ class Residence:
     def place_all(self, module: nn.Module, device: Device) -> None:
         """Brings every weight of a part of the component to one device."""
         self.survey()
-        for tensor in {id(tensor): tensor for tensor in tensors_of(module).values()}.values():
+        for tensor in {id(tensor): tensor for tensor in tensors_of_module(module).values()}.values():
             self.place(tensor, device)
 
     def copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -230,7 +230,7 @@ class ProgramWeights:
     def missing(self, program: Program) -> list[str]:
         """The names of weights that the module does not have; looks at it afresh."""
         self._residence.survey()
-        found = {**program.constants, **tensors_of(self._module)}
+        found = {**program.constants, **tensors_of_module(self._module)}
         self._tensors = {
             weight.name: found[name] for weight in program.weights.values() if (name := _find(weight, found))
         }
@@ -264,12 +264,6 @@ def _readers(program: Program) -> dict[str, list[Device]]:
             for weight in item.weights:
                 readers[weight.name].append(item.device)
     return readers
-
-
-def tensors_of(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """All parameters and buffers of a module, under every name they have."""
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
 
 
 def _find(weight: Weight, tensors: Mapping[str, torch.Tensor]) -> str | None:

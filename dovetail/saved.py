@@ -17,7 +17,7 @@ from .passes.base import PassManager
 from .passes.schedule import Lower
 from .passes.verify import Verify
 from .request import switch_on
-from .runtime.weights import HeldWeights
+from .runtime.weights import HeldWeights, tensors_of_module
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | str | os.PathLike[str]
 
@@ -46,8 +46,7 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
 
 def _tensors_of(weights: Weights) -> dict[str, torch.Tensor]:
     if isinstance(weights, nn.Module):
-        named = dict(weights.named_parameters(remove_duplicate=False))
-        return {**named, **dict(weights.named_buffers(remove_duplicate=False))}
+        return tensors_of_module(weights)
     if isinstance(weights, Mapping):
         return dict(weights)
     path = Path(weights)

@@ -22,6 +22,12 @@ class WeightSource(Protocol):
         """The weight on a device; raises WeightError when it cannot be had."""
 
 
+def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers of a module, under every name they have."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
+
+
 class HeldWeights:
     """Weights that tensors in memory hold: a module's, a state dict's, and the constants that the trace met."""
 
@@ -31,8 +37,7 @@ class HeldWeights:
     @classmethod
     def of_module(cls, module: nn.Module, program: Program) -> HeldWeights:
         """The weights of the module that a program was traced from; they are read when they are loaded."""
-        named = dict(module.named_parameters(remove_duplicate=False))
-        return cls({**named, **dict(module.named_buffers(remove_duplicate=False))}, program)
+        return cls(tensors_of_module(module), program)
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data."""
