@@ -64,7 +64,7 @@ def check(name: str, dtype: torch.dtype, counts: Sequence[int]) -> None:
     for count in counts:
         compiled = compile_for(program, module, count)
         used = {segment.device for segment in compiled.program.segments}
-        assert len(used) >= min(count, len(compiled.program.blocks))
+        assert len(used) >= (count if count <= len(compiled.program.blocks) else 2)
         assert_same(compiled(**call), expected)
 
 
