@@ -192,7 +192,7 @@ class Component:
             call.whole = self._run_as_it_is(call, error)
             return call.whole
         compiled = self._finish(self, program, module)
-        logger.info("compiled %s: %r", self._title(call), compiled)
+        logger.info("compiled %s: %s", self._title(call), repr(compiled))  # a kept record must not keep the weights
         return compiled
 
     def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
