@@ -9,12 +9,11 @@ from torch import nn
 
 from .compiled import CompiledModule
 from .compiler.devices import Rig, canonical_name
-from .compiler.errors import UsageError
 from .compiler.trace import trace
 from .device_map import give_homes, named_devices
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
-from .request import Request
+from .request import Request, one_backend
 from .runtime.weights import HeldWeights
 
 
@@ -62,11 +61,10 @@ def compile(
     >>> torch.equal(compiled(x), layers(x))
     True
     """
-    if backend is not None and device_map is not None:
-        raise UsageError("both backend and device_map were given: they say the same thing, so give one of them")
+    spec = one_backend(backend, device_map)
     homes = device_map if isinstance(device_map, Mapping) else None
     request = Request.parse(
-        backend=_devices_in(homes) if homes is not None else backend or device_map,
+        backend=_devices_in(homes) if homes is not None else spec,
         split_mode=split_mode,
         tensor_split=tensor_split,
         max_vram=max_vram,

@@ -15,7 +15,8 @@ from .building import Built, build
 from .compiler.devices import Rig
 from .compiler.errors import UsageError, WeightError
 from .passes.base import Callback, Pass
-from .pipelines import CompiledPipeline, one_backend
+from .pipelines import CompiledPipeline
+from .request import one_backend
 from .residence import Reader
 
 

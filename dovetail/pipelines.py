@@ -19,7 +19,7 @@ from .component import Component
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .pipeline_plan import check_names, count_held_as_free, is_named, modules_of, share_out
-from .request import Request
+from .request import Request, one_backend
 from .residence import Reader
 
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
@@ -229,13 +229,6 @@ class _ExecutionDevice:
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Does nothing; accelerate calls it when it removes hooks."""
         return module
-
-
-def one_backend(backend: Any, device_map: Any) -> Any:
-    """What was given of two names for one thing; raises UsageError when both were."""
-    if backend is not None and device_map is not None:
-        raise UsageError("backend and device_map say the same thing twice: give one of them")
-    return device_map if backend is None else backend
 
 
 def _refuse_twice(pipe: Any) -> None:

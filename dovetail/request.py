@@ -85,3 +85,10 @@ def switch_on(rig: Rig) -> None:
         from .runtime import sim
 
         sim.enable(simulated)
+
+
+def one_backend(backend: Any, device_map: Any) -> Any:
+    """What was given of two names for one thing; raises UsageError when both were."""
+    if backend is not None and device_map is not None:
+        raise UsageError("backend and device_map say the same thing twice: give one of them")
+    return device_map if backend is None else backend

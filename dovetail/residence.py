@@ -91,10 +91,6 @@ class Residence:
             placed[entry.device.name] += entry.nbytes
         return placed
 
-    def resting_on(self, device: torch.device) -> int:
-        """Bytes of the component that lie on a device now."""
-        return sum(tensor.nbytes for _, tensor in self._tensors() if tensor.device == device)
-
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""
         tensors = tensors_of_module(module)
