@@ -228,8 +228,8 @@ def test_running_out_of_memory_names_the_node_and_its_source_line(ids: torch.Ten
     compiled = dovetail.compile(
         greedy,
         (ids,),
-        backend="sim0",
-        rig="sim0=1MiB",
+        backend="sim5",
+        rig="sim5=1MiB",  # nothing of another test lies there
         passes="simplify,blocks,place{headroom=0},pin,hoist,cut,schedule",
     )
     with pytest.raises(DoesNotFitError, match=r"%repeat \(aten\.repeat\.default\) .*test_compile\.py:\d+: OutOfMemory"):
