@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from .devices import Device, Rig
@@ -139,7 +140,7 @@ class _Reader:
         word = line.take()
         if word == "input":
             node = self.graph.placeholder(name)
-        elif word in ("parameter", "buffer", "constant"):
+        elif word in ("parameter", "buffer", "constant", "adapter"):
             node = self.graph.placeholder(name)
             node.meta["weight"] = self._weight(word, value, line)
         else:
@@ -152,17 +153,25 @@ class _Reader:
         self._annotate(node, line)
 
     def _weight(self, kind: str, value: Value, line: Line) -> Weight:
-        assert isinstance(value, TensorType)
         name = json.loads(line.take())
         aliases = []
         while line.accept("alias"):
             aliases.append(json.loads(line.take()))
+        rows = self._rows(line) if line.accept("rows") else None
+        quant = line.take() if line.accept("packed") else ""
+        shape, dtype = line.numbers() if quant else _numbers_of(value)
         persistent, frozen = not line.accept("transient"), line.accept("frozen")
-        weight = Weight(name, kind, value.sizes, value.dtype, tuple(aliases), persistent, frozen)
+        name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
+        weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
         self.weights[name] = weight
         if line.accept("in"):
             self.blocks[json.loads(line.take())].append(weight)
         return weight
+
+    def _rows(self, line: Line) -> tuple[int, int]:
+        start = int(line.take())
+        line.take(":")
+        return start, int(line.take())
 
     def _call(self, name: str, target: str, line: Line) -> Node:
         line.take("(")
@@ -258,3 +267,8 @@ class _Reader:
             out_spec=self.returns,
             ranges=self.ranges,
         )
+
+
+def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a weight; one that is a Python number is a float."""
+    return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)

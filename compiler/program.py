@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .devices import Device
+from .quantization import packed_shape
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -56,34 +57,57 @@ Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter, buffer or constant, known by name; its data rests elsewhere.
+    """A parameter, buffer, constant or part of an adapter, known by name; its data rests elsewhere.
+
+    ``shape`` and ``dtype`` are those of its numbers. In a ``quant`` type it rests as packed bytes (``stored``). With
+    ``rows`` it is a slice of the weight that a checkpoint has, and its name is ``whole[start:stop]``.
 
     ``frozen`` is a parameter that requires no gradient. It matters without training: PyTorch multiplies by a matrix
     that requires one with another kernel, and so rounds differently.
     """
 
     name: str
-    kind: str  # "parameter", "buffer" or "constant"
+    kind: str  # "parameter", "buffer", "constant" or "adapter"
     shape: tuple[int, ...]
     dtype: torch.dtype
     aliases: tuple[str, ...] = ()
     persistent: bool = True
     frozen: bool = False
+    quant: str = ""
+    rows: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of the tensor that holds it: its own, or those of packed bytes."""
+        return (packed_shape(self.quant, self.shape), torch.uint8) if self.quant else (self.shape, self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weight in its dtype."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of the weight as it rests."""
+        shape, dtype = self.stored
+        return math.prod(shape) * dtype.itemsize
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the module's own tensor requires a gradient."""
-        return self.kind == "parameter" and not self.frozen
+        """Whether the tensor that holds it requires a gradient, as the module's own does."""
+        return self.kind == "parameter" and not self.frozen and not self.quant
+
+    @property
+    def whole(self) -> str:
+        """The name of the weight that this is a slice of, or its own."""
+        return self.name.rpartition("[")[0] if self.rows else self.name
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name a checkpoint may keep this weight under."""
-        return (self.name, *self.aliases)
+        return (self.whole, *self.aliases)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        """Some of its rows as a weight of their own."""
+        first = self.rows[0] if self.rows else 0
+        rows = (first + start, first + stop)
+        name = f"{self.whole}[{rows[0]}:{rows[1]}]"
+        return replace(self, name=name, shape=(stop - start, *self.shape[1:]), rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from torch.utils._dtype_abbrs import dtype_abbrs
 
-from .program import Program, device_of, origin_of, placement_of, value_of, weight_of
+from .program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_of
 from .signature import Constant, Signature
 from .words import show_argument, show_target, show_value
 
@@ -80,15 +81,21 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
     head = f"%{node.name}: {show_value(value_of(node))} = "
     if weight is not None:
         aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
+        rows = f" rows {weight.rows[0]}:{weight.rows[1]}" if weight.rows else ""
+        packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
         kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
         block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
         home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
-        return f"{head}{weight.kind} {json.dumps(weight.name)}{aliases}{kept}{block}{home}"
+        return f"{head}{weight.kind} {json.dumps(weight.whole)}{aliases}{rows}{packed}{kept}{block}{home}"
     if node.op == "placeholder":
         return f"{head}input{_place(node)}"
     arguments = [show_argument(argument) for argument in node.args]
     arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
     return f"{head}{show_target(node.target)}({', '.join(arguments)}){_place(node)}{_uses(node)}{_origin(node)}"
+
+
+def _numbers(weight: Weight) -> str:
+    return f"{dtype_abbrs[weight.dtype]}[{', '.join(map(str, weight.shape))}]"
 
 
 def _place(node: Node) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from . import ops as _ops  # noqa: F401: programs name its operations
 from .errors import ProgramTextError
 from .program import TensorType, Value
 from .sizes import evaluate
@@ -110,14 +111,18 @@ class Line:
             return None
         if self.accept("("):
             return tuple(self.items(")", lambda: self.value(symbols)))
-        dtype = DTYPES[self.take()]
-        self.take("[")
-        shape = self._sizes("]")
+        shape, dtype = self.numbers()
         stride = self._sizes(")") if self.accept("(") else dense_stride(shape) or ()
         self.take("~")
         dynamic = any(isinstance(size, str) for size in shape)
         hint = tuple(evaluate(size, symbols) for size in shape) if dynamic else ()
         return TensorType(shape, dtype, stride, int(self.take()), hint)
+
+    def numbers(self) -> tuple[tuple[int | str, ...], torch.dtype]:
+        """A dtype and a shape, such as ``bf16[1, 16]``."""
+        dtype = DTYPES[self.take()]
+        self.take("[")
+        return self._sizes("]"), dtype
 
     def _sizes(self, close: str) -> tuple[int | str, ...]:
         end, depth = self.position, 0

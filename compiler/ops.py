@@ -1,0 +1,39 @@
+"""The operations that programs have beyond ATen's: their schemas, and what they yield. Kernels are in runtime/.
+
+``quant`` is a type of ``quantization.QUANT_TYPES``; ``packed`` are uint8 rows in it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .quantization import block_of
+
+LIBRARY = torch.library.Library("dovetail", "FRAGMENT")
+LIBRARY.define("quantized_linear(Tensor x, Tensor packed, Tensor? bias, str quant) -> Tensor")
+LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, ScalarType dtype) -> Tensor")
+LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
+
+
+def columns_of(packed: torch.Tensor, quant: str) -> int:
+    """How many numbers a packed row holds."""
+    elements, nbytes = block_of(quant)
+    return packed.shape[-1] // nbytes * elements
+
+
+@torch.library.register_fake("dovetail::quantized_linear", lib=LIBRARY)
+def _linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, quant: str) -> torch.Tensor:
+    """The last dimension of x against the rows, as ``linear`` has it, in the dtype of x."""
+    if x.shape[-1] != columns_of(packed, quant):
+        raise RuntimeError(f"x has {x.shape[-1]} columns, the {quant} weight {columns_of(packed, quant)}")
+    return x.new_empty((*x.shape[:-1], packed.shape[0]))
+
+
+@torch.library.register_fake("dovetail::quantized_embedding", lib=LIBRARY)
+def _embedding(packed: torch.Tensor, indices: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
+    return packed.new_empty((*indices.shape, columns_of(packed, quant)), dtype=dtype)
+
+
+@torch.library.register_fake("dovetail::dequantize", lib=LIBRARY)
+def _dequantize(packed: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
+    return packed.new_empty((*packed.shape[:-1], columns_of(packed, quant)), dtype=dtype)
