@@ -43,9 +43,7 @@ def row_bytes(quant: str, columns: int) -> int:
     """
     elements, nbytes = block_of(quant)
     if columns % elements:
-        raise WeightError(
-            f"a row of {columns} numbers is no whole number of {quant} blocks of {elements}"
-        )
+        raise WeightError(f"a row of {columns} numbers is no whole number of {quant} blocks of {elements}")
     return columns // elements * nbytes
 
 

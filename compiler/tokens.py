@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from . import ops as _ops  # noqa: F401: programs name its operations
+from . import ops as _ops  # noqa: F401  (programs name its operations)
 from .errors import ProgramTextError
 from .program import TensorType, Value
 from .sizes import evaluate
