@@ -75,6 +75,31 @@ def test_what_is_printed_is_read_back_at_every_stage(passes: str | None) -> None
     assert str(parse_program(text)) == text
 
 
+RESTING = """\
+program "Slices"
+takes ["x"] defaults {}
+argument x: tensor
+returns [1, {"type": null, "context": null, "children_spec": []}]
+block "layers.0"  // 3 weights, 104456 bytes
+%w: u8[256, 272]~0 = parameter "layers.0.weight" alias "tied" rows 128:384 packed Q8_0 bf16[256, 256] in "layers.0"
+%a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0"
+%s: number = adapter "layers.0.weight.scale" in "layers.0"
+%x: bf16[3, 256]~2 = input
+%linear: bf16[3, 256]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0")
+%mul: bf16[3, 256]~4 = aten.mul.Tensor(%linear, %s)
+return [%mul]
+"""
+
+
+def test_slices_and_packed_weights_and_adapters_are_read_back() -> None:
+    program = parse_program(RESTING)
+    assert str(program) == RESTING
+    packed = program.weights["layers.0.weight[128:384]"]
+    assert (packed.rows, packed.quant, packed.shape) == ((128, 384), "Q8_0", (256, 256))
+    assert packed.names == ("layers.0.weight", "tied")
+    assert packed.nbytes == 256 * 272
+
+
 def test_a_dynamic_program_is_read_back() -> None:
     program = trace(Gate(), (torch.ones(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=9)}})
     text = str(program)
