@@ -19,7 +19,10 @@ class WeightSource(Protocol):
         """The names of weights that are not here, or have no data."""
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The weight on a device; raises WeightError when it cannot be had."""
+        """The tensor that holds the weight on a device, as it is stored: of a slice its rows, of a packed one its bytes.
+
+        Raises WeightError when it cannot be had.
+        """
 
 
 def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -54,16 +57,28 @@ class HeldWeights:
             what = "is not among the weights given" if tensor is None else "is on meta and has no data"
             raise WeightError(f"weight {weight.name} {what}: load the weights first, or give them to dovetail.load")
         check_matches(weight, tensor)
-        return tensor.detach().to(device)
+        return on_device(weight, tensor, device)
 
     def _find(self, weight: Weight) -> torch.Tensor | None:
         return next((self._tensors[name] for name in weight.names if name in self._tensors), None)
 
 
 def check_matches(weight: Weight, tensor: torch.Tensor) -> None:
-    """Raises WeightError when a tensor has another shape or dtype than a weight was traced with."""
-    if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
+    """Raises WeightError when the tensor that a checkpoint has is not one that can hold a weight, or its rows."""
+    shape, dtype = weight.stored
+    found = tuple(tensor.shape)
+    if weight.rows and found[1:] == shape[1:] and found[0] >= weight.rows[1]:
+        found = shape
+    if found != shape or tensor.dtype != dtype:
         raise WeightError(
             f"weight {weight.name} is {tensor.dtype}{list(tensor.shape)}, "
-            f"but the program was traced with {weight.dtype}{list(weight.shape)}: compile again"
+            f"but the program was traced with {dtype}{list(shape)}: compile again"
         )
+
+
+def on_device(weight: Weight, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A weight on a device, out of the tensor that a checkpoint has of it: that tensor, or a copy of its rows alone."""
+    if weight.rows is None:
+        return tensor.detach().to(device)
+    rows = tensor.detach()[slice(*weight.rows)]
+    return rows.clone() if rows.device == device else rows.to(device)
