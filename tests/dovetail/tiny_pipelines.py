@@ -40,8 +40,9 @@ def picture(**more: Any) -> dict[str, Any]:
     return {"prompt": "a red circle", "height": 16, "width": 16, "num_inference_steps": 2, **more}
 
 
-def _flux_parts() -> dict[str, Any]:
+def _flux_parts(**wide: Any) -> dict[str, Any]:
     torch.manual_seed(0)
+    size = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 4, 8), **wide}
     return {
         "scheduler": _flow(),
         "vae": _still_vae(4),
@@ -54,11 +55,9 @@ def _flux_parts() -> dict[str, Any]:
             in_channels=16,
             num_layers=2,
             num_single_layers=3,
-            attention_head_dim=16,
-            num_attention_heads=2,
             joint_attention_dim=32,
             pooled_projection_dim=32,
-            axes_dims_rope=(4, 4, 8),
+            **size,
         ).eval(),
     }
 
@@ -66,6 +65,12 @@ def _flux_parts() -> dict[str, Any]:
 def flux() -> Made:
     """FLUX."""
     return diffusers.FluxPipeline(**_flux_parts()), picture(max_sequence_length=16, guidance_scale=1.0)
+
+
+def wide_flux() -> Made:
+    """FLUX with weights wide enough to be split by rows and packed in any type."""
+    size = {"attention_head_dim": 64, "num_attention_heads": 4, "axes_dims_rope": (16, 24, 24)}
+    return diffusers.FluxPipeline(**_flux_parts(**size)), picture(max_sequence_length=16, guidance_scale=1.0)
 
 
 def flux_img2img() -> Made:
