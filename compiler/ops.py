@@ -37,3 +37,25 @@ def _embedding(packed: torch.Tensor, indices: torch.Tensor, quant: str, dtype: t
 @torch.library.register_fake("dovetail::dequantize", lib=LIBRARY)
 def _dequantize(packed: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
     return packed.new_empty((*packed.shape[:-1], columns_of(packed, quant)), dtype=dtype)
+
+
+LIBRARY.define("landing(Tensor like, int columns, ScalarType dtype) -> Tensor")
+LIBRARY.define("gather(Tensor(a!) out, Tensor[] parts) -> Tensor(a!)")
+
+
+@torch.library.register_fake("dovetail::landing", lib=LIBRARY)
+def _landing(like: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a value of the leading sizes of ``like``, on its device."""
+    return like.new_empty((*like.shape[:-1], columns), dtype=dtype)
+
+
+@torch.library.register_fake("dovetail::gather", lib=LIBRARY)
+def _gather(out: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The parts side by side in the last dimension of ``out``; a part that lies in its place is not copied."""
+    columns = sum(part.shape[-1] for part in parts)
+    if columns != out.shape[-1] or any(part.device != out.device or part.dtype != out.dtype for part in parts):
+        raise RuntimeError(f"parts of {columns} columns in all, or of another device, do not fill {out.shape[-1]}")
+    return out
+
+
+LANDING, GATHER = torch.ops.dovetail.landing.default, torch.ops.dovetail.gather.default

@@ -88,9 +88,14 @@ class Weight:
         return math.prod(shape) * dtype.itemsize
 
     @property
+    def is_number(self) -> bool:
+        """Whether operations take it as a Python number: the scale of an adapter."""
+        return self.kind == "adapter" and not self.shape
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the tensor that holds it requires a gradient, as the module's own does."""
-        return self.kind == "parameter" and not self.frozen and not self.quant
+        return self.kind in ("parameter", "adapter") and not self.frozen and not self.quant
 
     @property
     def whole(self) -> str:
@@ -108,6 +113,37 @@ class Weight:
         rows = (first + start, first + stop)
         name = f"{self.whole}[{rows[0]}:{rows[1]}]"
         return replace(self, name=name, shape=(stop - start, *self.shape[1:]), rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank branch beside a matmul or convolution: ``y + up(down(x)) * scale``.
+
+    ``target`` is the path of the module, ``slot`` the branch's number among those of that module. The weights of the
+    branch are named by these two, so that another adapter of the same form may take the place of this one.
+    """
+
+    target: str
+    slot: int
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    dtype: torch.dtype
+    bias: bool = False
+    frozen: bool = False
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """The weights by their part: down, up, with a bias also bias, and scale, which is a Python number."""
+        shapes = {"down": self.down, "up": self.up} | ({"bias": self.up[:1]} if self.bias else {})
+        tensors = {part: self._weight(part, shape, self.dtype) for part, shape in shapes.items()}
+        return tensors | {"scale": self._weight("scale", (), torch.float64)}
+
+    def _weight(self, part: str, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
+        return Weight(self.name(part), "adapter", shape, dtype, persistent=False, frozen=self.frozen)
+
+    def name(self, part: str) -> str:
+        """The name of a weight of the branch."""
+        return f"{self.target}.lora.{self.slot}.{part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +214,10 @@ class Program:
     symbols: dict[str, int] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     blocks: tuple[Block, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
+    rests: str = ""  # where parameters rest while nobody reads them: "cpu", "disk", or on the device that reads them
+    shares: tuple[float, ...] = ()  # of each device in what is split by rows
     segments: tuple[Segment, ...] = ()
     crossings: tuple[Crossing, ...] = ()
     schedule: Schedule | None = None
@@ -196,6 +235,11 @@ class Program:
         inside = {weight.name for block in self.blocks for weight in block.weights}
         loose = (weight.name for weight in self.weights.values() if weight.kind != "parameter")
         return frozenset(loose) - inside
+
+    def stages(self, weight: Weight, device: Device) -> bool:
+        """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
+        there = self.rests == "disk" or (self.rests == "cpu" and not device.is_host)
+        return there and weight.kind == "parameter"
 
     def inputs(self) -> Iterator[Node]:
         """The placeholders that stand for inputs, in order."""

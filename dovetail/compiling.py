@@ -9,6 +9,7 @@ from torch import nn
 
 from .compiled import CompiledModule
 from .compiler.devices import Rig, canonical_name
+from .compiler.errors import UsageError
 from .compiler.trace import trace
 from .device_map import give_homes, named_devices
 from .passes.base import Callback, Pass, PassManager
@@ -23,6 +24,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     backend: Any = None,
+    params_backend: Any = None,
     device_map: str | Mapping[str, Any] | None = None,
     split_mode: Any = "layer",
     tensor_split: Any = None,
@@ -33,14 +35,17 @@ def compile(
     dynamic_shapes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> CompiledModule:
-    """Compiles a module so that it runs over several devices, and changes no bit of what it computes.
+    """Compiles a module so that it runs over several devices; a layer split changes no bit of what it computes.
 
     Args:
         module: any module that torch.export can trace, in eval mode or not; its weights may be on meta.
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
+        params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
+            in host memory, from which each is brought for the segment that reads it; ``disk``, for weights in files.
         device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
-        split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks.
+        split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of each
+            large matrix of the blocks, which may change the last bits of the result.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
@@ -65,6 +70,7 @@ def compile(
     homes = device_map if isinstance(device_map, Mapping) else None
     request = Request.parse(
         backend=_devices_in(homes) if homes is not None else spec,
+        params_backend=params_backend,
         split_mode=split_mode,
         tensor_split=tensor_split,
         max_vram=max_vram,
@@ -74,12 +80,19 @@ def compile(
     request.switch_on()
     program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     program.devices = request.devices_for()
+    program.rests = request.rests_for("", "", program.devices)
     if homes is not None:
+        _refuse_rows(request)
         give_homes(program, named_devices(homes, request.rig))
-    shares = request.shares_for(program.name, "", program.devices)
-    steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares)
+    shares, mode = request.shares_for(program.name, "", program.devices), request.mode_for()
+    steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
     PassManager(steps, callbacks).run(program)
     return CompiledModule(program, request.rig, HeldWeights.of_module(module, program))
+
+
+def _refuse_rows(request: Request) -> None:
+    if request.mode_for() == "row":
+        raise UsageError("a device map places each weight whole, split mode row slices them: give one of the two")
 
 
 def _devices_in(device_map: Mapping[str, Any]) -> list[str]:

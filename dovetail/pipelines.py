@@ -196,7 +196,8 @@ class CompiledPipeline:
         program.home = component.residence.homes(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
-        PassManager(given or default_passes(shares), self._callbacks).run(program)
+        mode = self._request.mode_for(component.name, component.role)
+        PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
         return CompiledModule(program, self.rig, component.residence.source(module, program))
 
     def _offer(self, component: Component) -> tuple[Device, ...]:

@@ -3,7 +3,8 @@
 A node runs where its weights are, and what has no weights stays where the data already is, so a device changes only
 where the weights do. A table (a buffer or constant in no block, such as rotary angles that every block reads) draws
 nobody: it is loaded wherever it is read. A view never moves: it lives where its base lives, and so does whatever
-writes into memory that exists already, which keeps a storage that is written on one device with all its views.
+writes into memory that exists already, which keeps a storage that is written on one device with all its views. Where
+parts of a value are gathered, the program is on the main device again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.fx import Node
 
 from ..compiler.aliasing import Alias, alias_class, base_of
 from ..compiler.devices import Device
+from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Placement, Program, Weight, device_of, tensors_of, weight_of
 from .base import Change, Pass
 
@@ -43,6 +45,8 @@ class Pin(Pass):
             drawing = [weight.name for weight in weights if weight.name not in tables]
             if drawing and not (base and names_memory(node)):
                 current = program.home[drawing[-1]]
+            if returns(node):
+                current = program.main
             node.meta["placement"] = _placement(node, device_of(base) if base else current, weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 
@@ -63,6 +67,11 @@ def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[
 def names_memory(node: Node) -> bool:
     """Whether a node computes nothing: it views, casts or transposes its first operand."""
     return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+
+
+def returns(node: Node) -> bool:
+    """Whether a node makes a whole of what was split: the program goes on where it is whole, on the main device."""
+    return node.target in (LANDING, GATHER)
 
 
 def _placement(node: Node, device: Device, weights: tuple[Weight, ...] = ()) -> Placement:

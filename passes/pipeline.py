@@ -17,22 +17,26 @@ from .hoist import Hoist
 from .pin import Pin
 from .place import Place
 from .reuse import Reuse
+from .rows import Rows
 from .schedule import Lower
 from .simplify import Simplify
 from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
-    step.name: step for step in (Simplify, FindBlocks, Place, Pin, Hoist, Cut, Reuse, Lower, Verify)
+    step.name: step for step in (Simplify, FindBlocks, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
-def default_passes(shares: Sequence[float] = (), headroom: int | None = None) -> tuple[Pass, ...]:
-    """From a fresh trace to a verified schedule, for a layer split."""
+def default_passes(
+    shares: Sequence[float] = (), headroom: int | None = None, *, split_mode: str = "layer"
+) -> tuple[Pass, ...]:
+    """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split."""
+    place = {"layer": Place, "row": Rows}[split_mode]
     return (
         Simplify(),
         FindBlocks(),
-        Place(shares=tuple(shares), headroom=headroom),
+        place(shares=tuple(shares), headroom=headroom),
         Pin(),
         Hoist(),
         Cut(),

@@ -41,17 +41,19 @@ class Place(Pass):
         if program.weights.keys() <= program.home.keys():
             return Change(0, "weights placed")
         headroom = peak_bytes(program) if self.headroom is None else self.headroom
-        offers = self._offers(program.devices, headroom)
+        offers = offers_of(program.devices, self.shares, headroom)
         rest = _bytes_outside_blocks(program)
         counts = split_blocks([block.nbytes for block in program.blocks], offers, rest)
         program.home = {name: program.home.get(name, home) for name, home in _homes(program, counts).items()}
-        _check_fit(program, headroom)
+        check_fit(program, headroom)
         return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, counts))}")
 
-    def _offers(self, devices: Sequence[Device], headroom: int) -> list[float]:
-        if self.shares:
-            return [*self.shares, *[0.0] * len(devices)][: len(devices)]
-        return [float(max(device.free - headroom, 0)) for device in devices]
+
+def offers_of(devices: Sequence[Device], shares: Sequence[float], headroom: int) -> list[float]:
+    """What each device offers: its share if shares were given, or else its free memory less headroom."""
+    if shares:
+        return [*shares, *[0.0] * len(devices)][: len(devices)]
+    return [float(max(device.free - headroom, 0)) for device in devices]
 
 
 def split_blocks(sizes: Sequence[int], offers: Sequence[float], rest: int = 0) -> list[int]:
@@ -105,7 +107,8 @@ def _bytes_outside_blocks(program: Program) -> int:
     return sum(weight.nbytes for weight in program.weights.values() if weight.name not in inside)
 
 
-def _check_fit(program: Program, headroom: int) -> None:
+def check_fit(program: Program, headroom: int) -> None:
+    """Raises DoesNotFitError, with both numbers, for a device that cannot hold the weights at home on it."""
     load = dict.fromkeys(program.devices, 0)
     for name, device in program.home.items():
         load[device] += program.weights[name].nbytes

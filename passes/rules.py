@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..compiler.aliasing import Alias
 from ..compiler.program import Weight, placement_of
 from .evidence import UNKNOWN, Evidence, Violation
-from .pin import names_memory, weights_through
+from .pin import names_memory, returns, weights_through
 
 
 def order(evidence: Evidence) -> Iterator[Violation]:
@@ -119,6 +119,8 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
             drawing = [weight.name for weight in consumed if weight.name not in tables]
             if drawing and (node not in evidence.bases or not names_memory(node)):
                 current = homes.get(drawing[-1], UNKNOWN)
+        if returns(node):
+            current = 0
         if placement_of(node).weights != consumed:
             said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)

@@ -15,6 +15,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.fx import Node
 
 from ..compiler.program import HERE, Segment, device_of, origin_of, weight_of
 from ..compiler.schedule import Run, State
+from . import gathering as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
@@ -46,11 +48,15 @@ class SegmentSource:
 
     def bind(self, weights: Mapping[str, torch.Tensor]) -> Callable[[list[Any]], None]:
         """The function over its weights; binding other weights compiles nothing."""
+        return self._function(**self.bound, **weights)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
         namespace: dict[str, Any] = {}
         lines = self.text.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.text), None, lines, self.filename)
         exec(compile(self.text, self.filename, "exec"), namespace)
-        return namespace["bind"](**self.bound, **weights)  # type: ignore[no-any-return]
+        return namespace["bind"]  # type: ignore[no-any-return]
 
     @property
     def filename(self) -> str:
