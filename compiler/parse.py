@@ -63,6 +63,8 @@ class _Reader:
     blocks: dict[str, list[Weight]] = field(default_factory=dict)
     home: dict[str, Device] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
+    rests: str = ""
+    shares: tuple[float, ...] = ()
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     crossings: list[Line] = field(default_factory=list)
@@ -92,6 +94,14 @@ class _Reader:
 
     def _read_devices(self, line: Line) -> None:
         self.devices = {device.name: device for device in Rig.parse(line.rest())}
+
+    def _read_rests(self, line: Line) -> None:
+        self.rests = line.take()
+        if self.rests not in ("cpu", "disk"):
+            raise ValueError("weights rest on the cpu or the disk")
+
+    def _read_shares(self, line: Line) -> None:
+        self.shares = tuple(map(float, line.rest().split(":")))
 
     def _read_symbol(self, line: Line) -> None:
         match = re.fullmatch(r"(\w+) = (\d+) in (-?\d+)\.\.(\d+)", line.rest())
@@ -215,6 +225,8 @@ class _Reader:
             devices=tuple(self.devices.values()),
             blocks=tuple(Block(name, tuple(weights)) for name, weights in self.blocks.items()),
             home=self.home,
+            rests=self.rests,
+            shares=self.shares,
             history=self.history,
             facts=self.facts - {"scheduled"},
         )

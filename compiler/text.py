@@ -50,6 +50,10 @@ def _header(program: Program) -> Iterator[str]:
         from .devices import Rig
 
         yield f"devices {Rig(program.devices)}"
+    if program.rests:
+        yield f"rests {program.rests}"
+    if program.shares:
+        yield f"shares {':'.join(map(repr, program.shares))}"
     for symbol, size in program.symbols.items():
         low, high = program.signature.ranges.get(symbol, (0, 0))
         yield f"symbol {symbol} = {size} in {low}..{high}"

@@ -61,7 +61,7 @@ class CompiledModule:
         laid_out = [_laid_out(x, tensor.stride) for x, tensor in zip(inputs, layouts, strict=True)]
         placed = [x if x.device == main else start_copy(x, main).wait() for x in laid_out]
         del inputs, laid_out, args, kwargs
-        leaves = self._executor(placed)
+        leaves = self._executor(placed)  # which takes the list over
         if home is not None and home != main:
             leaves = [start_copy(x, home).wait() if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)

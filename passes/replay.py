@@ -48,6 +48,7 @@ class _Machine:
         self.unread: set[Key] = set()
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not waited for
         self.written: Counter[int] = Counter()
+        self.seen: set[int] = set()  # storages that are seen outside the run that makes or reads them
         self.returned = False
 
     def step(self, instruction: Instruction) -> Broken:
@@ -136,6 +137,7 @@ class _Machine:
         key = (value.node, 0, self.resting(value.node, place))
         self.arrived[key] = True
         self.unread.add(key)
+        self.seen.update(self.evidence.storages.get(value.node, ()))
 
     def write(self, node: Node) -> Broken:
         for storage in self.evidence.writes[node]:
@@ -168,6 +170,7 @@ class _Machine:
         place = self.evidence.place(device)
         wanted: dict[Key, None] = {}
         for operand in self.evidence.operands[self.evidence.program.output]:
+            self.seen.update(self.evidence.storages.get(operand, ()))
             if operand in self.evidence.weights:
                 yield from self.use_weight(self.evidence.weights[operand], place)
             else:
@@ -189,6 +192,16 @@ class _Machine:
         for (name, place), read in self.loaded.items():
             if not read:
                 yield "load", f"nobody reads weight {name} on {self.evidence.name(place)}"
+        yield from self.at_rest()
+
+    def at_rest(self) -> Broken:
+        """What is loaded for good and should not be."""
+        program = self.evidence.program
+        for node, weight in self.evidence.weights.items() if program.rests else ():
+            for place, device in enumerate(program.devices):
+                stays = (weight.name, place) in self.loaded and not self.seen.intersection(self.evidence.storages[node])
+                if stays and program.stages(weight, device):
+                    yield "rest", f"weight {weight.name} rests on the {program.rests} and is never released on {device}"
 
     def key(self, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""

@@ -2,8 +2,9 @@
 
 A copy starts as soon as its value is ready, a wait stands directly before the first run that needs the value, and a
 value is freed directly after the last instruction that touches it on that device, an input that nobody reads at once.
-Weights are loaded first, once on each device that reads them. Where the memory that a copy reads is written again
-later, its own device waits for the copy too.
+Weights are loaded first, once on each device that reads them; those that rest elsewhere are loaded directly before
+each run that reads them and released directly after it. Where the memory that a copy reads is written again later, its
+own device waits for the copy too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,20 @@ from torch.fx import Node
 
 from ..compiler.aliasing import readings, writes
 from ..compiler.devices import Device
-from ..compiler.program import Crossing, Program, Weight, device_of, placement_of, tensors_of, weight_of
-from ..compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait, resting_place
+from ..compiler.program import Crossing, Program, Segment, Weight, device_of, placement_of, tensors_of, weight_of
+from ..compiler.schedule import (
+    Copy,
+    Free,
+    Instruction,
+    Load,
+    Release,
+    Return,
+    Run,
+    Schedule,
+    State,
+    Wait,
+    resting_place,
+)
 from .base import Change, Pass
 
 
@@ -32,7 +45,8 @@ class Lower(Pass):
 
     def run(self, program: Program) -> Change:
         """Issues everything but the frees, then frees each value after its last use."""
-        instructions = [*_loads(program), *_body(program, _Facts.of(program))]
+        facts = _Facts.of(program)
+        instructions = [*_loads(program, facts), *_body(program, facts)]
         program.schedule = Schedule(tuple(_with_frees(program, instructions)))
         return Change(len(program.schedule), "instructions")
 
@@ -50,6 +64,8 @@ class _Facts:
     ready: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
     needed: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
     writes: Counter[int] = field(default_factory=Counter)
+    resident: dict[Device, dict[Weight, None]] = field(default_factory=dict)
+    staged: dict[int, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
 
     @staticmethod
     def of(program: Program) -> _Facts:
@@ -61,7 +77,21 @@ class _Facts:
         for crossing in program.crossings:
             facts.ready[-1 if crossing.producer is None else crossing.producer].append(crossing)
             facts.needed[facts.outputs if crossing.consumer is None else crossing.consumer].append(crossing)
+        facts._note_weights(program)
         return facts
+
+    def _note_weights(self, program: Program) -> None:
+        """Which weights stay on which device, and which come for one step: those that nobody can see after it."""
+        self.resident = {device: {} for device in program.devices}
+        seen = {tensor.storage for states in self.yields.values() for one in states for tensor in tensors_of(one.node)}
+        for node in program.weight_nodes():
+            weight = weight_of(node)
+            assert weight is not None
+            stays = program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
+            for user in node.users:
+                device = device_of(user)
+                at_rest = stays or not program.stages(weight, device)
+                (self.resident[device] if at_rest else self.staged[self._step(user)])[weight] = None
 
     def _step(self, node: Node) -> int:
         segment = placement_of(node).segment
@@ -80,23 +110,25 @@ class _Facts:
         return any(self.writes[tensor.storage] > crossing.version for tensor in tensors_of(crossing.value))
 
 
-def _loads(program: Program) -> Iterator[Load]:
-    wanted: dict[Device, dict[Weight, None]] = {device: {} for device in program.devices}
-    for node in program.weight_nodes():
-        weight = weight_of(node)
-        for user in node.users:
-            wanted[device_of(user)][weight] = None  # type: ignore[index]
-    return (Load(device, tuple(weights)) for device, weights in wanted.items() if weights)
+def _loads(program: Program, facts: _Facts) -> Iterator[Load]:
+    return (Load(device, tuple(weights)) for device, weights in facts.resident.items() if weights)
 
 
 def _body(program: Program, facts: _Facts) -> Iterator[Instruction]:
     yield from _copies(facts, -1)
     for segment in program.segments:
         yield from _waits(facts, segment.index)
-        yield Run(segment, tuple(facts.reads[segment.index]), tuple(facts.yields[segment.index]))
+        yield from _run(facts, segment)
         yield from _copies(facts, segment.index)
     yield from _waits(facts, facts.outputs)
     yield Return(tuple(facts.reads[facts.outputs]), program.main)
+
+
+def _run(facts: _Facts, segment: Segment) -> Iterator[Instruction]:
+    """A run between the loading and the release of the weights that come for it."""
+    run = Run(segment, tuple(facts.reads[segment.index]), tuple(facts.yields[segment.index]))
+    staged = tuple(facts.staged[segment.index])
+    yield from (Load(segment.device, staged), run, Release(segment.device, staged)) if staged else (run,)
 
 
 def _copies(facts: _Facts, step: int) -> Iterator[Copy]:

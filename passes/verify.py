@@ -14,7 +14,7 @@ from typing import ClassVar
 from ..compiler.errors import VerificationError
 from ..compiler.program import Program
 from ..compiler.text import lines_of
-from . import rules
+from . import rules, slice_rules
 from .base import Change, Pass
 from .evidence import Evidence, Violation
 from .replay import replay
@@ -26,6 +26,8 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
     ("", rules.alias),
     ("", rules.outside),
     ("placed", rules.home),
+    ("placed", slice_rules.slices),
+    ("placed", slice_rules.parts),
     ("pinned", rules.device),
     ("pinned", rules.view),
     ("pinned", rules.pin),
@@ -38,6 +40,7 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
 
 SCHEDULE_RULES = {
     "load": "A weight is loaded to each device that reads it, once, before it is read, and nowhere else.",
+    "rest": "A weight that rests elsewhere is released on each device that it was loaded to.",
     "run": "Every segment runs once, in order.",
     "read": "A run names what its nodes read from outside, and nothing else.",
     "yield": "A run yields values that it makes.",

@@ -72,7 +72,10 @@ class _Rehearsal:
                     count += len(instruction.segment.nodes)
                 case Free(value, device):
                     del self.held[value, device]
-                case Wait() | Release() | Return():
+                case Release(device, weights):
+                    for node in (self.nodes[weight.name] for weight in weights):
+                        del self.weights[node, device]
+                case Wait() | Return():
                     pass
         return count
 

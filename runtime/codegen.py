@@ -37,7 +37,8 @@ class SegmentSource:
     """The generated function of one segment.
 
     ``text`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
-    the list of slots. ``lines`` maps line numbers of the text to nodes.
+    the list of slots, and finds there the weights that only come for it. ``lines`` maps line numbers of the text to
+    nodes.
     """
 
     name: str
@@ -72,8 +73,10 @@ class _Writer:
     slots: Mapping[State, int]
     freed: frozenset[State]
     versions: Readings
+    staged: Mapping[str, int] = field(default_factory=dict)
     bound: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Node] = field(default_factory=dict)
+    fetched: dict[str, int] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
     taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind"), _RESERVED))
@@ -122,9 +125,13 @@ class _Writer:
                 return self.bind(str(value).replace(".", "_").replace("torch_", ""), value)
 
     def operand(self, reader: Node, value: Node) -> str:
-        if weight_of(value) is None:
+        weight = weight_of(value)
+        if weight is None:
             return self.local(self.state(reader, value))
-        self.weights[value.name] = value
+        if weight.name in self.staged:
+            self.fetched[value.name] = self.staged[weight.name]
+        else:
+            self.weights[value.name] = value
         self.taken[value.name] = value
         return value.name
 
@@ -143,7 +150,12 @@ class _Writer:
 
 
 def write_segment(
-    run: Run, slots: Mapping[State, int], freed: frozenset[State], versions: Readings, name: str
+    run: Run,
+    slots: Mapping[State, int],
+    freed: frozenset[State],
+    versions: Readings,
+    name: str,
+    staged: Mapping[str, int] | None = None,
 ) -> SegmentSource:
     """Generates the source of a segment.
 
@@ -153,8 +165,9 @@ def write_segment(
         freed: those of the read values that are freed with this run, at their last use.
         versions: which version of a value from another device each node reads, where it is not 0.
         name: what tracebacks call the source.
+        staged: the slot of each weight that comes for one run and goes after it.
     """
-    writer = _Writer(run, slots, freed, versions)
+    writer = _Writer(run, slots, freed, versions, staged or {})
     kept = {writer.local(state) for state in run.yields}
     ends = _last_uses(writer, run.segment)
     for state in run.reads:
@@ -167,6 +180,7 @@ def write_segment(
             writer.write(f"del {', '.join(done)}")
     for state in run.yields:
         writer.write(f"slots[{slots[state]}] = {writer.local(state)}")
+    writer.lines[:0] = [(f"        {weight} = slots[{slot}]", None) for weight, slot in writer.fetched.items()]
     return _assemble(writer, name)
 
 

@@ -1,10 +1,14 @@
-"""Runs a schedule: one Python call an instruction, over a list of slots that holds the values of one call."""
+"""Runs a schedule: one Python call an instruction, over a list of slots that holds the values of one call.
+
+A weight that is never released is fetched once, when weights are bound. One that is released is a value of the call
+like others: fetched in the step that loads it, gone after the step that releases it, whatever happens between.
+"""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +17,7 @@ from torch.fx import Node
 
 from ..compiler.aliasing import readings
 from ..compiler.devices import Device
-from ..compiler.errors import DoesNotFitError, ExecutionError
+from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
 from ..compiler.program import Program, Weight, origin_of, weight_of
 from ..compiler.schedule import (
     Copy,
@@ -28,21 +32,19 @@ from ..compiler.schedule import (
     Wait,
     resting_place,
 )
+from ..compiler.units import format_bytes
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
-from .transfers import start_copy
-
-Slots = list[Any]
-Step = Callable[[Slots], None]
-WeightSource = Callable[[Weight, torch.device], torch.Tensor]
-"""Gives the data of a weight on a device."""
+from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
+from .weights import WeightSource
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The slot of each value that outlives an instruction, by value and device."""
+    """The slot of each value that outlives an instruction, by value and device, and of each weight that is released."""
 
     slots: dict[tuple[State, Device], int]
+    staged: dict[tuple[str, Device], int] = field(default_factory=dict)
 
     @staticmethod
     def of(program: Program, schedule: Schedule) -> _Layout:
@@ -52,7 +54,18 @@ class _Layout:
         for instruction in schedule:
             for key in _made(instruction):
                 slots.setdefault(key, len(slots))
-        return _Layout(slots)
+        released = (one for one in schedule if isinstance(one, Release))
+        names = dict.fromkeys((weight.name, one.device) for one in released for weight in one.weights)
+        return _Layout(slots, {key: len(slots) + index for index, key in enumerate(names)})
+
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        return len(self.slots) + len(self.staged)
+
+    def weights_on(self, device: Device) -> dict[str, int]:
+        """The slots of the weights that come and go on a device, by name."""
+        return {name: slot for (name, where), slot in self.staged.items() if where == device}
 
     def on(self, device: Device) -> dict[State, int]:
         """The slots of what work on a device can see."""
@@ -80,6 +93,7 @@ class Executor:
         self._by_file = {source.filename: source for source in self.sources.values()}
         self._outputs = self._output_slots()
         self._steps: list[Step] | None = None
+        self._source: WeightSource | None = None
 
     @property
     def is_bound(self) -> bool:
@@ -87,12 +101,13 @@ class Executor:
         return self._steps is not None
 
     def bind(self, weights: WeightSource) -> None:
-        """Fetches each weight to each device that loads it, and makes the steps."""
+        """Fetches each weight that stays to each device that loads it, and makes the steps."""
+        self._source = weights
         held: dict[tuple[str, Device], torch.Tensor] = {}
-        with torch.inference_mode(False):
-            for load in (instruction for instruction in self._schedule if isinstance(instruction, Load)):
-                for weight in load.weights:
-                    held[weight.name, load.device] = _as_traced(weight, weights(weight, load.device.torch))
+        for load in self._loads():
+            for weight in load.weights:
+                if (weight.name, load.device) not in self._layout.staged:
+                    held[weight.name, load.device] = self._fetch(weight, load.device)
         self._held = held
         self._constants = {
             slot: held[_weight(item).name, self._program.main]
@@ -104,24 +119,44 @@ class Executor:
     def unbind(self) -> None:
         """Lets go of all weights."""
         self._steps = None
+        self._source = None
         self._held = {}
         self._constants = {}
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+    def __call__(self, slots: Slots) -> list[Any]:
         """Runs the schedule on tensors that lie on the main device; returns the leaves of the result.
 
-        Raises ExecutionError (or DoesNotFitError when memory ran out) that names the node and its source line.
+        It takes the list of tensors over, so that an input can be freed at its last use.
+
+        Raises ExecutionError (or DoesNotFitError when memory ran out) that names the node and its source line. An error
+        keeps no tensor of the call alive.
         """
         assert self._steps is not None
-        slots: Slots = [*inputs, *[None] * (len(self._layout.slots) - len(inputs))]
-        del inputs
+        slots.extend([None] * (self._layout.size - len(slots)))
         try:
             with torch.inference_mode():
                 for step in self._steps:
                     step(slots)
         except Exception as error:
-            raise self._explain(error) from error
+            explained = self._explain(error)
+            slots.clear()
+            traceback.clear_frames(error.__traceback__)
+            raise explained from (None if explained is error else error)
         return [self._result(slots, item, index) for index, item in enumerate(self._outputs)]
+
+    def _loads(self) -> Iterator[Load]:
+        return (instruction for instruction in self._schedule if isinstance(instruction, Load))
+
+    def _fetch(self, weight: Weight, device: Device) -> torch.Tensor:
+        assert self._source is not None
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return _as_traced(weight, self._source(weight, device.torch))
+        except torch.OutOfMemoryError as error:
+            raise DoesNotFitError(
+                f"weight {weight.name} of {self._program.name} needs {format_bytes(weight.nbytes)} on {device}: "
+                f"{error}: list more devices, or give {device} a smaller share (--tensor-split)"
+            ) from error
 
     def _result(self, slots: Slots, item: Any, index: int) -> Any:
         if index in self._constants:
@@ -137,7 +172,9 @@ class Executor:
                 name = f"{self._program.name} segment {segment.index}"
                 freed = frozenset(_freed_inside(self._schedule, index))
                 slots = self._layout.on(segment.device)
-                sources[segment.index] = write_segment(instruction, slots, freed, versions, name)
+                sources[segment.index] = write_segment(
+                    instruction, slots, freed, versions, name, self._layout.weights_on(segment.device)
+                )
         return sources
 
     def _output_slots(self) -> list[Any]:
@@ -151,22 +188,58 @@ class Executor:
         instruction = self._schedule[index]
         slots = self._layout.slots
         match instruction:
+            case Load() if self._is_staged(instruction):
+                return [self._load_step(index)]
+            case Release(device, weights):
+                return [self._release_step(weights, device)]
             case Run(segment):
                 source = self.sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
             case Copy(value, origin, target):
-                return [_copy_step(slots[State(value.node), origin], slots[value, target], target.torch)]
+                return [copy_step(slots[State(value.node), origin], slots[value, target], target.torch)]
             case Wait(value, origin, target, device):
                 slot = slots[value, target]
-                return [_wait_step(slot) if device == target else _fence_step(slot, origin.torch)]
+                return [wait_step(slot) if device == target else fence_step(slot, origin.torch)]
             case Free(value, device) if not _is_folded(self._schedule, index):
-                return [_free_step(slots[value, device])]
-            case Load() | Release() | Return() | Free():
+                return [free_step(slots[value, device])]
+            case Load() | Return() | Free():
                 return []
+
+    def _load_step(self, index: int) -> Step:
+        """Fetches weights, and tells their source which come after them."""
+        load = self._schedule[index]
+        assert isinstance(load, Load)
+        staged = (one for one in self._schedule[index + 1 :] if isinstance(one, Load) and self._is_staged(one))
+        following = next(staged, None)
+        places = [(self._layout.staged[weight.name, load.device], weight) for weight in load.weights]
+
+        def fetch(slots: Slots) -> None:
+            for slot, weight in places:
+                slots[slot] = self._fetch(weight, load.device)
+            if following and self._source:
+                self._source.advise(following.weights)
+
+        return fetch
+
+    def _is_staged(self, load: Load) -> bool:
+        return any((weight.name, load.device) in self._layout.staged for weight in load.weights)
+
+    def _release_step(self, weights: Sequence[Weight], device: Device) -> Step:
+        places = [self._layout.staged[weight.name, device] for weight in weights]
+
+        def release(slots: Slots) -> None:
+            for slot in places:
+                slots[slot] = None
+            if self._source:
+                self._source.release(weights, device.torch)
+
+        return release
 
     def _explain(self, error: Exception) -> Exception:
         """The error with the node and source line at which it came up."""
+        if isinstance(error, DovetailError):
+            return error
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             source = self._by_file.get(frame.filename)
             node = source.lines.get(frame.lineno or 0) if source else None
@@ -220,31 +293,3 @@ def _is_folded(schedule: Sequence[Instruction], index: int) -> bool:
 
 def _ends_in(free: Free, run: Run) -> bool:
     return free.value in run.reads and free.device == resting_place(free.value, run.segment.device)
-
-
-def _copy_step(source: int, target: int, device: torch.device) -> Step:
-    def copy(slots: Slots) -> None:
-        slots[target] = start_copy(slots[source], device)
-
-    return copy
-
-
-def _wait_step(slot: int) -> Step:
-    def wait(slots: Slots) -> None:
-        slots[slot] = slots[slot].wait()
-
-    return wait
-
-
-def _fence_step(slot: int, source: torch.device) -> Step:
-    def fence(slots: Slots) -> None:
-        slots[slot].fence(source)
-
-    return fence
-
-
-def _free_step(slot: int) -> Step:
-    def free(slots: Slots) -> None:
-        slots[slot] = None
-
-    return free

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from ..compiler.errors import WeightError
 from ..compiler.program import Program, Weight
+from .accelerator import accelerator_of
 
 
 class WeightSource(Protocol):
@@ -19,10 +20,18 @@ class WeightSource(Protocol):
         """The names of weights that are not here, or have no data."""
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The tensor that holds the weight on a device, as it is stored: of a slice its rows, of a packed one its bytes.
+        """The tensor that holds the weight on a device, as it is stored: a slice's rows, a packed weight's bytes.
 
         Raises WeightError when it cannot be had.
         """
+
+    def advise(self, weights: Iterable[Weight]) -> None:
+        """Hears which weights are asked for next; a source that reads files can begin."""
+        return None
+
+    def release(self, weights: Iterable[Weight], device: torch.device) -> None:
+        """Hears that what it gave for a device is used no longer."""
+        return None
 
 
 def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -31,7 +40,7 @@ def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
 
 
-class HeldWeights:
+class HeldWeights(WeightSource):
     """Weights that tensors in memory hold: a module's, a state dict's, and the constants that the trace met."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], program: Program) -> None:
@@ -77,8 +86,12 @@ def check_matches(weight: Weight, tensor: torch.Tensor) -> None:
 
 
 def on_device(weight: Weight, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A weight on a device, out of the tensor that a checkpoint has of it: that tensor, or a copy of its rows alone."""
-    if weight.rows is None:
-        return tensor.detach().to(device)
-    rows = tensor.detach()[slice(*weight.rows)]
-    return rows.clone() if rows.device == device else rows.to(device)
+    """A weight on a device, out of the tensor that a checkpoint has of it: that tensor, or a copy of its rows alone.
+
+    What comes out of pinned host memory is on its way when this returns, on the device's current stream.
+    """
+    tensor = tensor.detach()
+    if weight.rows is not None:
+        rows = tensor[slice(*weight.rows)]
+        tensor = rows.clone() if rows.device == device else rows
+    return tensor.to(device, non_blocking=accelerator_of(tensor.device).is_host)

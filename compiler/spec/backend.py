@@ -90,7 +90,7 @@ class ParamsBackend(ByComponent[Word]):
     def resting_place(self, attribute: str, role: str, rig: Rig) -> Device | Literal["disk"] | None:
         """A device, the disk, or None: the weights rest where they are used."""
         word = self.get(attribute, role)
-        if word is None:
+        if word is None or word.text == AUTO:
             return None
         return "disk" if word.text == DISK else word.devices(rig)[0]
 

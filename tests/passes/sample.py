@@ -40,14 +40,17 @@ def sample_call() -> tuple[Tensor, Tensor]:
     return torch.linspace(-1, 1, 16).reshape(2, 8), torch.full((8,), 0.5)
 
 
-def program_of(module: nn.Module, args: tuple[Any, ...], passes: str = ALL, devices: int = 3) -> Program:
+def program_of(
+    module: nn.Module, args: tuple[Any, ...], passes: str = ALL, devices: int = 3, rests: str = ""
+) -> Program:
     """A traced module after some passes, over up to three simulated devices."""
     sim.enable({device.index: device.total for device in DEVICES})
     program = trace(module, args)
     program.devices = DEVICES[:devices]
+    program.rests = rests
     return PassManager(parse_passes(passes)).run(program)
 
 
-def sample(passes: str = ALL) -> Program:
+def sample(passes: str = ALL, rests: str = "") -> Program:
     torch.manual_seed(0)
-    return program_of(Sample(), sample_call(), passes)
+    return program_of(Sample(), sample_call(), passes, rests=rests)

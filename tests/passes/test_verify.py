@@ -112,6 +112,10 @@ def forget_a_load(program: Program) -> None:
     edit(program, instructions(program, Load)[0])
 
 
+def leave_weights_that_rest_elsewhere(program: Program) -> None:
+    program.rests = "cpu"
+
+
 def run_a_segment_twice(program: Program) -> None:
     index = instructions(program, Run)[0]
     edit(program, index, at(program, index), at(program, index))
@@ -183,6 +187,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
     "crossings": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", forget_a_crossing),
     "load": ("", forget_a_load),
+    "rest": ("", leave_weights_that_rest_elsewhere),
     "run": ("", run_a_segment_twice),
     "read": ("", hide_a_reading),
     "yield": ("", yield_what_another_segment_made),

@@ -1,0 +1,161 @@
+"""What is issued for weights that rest elsewhere than where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dovetail.compiler.devices import make_device
+from dovetail.compiler.errors import ProgramTextError, VerificationError
+from dovetail.compiler.parse import parse_program
+from dovetail.compiler.program import Program
+from dovetail.compiler.schedule import Load, Release, Run, Schedule
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.pipeline import parse_passes
+from dovetail.passes.verify import verify
+from dovetail.passes.verify_deep import verify_deep
+
+from .sample import ALL, program_of, sample
+from .test_schedule import Two, lines
+
+
+def test_a_weight_that_rests_elsewhere_is_loaded_directly_before_a_run_and_released_directly_after_it() -> None:
+    program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=2, rests="cpu")
+    assert lines(str(program.schedule)) == lines(
+        """
+        free %unread on sim0
+        load 2 weights, 288 bytes → sim0
+        run segment 0 on sim0
+        free %x on sim0
+        release 2 weights on sim0
+        copy %linear sim0 → sim1
+        free %linear on sim0
+        wait %linear sim0 → sim1 on sim1
+        load 2 weights, 288 bytes → sim1
+        run segment 1 on sim1
+        free %linear on sim1
+        release 2 weights on sim1
+        copy %linear_1 sim1 → sim0
+        free %linear_1 on sim1
+        wait %linear_1 sim1 → sim0 on sim0
+        return %linear_1 from sim0
+        """
+    )
+
+
+@pytest.mark.parametrize("rests", ["cpu", "disk"])
+def test_a_run_finds_the_weights_that_it_reads_and_no_others(rests: str) -> None:
+    schedule = list(sample(rests=rests).schedule or ())
+    loads = [index for index, one in enumerate(schedule) if isinstance(one, Load)]
+    assert len(loads) == len([one for one in schedule if isinstance(one, Release)]) == 3
+    for index in loads:
+        load, run = schedule[index : index + 2]
+        assert isinstance(run, Run)
+        read = {weight for node in run.segment.nodes for weight in node.meta["placement"].weights}
+        assert set(load.weights) == read
+
+
+def placed(module: nn.Module, x: Tensor, rests: str, *devices: str) -> Program:
+    program = trace(module, (x,))
+    program.devices = tuple(make_device(name, 2**20) for name in devices)
+    program.rests = rests
+    return PassManager(parse_passes(f"{ALL},verify")).run(program)
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+
+
+@pytest.mark.parametrize(("rests", "staged"), [("", 0), ("cpu", 2), ("disk", 3)])
+def test_what_rests_in_host_memory_is_not_staged_for_the_host(rests: str, staged: int) -> None:
+    program = placed(layers(), torch.ones(1, 8), rests, "sim0", "cpu", "sim1")
+    assert len([one for one in program.schedule or () if isinstance(one, Release)]) == staged
+
+
+class Tables(nn.Module):
+    """Reads a buffer, and returns one parameter and a view of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.returned = nn.Parameter(torch.ones(8))
+        self.viewed = nn.Parameter(torch.ones(8, 8))
+        self.register_buffer("table", torch.ones(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer(x) + self.table + self.returned, self.returned, self.viewed.t()
+
+
+def test_buffers_stay_and_so_does_what_is_seen_after_the_run() -> None:
+    program = placed(Tables(), torch.ones(1, 8), "disk", "sim0")
+    loads = [one for one in program.schedule or () if isinstance(one, Load)]
+    names = [{weight.name for weight in load.weights} for load in loads]
+    assert names == [{"table", "returned", "viewed"}, {"layer.weight", "layer.bias"}]
+
+
+def test_text_says_where_weights_rest() -> None:
+    program = sample(rests="disk")
+    assert "\nrests disk\n" in str(program)
+    assert parse_program(str(program)).rests == "disk"
+    assert str(parse_program(str(program))) == str(program)
+    with pytest.raises(ProgramTextError, match="weights rest on the cpu or the disk"):
+        parse_program(str(program).replace("rests disk", "rests moon"))
+
+
+def test_the_deep_verifier_runs_a_staged_schedule() -> None:
+    program = sample(rests="cpu")
+    assert verify_deep(program) == len(list(program.ops()))
+
+
+def drop_a_load(program: Program, load: int) -> list[object]:
+    schedule = list(program.schedule or ())
+    return [*schedule[:load], *schedule[load + 1 :]]
+
+
+def release_before_the_run(program: Program, load: int) -> list[object]:
+    schedule = list(program.schedule or ())
+    release = next(index for index in range(load, len(schedule)) if isinstance(schedule[index], Release))
+    moved = schedule.pop(release)
+    return [*schedule[: load + 1], moved, *schedule[load + 1 :]]
+
+
+def release_twice(program: Program, load: int) -> list[object]:
+    schedule = list(program.schedule or ())
+    release = next(index for index in range(load, len(schedule)) if isinstance(schedule[index], Release))
+    return [*schedule[:release], schedule[release], *schedule[release:]]
+
+
+def load_on_another_device(program: Program, load: int) -> list[object]:
+    schedule = list(program.schedule or ())
+    one = schedule[load]
+    assert isinstance(one, Load)
+    other = next(device for device in program.devices if device != one.device)
+    return [*schedule[:load], replace(one, device=other), *schedule[load + 1 :]]
+
+
+def never_release(program: Program, load: int) -> list[object]:
+    return [one for one in program.schedule or () if not isinstance(one, Release)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "spoil"),
+    [
+        ("load", drop_a_load),
+        ("load", release_before_the_run),
+        ("load", release_twice),
+        ("load", load_on_another_device),
+        ("rest", never_release),
+    ],
+)
+def test_the_verifier_finds_what_is_staged_wrongly(rule: str, spoil: Callable[[Program, int], list[object]]) -> None:
+    program = sample(rests="cpu")
+    verify(program)
+    load = next(index for index, one in enumerate(program.schedule or ()) if isinstance(one, Load))
+    program.schedule = Schedule(tuple(spoil(program, load)))  # type: ignore[arg-type]
+    with pytest.raises(VerificationError, match=f"^rule {rule}: "):
+        verify(program)

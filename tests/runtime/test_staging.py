@@ -1,0 +1,125 @@
+"""Weights that come for the segment that reads them, and go after it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import DoesNotFitError, ExecutionError, WeightError
+from dovetail.compiler.schedule import Load
+from dovetail.runtime import sim
+
+from .test_executor import Layers
+
+WIDE = 64
+X = torch.linspace(-1, 1, 4 * WIDE).reshape(4, WIDE)
+
+
+def staged(backend: str, **options: object) -> tuple[nn.Module, dovetail.CompiledModule]:
+    torch.manual_seed(0)
+    module = Layers(6, WIDE).eval()
+    return module, dovetail.compile(module, (X,), backend=backend, params_backend="cpu", **options)  # type: ignore[arg-type]
+
+
+def in_use(devices: int = 3) -> list[int]:
+    gc.collect()
+    return [sim.stats(index).in_use for index in range(devices)]
+
+
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2", "cpu&sim1", "sim0&cpu"])
+def test_staging_changes_no_bit_and_leaves_nothing(backend: str) -> None:
+    module, compiled = staged(backend)
+    compiled(X)
+    before = in_use()
+    with torch.no_grad():
+        assert torch.equal(compiled(X), module(X))
+    assert in_use() == before
+
+
+def test_a_device_holds_no_more_than_the_weights_of_one_segment(sim_devices: None) -> None:
+    _, compiled = staged("sim0&sim1&sim2")
+    compiled.load()
+    assert in_use() == [0, 0, 0]
+    there = X.to("sim:0")
+    sim.reset_peak(0)
+    compiled(there)
+    loads = {load.device.index: sum(weight.nbytes for weight in load.weights) for load in compiled.schedule
+             if isinstance(load, Load)}  # fmt: skip
+    for index in range(3):
+        weights = loads[index]
+        assert weights < sim.stats(index).peak <= weights + 4 * X.nbytes
+
+
+def test_only_what_a_segment_reads_is_sent_again_at_each_call(sim_devices: None) -> None:
+    module, compiled = staged("sim0&sim1")
+    there = X.to("sim:0")
+    compiled(there)
+    first = sim.stats(1).bytes_in
+    compiled(there)
+    staged_bytes = sum(weight.nbytes for load in compiled.schedule if isinstance(load, Load) and load.device.index == 1
+                       for weight in load.weights)  # fmt: skip
+    assert sim.stats(1).bytes_in - first - staged_bytes == 2 * X.nbytes
+    assert staged_bytes < sum(parameter.nbytes for parameter in module.parameters())
+
+
+class Lookup(Layers):
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return super().forward(super().forward(x)[index])
+
+
+def test_an_error_in_the_middle_of_a_segment_leaves_nothing() -> None:
+    index = torch.tensor([1, 2])
+    module = Lookup(4, WIDE).eval()
+    compiled = dovetail.compile(module, (X, index), backend="sim0&sim1", params_backend="cpu")
+    before = in_use()
+    with pytest.raises(ExecutionError, match=r"%index") as caught:
+        compiled(X, index + 100)
+    assert in_use() == before
+    assert caught.value is not None
+    with torch.no_grad():
+        assert torch.equal(compiled(X, index), module(X, index))
+
+
+def test_a_weight_that_cannot_be_fetched_any_more_is_named() -> None:
+    module, compiled = staged("sim0&sim1")
+    compiled(X)
+    before = in_use()
+    with torch.no_grad():
+        module.layers[4].weight.data = torch.zeros(3, 3)  # type: ignore[index, union-attr]
+    with pytest.raises(WeightError, match=r"weight layers\.4\.weight is .*\[3, 3\]"):
+        compiled(X)
+    assert in_use() == before
+
+
+def test_weights_changed_in_place_are_read_anew() -> None:
+    module, compiled = staged("sim0&sim1")
+    first = compiled(X)
+    with torch.no_grad():
+        module.layers[0].weight.mul_(2)  # type: ignore[index, operator, union-attr]
+        assert torch.equal(compiled(X), module(X))
+    assert not torch.equal(compiled(X), first)
+
+
+def test_a_weight_that_finds_no_room_says_how_much_it_needs() -> None:
+    sim.enable({5: 100_000})
+    _, compiled = staged("sim5", rig="sim5=100000B", passes="simplify,blocks,place{headroom=0B,shares=1},pin,hoist,cut,"
+                         "schedule")  # fmt: skip
+    taken = torch.empty(60_000, dtype=torch.uint8, device="sim:5")
+    with pytest.raises(DoesNotFitError, match=r"needs 16\.0 KiB on sim5"):
+        compiled(X)
+    assert sim.stats(5).in_use == taken.nbytes
+    del taken
+
+
+def test_two_layers_of_one_weight_fetch_it_once_for_a_segment() -> None:
+    module = nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(3))).eval()
+    module[1].weight = module[0].weight
+    compiled = dovetail.compile(module, (X,), backend="sim0", params_backend="cpu")
+    (load,) = (one for one in compiled.schedule if isinstance(one, Load))
+    assert len(load.weights) == 5
+    with torch.no_grad():
+        assert torch.equal(compiled(X), module(X))
