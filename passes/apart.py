@@ -95,19 +95,19 @@ class _Work:
         """The bounds that all operands of a node have in common, numbers apart."""
         whole = [one for one in node.all_input_nodes if one not in self.batch]
         found = {self.batch[one] for one in node.all_input_nodes if one in self.batch}
-        return found.pop() if len(found) == 1 and all(map(_is_number, whole)) else None
+        return found.pop() if len(found) == 1 and all(map(is_number, whole)) else None
 
     def _follows(self, node: Node) -> bool:
         """Whether a node is the last matmul of an adapter, whose result is added to an open one."""
-        if node.target not in LINEAR or bias_of(node) or node.args[0] in self.batch:
+        if node.target not in LINEAR or node.args[0] in self.batch:
             return False
-        weight = weight_of(node.args[1])  # type: ignore[arg-type]
-        if weight is None or weight.kind != "adapter":
+        weight, bias = weight_of(node.args[1]), bias_of(node)  # type: ignore[arg-type]
+        if weight is None or weight.kind != "adapter" or (bias and weight_of(bias) is None):
             return False
         bounds, reader = bounds_of(weight.shape[0], self.shares), node
         while len(reader.users) == 1:
             operand, reader = reader, next(iter(reader.users))
-            others = [one for one in reader.all_input_nodes if one is not operand and not _is_number(one)]
+            others = [one for one in reader.all_input_nodes if one is not operand and not is_number(one)]
             if not _is_elementwise(reader):
                 return False
             if others:
@@ -211,21 +211,25 @@ def _contiguous(shape: Sequence[int | str]) -> tuple[int | str, ...]:
 
 def _is_elementwise(node: Node) -> bool:
     """Whether a node computes each number of its result, in memory of its own, from the numbers at the same place."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not isinstance(value_of(node), TensorType):
-        return False
-    if alias_class(target) is Alias.WRITE or torch.Tag.nondeterministic_seeded in target.tags:
+    if node.op != "call_function" or not isinstance(value_of(node), TensorType):
         return False
     mine = {tensor.storage for tensor in tensors_of(node)}
     if any(mine.intersection(tensor.storage for tensor in tensors_of(one)) for one in node.all_input_nodes):
         return False
-    cast = f"{target.overloadpacket.__name__}.{target._overloadname}" in _CASTS and node.kwargs.keys() <= {"dtype"}
+    return is_pointwise(node.target, node.kwargs)
+
+
+def is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation computes each number of its result from the numbers at the same place, and always alike."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    cast = f"{target.overloadpacket.__name__}.{target._overloadname}" in _CASTS and kwargs.keys() <= {"dtype"}
     return cast or torch.Tag.pointwise in target.tags
 
 
-def _is_number(node: Node) -> bool:
-    """Whether a node yields a Python number, or a tensor of one number that has no dimensions."""
-    return all(not tensor.shape for tensor in tensors_of(node))
+def is_number(node: Node) -> bool:
+    """Whether a node yields a Python number, or is no weight and has no dimensions: it is the same for all parts."""
+    return not tensors_of(node) or (weight_of(node) is None and not any(one.shape for one in tensors_of(node)))
 
 
 def _writes(node: Node) -> bool:

@@ -54,6 +54,8 @@ def weights_behind(node: Node) -> list[Any]:
 
 def draws(program: Program, weight: Any) -> bool:
     """Whether a weight draws its readers to its home: parameters do, and whatever lies in a block; tables do not."""
+    if weight.kind == "adapter" and not weight.shape:  # a number
+        return False
     return weight.kind == "parameter" or any(weight in block.weights for block in program.blocks)
 
 
@@ -68,6 +70,8 @@ def check_law_3(program: Program) -> None:
         drawing = [weight for weight in consumed if draws(program, weight)]
         if drawing and not pure:
             current = program.home[drawing[-1].name]
+        if str(node.target) in ("dovetail.landing.default", "dovetail.gather.default"):  # wholes are on the main device
+            current = program.devices[0]
         if is_view(node):
             assert device(node) == device([*bases(node), node.args[0]][0]), node
         else:

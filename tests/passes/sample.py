@@ -21,12 +21,12 @@ ALL = "simplify,blocks,place{shares=1:1:1},pin,hoist,cut,schedule"
 class Sample(nn.Module):
     """Four linear blocks that leave notes in a buffer on the first device and read what was noted before."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor, scale: Tensor) -> Any:
-        notes = torch.zeros(5, 2, 8)
+        notes = torch.zeros(5, *x.shape)
         first = x
         for index, block in enumerate(self.blocks):
             notes[index] = x
@@ -36,8 +36,8 @@ class Sample(nn.Module):
         return {"sum": one + other, "notes": notes, "first": first, "skip": x + first}
 
 
-def sample_call() -> tuple[Tensor, Tensor]:
-    return torch.linspace(-1, 1, 16).reshape(2, 8), torch.full((8,), 0.5)
+def sample_call(width: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.linspace(-1, 1, 2 * width).reshape(2, width), torch.full((width,), 0.5)
 
 
 def program_of(
@@ -52,5 +52,7 @@ def program_of(
 
 
 def sample(passes: str = ALL, rests: str = "") -> Program:
+    """The small module after some passes; wide enough to be split by rows if they are to do that."""
     torch.manual_seed(0)
-    return program_of(Sample(), sample_call(), passes, rests=rests)
+    width = 256 if "rows" in passes else 8
+    return program_of(Sample(width), sample_call(width), passes, rests=rests)

@@ -13,7 +13,8 @@ from torch.fx import Node
 from dovetail.compiler.aliasing import writes
 from dovetail.compiler.devices import make_device
 from dovetail.compiler.errors import VerificationError
-from dovetail.compiler.program import Program, device_of, place_node, tensors_of, value_of
+from dovetail.compiler.ops import GATHER
+from dovetail.compiler.program import Program, device_of, place_node, tensors_of, value_of, weight_of
 from dovetail.compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
 from dovetail.passes.verify import RULES, Verify, verify, violations
 from dovetail.passes.verify_deep import _Rehearsal, verify_deep
@@ -79,6 +80,17 @@ def write_into_an_input(program: Program) -> None:
 
 def leave_a_weight_homeless(program: Program) -> None:
     program.home[next(iter(program.weights))] = ELSEWHERE
+
+
+def give_two_devices_the_same_rows(program: Program) -> None:
+    one, other = [node for node in program.weight_nodes() if "blocks.0.weight" in weight_of(node).name][:2]  # type: ignore[union-attr]
+    piece = replace(weight_of(other), rows=weight_of(one).rows)  # type: ignore[type-var, union-attr]
+    program.weights[piece.name] = other.meta["weight"] = piece  # type: ignore[union-attr]
+
+
+def gather_parts_in_another_order(program: Program) -> None:
+    gather = next(node for node in program.ops() if node.target is GATHER)
+    gather.args = (gather.args[0], gather.args[1][::-1])  # type: ignore[index]
 
 
 def put_an_input_on_another_device(program: Program) -> None:
@@ -180,6 +192,8 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "alias": ("simplify", put_a_view_in_memory_of_its_own),
     "outside": ("simplify", write_into_an_input),
     "home": ("simplify,blocks,place{shares=1:1:1}", leave_a_weight_homeless),
+    "slices": ("simplify,blocks,rows{shares=16:10:6}", give_two_devices_the_same_rows),
+    "parts": ("simplify,blocks,rows{shares=16:10:6}", gather_parts_in_another_order),
     "device": ("simplify,blocks,place{shares=1:1:1},pin", put_an_input_on_another_device),
     "view": ("simplify,blocks,place{shares=1:1:1},pin", part_a_view_from_its_base),
     "pin": ("simplify,blocks,place{shares=1:1:1},pin", run_a_layer_away_from_its_weight),
