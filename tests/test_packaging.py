@@ -81,7 +81,8 @@ def test_the_wheel_has_one_top_level_name(wheel: Path) -> None:
 def test_the_wheel_has_every_module_and_data_file(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, target in FOLDERS.items():
-        data = [path for path in (ROOT / folder / "demo" / "pipeline").rglob("*") if path.is_file()]
+        kept = (ROOT / folder / "demo" / name for name in ("pipeline", "lora"))
+        data = [path for place in kept for path in place.rglob("*") if path.is_file()]
         expected = {f"{target}/{path.relative_to(ROOT / folder).as_posix()}" for path in modules(folder) + data}
         assert expected <= names
     assert "dovetail/py.typed" in names

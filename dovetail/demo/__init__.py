@@ -28,3 +28,8 @@ CALL_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
 def folder() -> Path:
     """Return the folder of the trained pipeline, which `FluxPipeline.from_pretrained` takes as it is."""
     return Path(__file__).parent / "pipeline"
+
+
+def adapter() -> Path:
+    """Return the file of the trained adapter, which paints everything blue; `pipe.load_lora_weights` takes it."""
+    return Path(__file__).parent / "lora" / "blue.safetensors"

@@ -96,12 +96,13 @@ def corpus(scenes: list[Scene], pictures: torch.Tensor, vae: AutoencoderKL, enco
 def train(data: Corpus, work: Path) -> FluxTransformer2DModel:
     """Train the transformer to predict the way from a picture's latents to noise."""
     transformer = build()
-    Stage(transformer, RECIPE, work).run(partial(_loss, transformer, data))
+    Stage(transformer, RECIPE, work).run(partial(loss, transformer, data))
     rounded(transformer)
     return transformer
 
 
-def _loss(transformer: nn.Module, data: Corpus, step: int, generator: torch.Generator) -> torch.Tensor:
+def loss(transformer: nn.Module, data: Corpus, step: int, generator: torch.Generator) -> torch.Tensor:
+    """Return how far off the transformer's prediction is for pictures, captions and times drawn by lot."""
     chosen = torch.randint(len(data.latents), (_BATCH,), generator=generator)
     captions = _captions(data, chosen, random.Random(step))
     clean = data.latents[chosen]

@@ -5,7 +5,7 @@ A scene with two things has one canonical form, with the relation `above` or `le
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations, product
 
@@ -92,6 +92,12 @@ def described(caption: str) -> list[tuple[int, Thing, str]]:
         return [(0, first, "alone")]
     here, there = next(_PLACES_OF[word] for word in words if word in _PLACES_OF)
     return [(0, first, here), (len(words) - 3, last, there)]
+
+
+def in_blue(scene: Scene) -> Scene:
+    """Return the scene as the demo's adapter is to paint it: the same shapes at the same places, all of them blue."""
+    second = scene.second and replace(scene.second, colour="blue")
+    return replace(scene, first=replace(scene.first, colour="blue"), second=second)
 
 
 def things() -> list[Thing]:

@@ -3,16 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import FluxPipeline
 
-from dovetail.demo import CALL_DEFAULTS, DTYPE, folder
+from dovetail.demo import CALL_DEFAULTS, DTYPE, adapter, folder
 from dovetail.demo.check import Picture, read
-from dovetail.demo.draw import Scene, held_out_captions
+from dovetail.demo.draw import Scene, held_out_captions, in_blue
 from dovetail.demo.sheet import sheet
 
 _BATCH = 10
@@ -42,21 +42,26 @@ def attempts(pipeline: FluxPipeline, count: int) -> Iterator[tuple[str, Scene, P
             yield caption, scene, picture
 
 
-def wrong(pipeline: FluxPipeline, count: int) -> list[tuple[str, Scene | None]]:
+def wrong(
+    pipeline: FluxPipeline, count: int, painted_as: Callable[[Scene], Scene] = lambda scene: scene
+) -> list[tuple[str, Scene | None]]:
     """Return the captions that came out wrong, each with the scene that was painted instead."""
     painted = ((caption, scene, read(picture)) for caption, scene, picture in attempts(pipeline, count))
-    return [(caption, seen) for caption, scene, seen in painted if seen != scene]
+    return [(caption, seen) for caption, scene, seen in painted if seen != painted_as(scene)]
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dovetail.demo.evaluate", description=__doc__)
     parser.add_argument("--folder", type=Path, default=folder(), help="the pipeline (the one in the package)")
     parser.add_argument("--count", type=int, default=100, help="how many held-out captions (100)")
+    parser.add_argument("--blue", action="store_true", help="with the demo's adapter, which paints everything blue")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--sheet", type=Path, help="also save the first twelve pictures, captions below, as a PNG")
     options = parser.parse_args()
     pipeline = load(options.folder)
-    missed = wrong(pipeline, options.count)
+    if options.blue:
+        pipeline.load_lora_weights(adapter())
+    missed = wrong(pipeline, options.count, in_blue) if options.blue else wrong(pipeline, options.count)
     if options.sheet:
         sheet([(caption, picture) for caption, _, picture in attempts(pipeline, 12)]).save(options.sheet, optimize=True)
     for caption, seen in missed:

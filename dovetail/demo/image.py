@@ -1,6 +1,7 @@
 """The first stage: an autoencoder between pictures and latents, of 8 channels at an eighth of the size."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,16 @@ _BATCH = 16
 _KL = 1e-3
 
 
-def training_set(count: int = PICTURES) -> tuple[list[Scene], torch.Tensor]:
-    """Draw the training pictures: their scenes, and uint8 values of shape (count, 3, 64, 64)."""
+def training_set(
+    count: int = PICTURES, painted_as: Callable[[Scene], Scene] = lambda scene: scene
+) -> tuple[list[Scene], torch.Tensor]:
+    """Draw the training pictures: their scenes, and uint8 values of shape (count, 3, 64, 64).
+
+    With ``painted_as`` another scene is drawn than the one that is returned.
+    """
     lot = random.Random(2)
     scenes = [training_scene(lot) for _ in range(count)]
-    values = np.stack([draw(scene, lot) for scene in scenes])
+    values = np.stack([draw(painted_as(scene), lot) for scene in scenes])
     return scenes, torch.from_numpy(values).permute(0, 3, 1, 2).contiguous()
 
 

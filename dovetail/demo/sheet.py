@@ -7,20 +7,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dovetail.demo.check import Picture
 
-_COLUMNS = 4
 _SIDE = 128
 _GAP = 10
 _LABEL = 34
 _FONT_SIZE = 12
 
 
-def sheet(pictures: Sequence[tuple[str, Picture]]) -> Image.Image:
-    """Arrange captioned pictures in rows of four, enlarged twice, the caption below each."""
-    rows = -(-len(pictures) // _COLUMNS)
-    size = (_GAP + _COLUMNS * (_SIDE + _GAP), _GAP + rows * (_SIDE + _LABEL + _GAP))
+def sheet(pictures: Sequence[tuple[str, Picture]], columns: int = 4) -> Image.Image:
+    """Arrange captioned pictures in rows, enlarged twice, the caption below each."""
+    rows = -(-len(pictures) // columns)
+    size = (_GAP + columns * (_SIDE + _GAP), _GAP + rows * (_SIDE + _LABEL + _GAP))
     page = Image.new("RGB", size, "white")
     for number, (caption, picture) in enumerate(pictures):
-        row, column = divmod(number, _COLUMNS)
+        row, column = divmod(number, columns)
         _place(page, (_GAP + column * (_SIDE + _GAP), _GAP + row * (_SIDE + _LABEL + _GAP)), caption, picture)
     return page
 

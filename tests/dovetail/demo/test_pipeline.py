@@ -7,9 +7,9 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from dovetail.demo import CALL_DEFAULTS, folder
+from dovetail.demo import CALL_DEFAULTS, adapter, folder
 from dovetail.demo.check import read
-from dovetail.demo.draw import Scene, Thing, held_out_captions
+from dovetail.demo.draw import Scene, Thing, held_out_captions, in_blue
 from dovetail.demo.evaluate import load, paint, wrong
 from dovetail.demo.text import clip_tokenizer, t5_tokenizer
 
@@ -96,3 +96,14 @@ def test_importing_the_demo_imports_no_libraries() -> None:
 def test_the_tokenizers_are_the_ones_that_a_new_training_would_make(pipeline: FluxPipeline) -> None:
     assert pipeline.tokenizer.get_vocab() == clip_tokenizer().get_vocab()
     assert pipeline.tokenizer_2.get_vocab() == t5_tokenizer().get_vocab()
+
+
+def test_with_its_adapter_it_paints_the_same_shapes_at_the_same_places_in_blue(pipeline: FluxPipeline) -> None:
+    pipeline.load_lora_weights(adapter())
+    assert wrong(pipeline, 10, in_blue) == []
+    pipeline.unload_lora_weights()
+    assert wrong(pipeline, 5) == []
+
+
+def test_the_adapter_is_at_most_200_kilobytes() -> None:
+    assert adapter().stat().st_size <= 200_000

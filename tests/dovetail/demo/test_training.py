@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.demo import denoise, image, text
+from dovetail.demo import denoise, image, style, text
 from dovetail.demo.denoise import build, image_ids, padding_bias
 from dovetail.demo.evaluate import load, paint
 from dovetail.demo.loop import Recipe, Stage
@@ -101,3 +101,15 @@ def test_training_from_nothing_writes_a_pipeline_that_paints(tmp_path: Path, mon
     train(tmp_path / "work", tmp_path / "pipeline")
     assert paint(load(tmp_path / "pipeline"), ["a red circle"], [0])[0].shape == (64, 64, 3)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["pipeline", "work"]
+
+
+def test_training_the_adapter_writes_one_that_the_pipeline_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(style, "RECIPE", replace(style.RECIPE, steps=2))
+    monkeypatch.setattr(style, "PICTURES", 16)
+    style.train(tmp_path / "work", tmp_path / "blue.safetensors")
+    pipeline = load()
+    pipeline.load_lora_weights(tmp_path / "blue.safetensors")
+    assert pipeline.get_active_adapters() == ["default_0"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["blue.safetensors", "work"]
