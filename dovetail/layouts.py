@@ -18,7 +18,7 @@ from torch import nn
 
 from .compiler.errors import WeightError
 from .runtime.weights import tensors_of_module
-from .single_file import Arranged, Layout, as_stored, converted
+from .single_file import Arranged, Lacking, Layout, as_stored, converted
 
 _ORIGINAL = "model.diffusion_model."
 
@@ -33,13 +33,16 @@ def find_weights(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], where
     """
     wanted = names_of_weights(module)
     best: tuple[int, Layout] = (0, {})
-    for layout in _layouts(module, as_stored(shapes)):
+    lacking: list[str] = []
+    for layout in _layouts(module, as_stored(shapes), lacking):
         if layout is None:
             return None
         fitting = [name for name, names in wanted.items() if _take(module, names, layout)]
         if len(fitting) == len(wanted):
             return {name: _take(module, names, layout) or layout[name] for name, names in wanted.items()}
         best = max(best, (len(fitting), layout), key=lambda one: one[0])
+    if lacking and not best[0]:
+        raise WeightError(f"{where} lacks {lacking[0]} of {type(module).__name__}: download it again")
     raise _misfit(module, wanted, best[1], shapes, where)
 
 
@@ -65,17 +68,20 @@ def _shape_of(module: nn.Module, name: str) -> tuple[int, ...]:
     return tuple(getattr(module.get_submodule(path), key).shape)
 
 
-def _layouts(module: nn.Module, stored: Layout) -> Iterator[Layout | None]:
-    """The layouts that a file may have; None for one that only the module's library can read."""
+def _layouts(module: nn.Module, stored: Layout, lacking: list[str]) -> Iterator[Layout | None]:
+    """The layouts that a file may have; None for one that only the module's library can read.
+
+    Notes what the file lacks of a layout that it else has.
+    """
     for layout in (stored, *_without_prefix(module, stored)):
         yield _under_library_names(module, layout)
     convert = _converter_of(module)
-    if convert is None:
-        return
-    yield converted(convert, stored)
     bare = {name.removeprefix(_ORIGINAL): weight for name, weight in stored.items() if name.startswith(_ORIGINAL)}
-    yield converted(convert, bare)
-    yield converted(convert, {_ORIGINAL + name: weight for name, weight in stored.items()})
+    for layout in (stored, bare, {_ORIGINAL + name: weight for name, weight in stored.items()}):
+        try:
+            yield converted(convert, layout) if convert else {}
+        except Lacking as error:
+            lacking.append(str(error))
 
 
 def _without_prefix(module: nn.Module, stored: Layout) -> Iterator[Layout]:
@@ -182,4 +188,4 @@ def _likeness(shapes: Mapping[str, tuple[int, ...]]) -> str:
         kind = "v1"
     if kind != "v1":
         return f"it looks like {DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]['pretrained_model_name_or_path']}"
-    return f"its weights are called {', '.join(sorted(shapes)[:3])}, …"
+    return f"its weights are called {', '.join(sorted(shapes)[:3])}{', …' if len(shapes) > 3 else ''}"

@@ -56,13 +56,22 @@ def as_stored(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     return {name: Arranged(shape, (Piece(name, 0, math.prod(shape)),)) for name, shape in shapes.items()}
 
 
+class Lacking(LookupError):
+    """A conversion was under way when it looked for a weight, named here, that the file does not have."""
+
+
 def converted(convert: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], layout: Layout) -> Layout:
-    """What a function over state dicts makes of a layout; nothing where the function cannot take it."""
+    """What a function over state dicts makes of a layout; nothing where the function cannot take it at all.
+
+    Raises Lacking where it takes all but one.
+    """
     with _Noted() as noted, _quiet():
         checkpoint = {name: noted.stand_in(weight) for name, weight in layout.items()}
         try:
             results = convert(checkpoint)
-        except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError):
+        except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+            if isinstance(error, KeyError) and len(checkpoint) < len(layout):  # it has taken some out already
+                raise Lacking(error.args[0]) from error
             return {}
         tensors = {name: result for name, result in results.items() if isinstance(result, torch.Tensor)}
         return {name: Arranged(tuple(tensor.shape), noted.pieces(tensor)) for name, tensor in tensors.items()}
