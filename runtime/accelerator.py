@@ -70,6 +70,10 @@ class Accelerator:
         """Makes a CPU tensor that copies from this device need not stage."""
         return torch.empty_strided(size, stride, dtype=dtype)
 
+    def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gives a tensor's memory as a CPU tensor that the host may write now, or None where it cannot."""
+        return None
+
     def ordinary(self, tensor: torch.Tensor) -> torch.Tensor:
         """Makes a tensor over the same memory that inference mode has no hold on; call it outside that mode."""
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -94,6 +98,10 @@ class Host(Accelerator):
     """The CPU, which runs the program and needs none of this."""
 
     is_host = True
+
+    def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gives the tensor itself."""
+        return tensor
 
 
 class StreamAccelerator(Accelerator):
@@ -174,6 +182,11 @@ class SimAccelerator(StreamAccelerator):
 
     pin = Accelerator.pin
     empty_on_host = Accelerator.empty_on_host
+
+    def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gives the memory of the tensor, and counts one copy from the host."""
+        memory: torch.Tensor = self._module.host_view(tensor)
+        return memory
 
     def ordinary(self, tensor: torch.Tensor) -> torch.Tensor:
         """Makes a tensor over the same simulated memory that inference mode has no hold on."""

@@ -71,6 +71,16 @@ def _convert(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tenso
     return target
 
 
+def host_view(target: SimTensor) -> torch.Tensor:
+    """Returns the CPU tensor inside, for the host to fill: in order and in count it is one copy from the host."""
+    stream = current_stream(target.device)
+    device_of(target.device).bytes_in += target.numel() * target.element_size()
+    stream.launch()
+    target._buffer.write(stream, "a read of a file")
+    stream.synchronize()
+    return target._inner
+
+
 def _order(func: OpOverload, source: torch.Tensor, target: torch.Tensor, size: int, non_blocking: bool) -> None:
     """Puts a copy on its stream, checks that both sides are waited for, and counts its bytes."""
     stream = current_stream((source if isinstance(source, SimTensor) else target).device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..host_memory import host_memory
 from .streams import DeviceLike, RaceError, Stream, default_stream, index_of
 
 
@@ -196,14 +196,6 @@ def uncounted(device: DeviceLike = None) -> Iterator[None]:
     finally:
         one.counts = True
         one.peak, one.ops, one.bytes_in, one.bytes_out = before
-
-
-def host_memory() -> int:
-    """Returns the bytes of memory that the host has, or 16 GiB where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return 16 * 2**30
 
 
 def _text(size: int) -> str:

@@ -1,0 +1,91 @@
+"""One open file of weights: bytes read from it, views of it, and what the system is told about it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import torch
+
+from ..compiler.entries import StoredFile
+from ..compiler.errors import WeightError
+
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+class OpenedFile:
+    """A file that stays open, and is checked at each use to be the one whose header was read.
+
+    Raises WeightError when it cannot be opened or is another one by now.
+    """
+
+    def __init__(self, file: StoredFile) -> None:
+        self.file = file
+        self._map: mmap.mmap | None = None
+        self._lock = threading.Lock()
+        try:
+            self._raw = open(file.path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise unreadable(file.path, error) from error
+        file.check(self._raw.fileno())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_raw"):
+            self._raw.close()
+
+    def read(self, start: int, memory: torch.Tensor) -> None:
+        """Fills bytes of host memory with those from a start on."""
+        self.file.check(self._raw.fileno())
+        left = memoryview(memory.numpy())
+        try:
+            while left:
+                count = self._read_some(start, left)
+                if not count:
+                    raise OSError(f"it ends at byte {start}, the weight {len(left)} later")
+                start, left = start + count, left[count:]
+        except OSError as error:
+            raise unreadable(self.file.path, error) from error
+
+    def _read_some(self, start: int, memory: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._raw.fileno(), [memory], start)
+        with self._lock:  # a system where a read without a position of its own is all there is
+            self._raw.seek(start)
+            return self._raw.readinto(memory) or 0
+
+    def view(self, start: int, end: int) -> torch.Tensor:
+        """Bytes of the file as private memory: nothing is read before it is used, and writing changes no file."""
+        self.file.check(self._raw.fileno())
+        with self._lock:
+            if self._map is None:
+                try:
+                    self._map = mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_COPY)
+                except (OSError, ValueError) as error:
+                    raise unreadable(self.file.path, error) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
+
+    def advise(self, start: int, end: int) -> None:
+        """Has the system read a range ahead."""
+        self._tell("POSIX_FADV_WILLNEED", start, end)
+
+    def release(self, start: int, end: int, streams: bool) -> None:
+        """Takes a range out of this process's memory and, if the file only streams through, out of the system's."""
+        first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        if self._map is not None and first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if streams:
+            self._tell("POSIX_FADV_DONTNEED", start, end)
+
+    def _tell(self, advice: str, start: int, end: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._raw.fileno(), start, end - start, getattr(os, advice))
+
+
+def unreadable(path: Path, error: Exception) -> WeightError:
+    """The error for a file that the system does not let us read."""
+    return WeightError(f"{path} cannot be read: {error}: download it again")
