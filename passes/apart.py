@@ -24,6 +24,7 @@ from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
 from ..compiler.slices import Bounds, bounds_of
 from .marks import LINEAR, bias_of
+from .reuse import in_place
 
 _CASTS = frozenset({"to.dtype", "_to_copy.default"})
 """Elementwise operations that torch does not tag as such."""
@@ -131,6 +132,7 @@ class _Work:
     def _close(self, before: Node) -> None:
         """Writes the batch into the graph: a place for each result, the parts device by device, the gathers."""
         batch, self.batch = self.batch, {}
+        late = _trim(batch)
         self.done.update(batch)
         wholes = [node for node in batch if any(user not in batch for user in node.users)]
         with self.program.graph.inserting_before(before):
@@ -140,6 +142,8 @@ class _Work:
                 held = [parts[index][node] for index in range(len(self.shares)) if node in parts[index]]
                 whole = self._make(f"{node.name}_whole", GATHER, (landings[node], held), node, value_of(node))
                 node.replace_all_uses_with(whole, delete_user_cb=lambda user: user not in batch)
+            for node in late:
+                before.prepend(node)
         self.gathers += len(wholes)
         for node in reversed(batch):
             self.program.graph.erase_node(node)
@@ -223,13 +227,37 @@ def is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether an operation computes each number of its result from the numbers at the same place, and always alike."""
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    cast = f"{target.overloadpacket.__name__}.{target._overloadname}" in _CASTS and kwargs.keys() <= {"dtype"}
-    return cast or torch.Tag.pointwise in target.tags
+    name = target.overloadpacket.__name__
+    if f"{name}.{target._overloadname}" in _CASTS:
+        return kwargs.keys() <= {"dtype"}
+    elsewhere = getattr(torch.ops.aten, name.removesuffix("_"), None)  # not every in-place form is tagged
+    twin = getattr(elsewhere, target._overloadname, target)
+    return torch.Tag.pointwise in target.tags or (in_place(twin) is target and torch.Tag.pointwise in twin.tags)
 
 
 def is_number(node: Node) -> bool:
     """Whether a node yields a Python number, or is no weight and has no dimensions: it is the same for all parts."""
     return not tensors_of(node) or (weight_of(node) is None and not any(one.shape for one in tensors_of(node)))
+
+
+def _trim(batch: dict[Node, Bounds]) -> list[Node]:
+    """Takes elementwise operations out of a batch that would let more bytes cross than what stands before them."""
+    least: dict[Node, int] = {}  # bytes that must cross for a whole of a node, besides those that cross anyway
+    for node in batch:
+        sources = sum(least[one] for one in node.all_input_nodes if one in batch)
+        own = _nbytes(node) if node.target in LINEAR else min(_nbytes(node), sources)
+        least[node] = 0 if any(user not in batch for user in node.users) else own
+    late = []
+    for node in reversed(list(batch)):
+        if node.target not in LINEAR and not any(user in batch for user in node.users):
+            if sum(least[one] for one in node.all_input_nodes if one in batch) < _nbytes(node):
+                del batch[node]
+                late.append(node)
+    return late[::-1]
+
+
+def _nbytes(node: Node) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(node))
 
 
 def _writes(node: Node) -> bool:

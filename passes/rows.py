@@ -86,6 +86,6 @@ def _tell(name: str, reason: str) -> None:
     """Says once why a program is not split by rows, and what that means."""
     logger.log(
         logging.INFO if "one device" in reason else logging.WARNING,
-        "%s cannot be split by rows, for %s: its blocks are placed whole, in a range a device, and work one after another",
+        "%s cannot be split by rows, for %s: its blocks are placed whole, a range a device, and run one after another",
         name, reason,
     )  # fmt: skip

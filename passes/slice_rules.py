@@ -41,7 +41,7 @@ def slices(evidence: Evidence) -> Iterator[Violation]:
 
 
 def parts(evidence: Evidence) -> Iterator[Violation]:
-    """A slice is only multiplied by, with its bias; its parts stay apart, each with its like, until they are gathered."""
+    """A slice is only multiplied by, with its bias; its parts stay with their like until they are gathered, in order."""
     rows: dict[Node, Rows] = {node: weight.rows for node, weight in evidence.weights.items() if weight.rows}
     for node in evidence.ops if rows else ():
         read = {operand: rows[operand] for operand in evidence.operands[node] if operand in rows}

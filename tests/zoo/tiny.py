@@ -23,9 +23,9 @@ Call = dict[str, Any]
 class Draw:
     """Draws the tensors of a call: ``draw(2, 3)`` is normal in the model's dtype."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, seed: int = 1) -> None:
         self.dtype = dtype
-        self._generator = torch.Generator().manual_seed(1)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._generator).to(self.dtype)

@@ -1,0 +1,102 @@
+"""What a row split of a wide entry does: how far it is from exact, what lies where, what crosses."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.devices import Device, Rig
+from dovetail.compiler.ops import GATHER
+from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.pipeline import default_passes
+from dovetail.runtime import sim
+from dovetail.runtime.weights import HeldWeights
+
+from .tiny import Call, Draw
+from .wide import WIDE
+
+RIG = Rig.parse("sim0=512MiB,sim1=512MiB,sim2=512MiB,sim3=512MiB")
+SHARES = (16, 10, 6, 4)
+
+
+CALLS = 6
+"""One call alone says little: in fp32 a single rounding early on may tip the error of all that follows either way."""
+
+
+@dataclass
+class Subject:
+    """A module with calls of it, what they should yield, how far eager is from that, and its program before a split."""
+
+    name: str
+    module: nn.Module
+    calls: list[Call]
+    exact: list[torch.Tensor]
+    eager: float
+    program: Program
+
+    @classmethod
+    def make(cls, name: str, dtype: torch.dtype) -> Subject:
+        module, first = WIDE[name].make(dtype)
+        calls = [first, *(WIDE[name].call(Draw(dtype, seed)) for seed in range(2, CALLS + 1))]
+        double = copy.deepcopy(module).double()
+        exact = [flat(run(double, pytree.tree_map(_doubled, call))) for call in calls]
+        eager = error([flat(run(module, call)) for call in calls], exact)
+        return cls(name, module, calls, exact, eager, trace(module, (), first))
+
+    def split(self, count: int, mode: str = "row") -> CompiledModule:
+        """It, compiled for some devices in unequal shares."""
+        sim.enable({device.index: device.total for device in RIG})
+        rig = Rig(RIG.devices[:count])
+        program = self.program.copy()
+        program.devices = rig.devices
+        PassManager(default_passes(SHARES[:count], split_mode=mode)).run(program)
+        return CompiledModule(program, rig, HeldWeights.of_module(self.module, program))
+
+    def error_of(self, compiled: CompiledModule) -> float:
+        """How far the compiled module is from exact."""
+        return error([flat(compiled(**call)) for call in self.calls], self.exact)
+
+
+def run(module: nn.Module, call: Call) -> Any:
+    with torch.no_grad():
+        return module(**call)
+
+
+def flat(result: Any) -> torch.Tensor:
+    """All numbers of a result, in float64."""
+    return torch.cat([leaf.double().flatten() for leaf in pytree.tree_leaves(result)])
+
+
+def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """The root of the mean square of what differs, relative to what is exact, over all calls."""
+    return math.sqrt(
+        sum(float((one - other).norm() / other.norm()) ** 2 for one, other in zip(found, exact, strict=True))
+    )
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def sliced_bytes(program: Program) -> dict[Device, int]:
+    """Bytes of slices of matrices on each device."""
+    held: Counter[Device] = Counter()
+    for weight in program.weights.values():
+        if weight.rows and len(weight.shape) == 2:
+            held[program.home[weight.name]] += weight.nbytes
+    return held
+
+
+def gathers(program: Program) -> int:
+    """How many values are gathered in one call."""
+    return sum(node.target is GATHER for node in program.ops())
