@@ -52,8 +52,8 @@ class WeightIndex(Mapping[str, WeightEntry]):
             more, told = _read_header(part)
             if both := entries.keys() & more.keys():
                 raise WeightError(f"{part} has {_listed(sorted(both))} as a part before it has: download it again")
-            entries |= more
-            metadata = told | metadata
+            entries.update(more)
+            metadata = {**told, **metadata}
         return cls(entries, path, metadata)
 
     @classmethod

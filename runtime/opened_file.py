@@ -39,7 +39,7 @@ class OpenedFile:
     def read(self, start: int, memory: torch.Tensor) -> None:
         """Fills bytes of host memory with those from a start on."""
         self.file.check(self._raw.fileno())
-        left = memoryview(memory.numpy())
+        left = memory.numpy().data
         try:
             while left:
                 count = self._read_some(start, left)

@@ -12,8 +12,8 @@ from .tensor import rewrap
 __all__ = [
     "Event", "Stream", "current_device", "current_stream", "default_stream", "device_count", "empty_cache",
     "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available", "is_initialized",
-    "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated", "reset_peak_memory_stats",
-    "rewrap", "set_rng_state", "stream", "synchronize", "uncounted",
+    "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated",
+    "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize", "uncounted",
 ]  # fmt: skip
 
 
