@@ -14,6 +14,7 @@ from .base import Pass
 from .blocks import FindBlocks
 from .cut import Cut
 from .hoist import Hoist
+from .lora import Lora
 from .pin import Pin
 from .place import Place
 from .reuse import Reuse
@@ -23,7 +24,7 @@ from .simplify import Simplify
 from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
-    step.name: step for step in (Simplify, FindBlocks, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
+    step.name: step for step in (Simplify, FindBlocks, Lora, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
@@ -36,6 +37,7 @@ def default_passes(
     return (
         Simplify(),
         FindBlocks(),
+        Lora(),
         place(shares=tuple(shares), headroom=headroom),
         Pin(),
         Hoist(),
@@ -47,7 +49,7 @@ def default_passes(
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,cut,reuse,schedule,verify``.
+    """The passes of a text such as ``simplify,blocks,lora,place{headroom=2GiB},pin,hoist,cut,reuse,schedule,verify``.
 
     ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
     """

@@ -103,7 +103,7 @@ class Executor:
     def bind(self, weights: WeightSource) -> None:
         """Fetches each weight that stays to each device that loads it, and makes the steps."""
         self._source = weights
-        held: dict[tuple[str, Device], torch.Tensor] = {}
+        held: dict[tuple[str, Device], Any] = {}
         for load in self._loads():
             for weight in load.weights:
                 if (weight.name, load.device) not in self._layout.staged:
@@ -114,6 +114,14 @@ class Executor:
             for slot, item in enumerate(self._leaves)
             if isinstance(item, Node) and weight_of(item)
         }
+        self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
+
+    def rebind(self) -> None:
+        """Fetches the weights of adapters again, which were exchanged, and leaves all others."""
+        for load in self._loads():
+            for weight in load.weights:
+                if weight.kind == "adapter":
+                    self._held[weight.name, load.device] = self._fetch(weight, load.device)
         self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
 
     def unbind(self) -> None:
@@ -147,7 +155,7 @@ class Executor:
     def _loads(self) -> Iterator[Load]:
         return (instruction for instruction in self._schedule if isinstance(instruction, Load))
 
-    def _fetch(self, weight: Weight, device: Device) -> torch.Tensor:
+    def _fetch(self, weight: Weight, device: Device) -> Any:
         assert self._source is not None
         try:
             with torch.inference_mode(False), torch.no_grad():
@@ -263,8 +271,13 @@ def _ordinary(value: Any) -> Any:
     return accelerator_of(value.device).ordinary(value)
 
 
-def _as_traced(weight: Weight, data: torch.Tensor) -> torch.Tensor:
-    """The data requiring a gradient as the module's own tensor does: kernels are picked by it even in inference."""
+def _as_traced(weight: Weight, data: torch.Tensor) -> Any:
+    """The data requiring a gradient as the module's own tensor does: kernels are picked by it even in inference.
+
+    A number becomes a Python number, for a tensor on another device than its operation's would not do.
+    """
+    if weight.is_number:
+        return data.item()
     return data if data.is_inference() else data.detach().requires_grad_(weight.requires_grad)
 
 
