@@ -10,12 +10,11 @@ Where the graph goes on, nothing has changed but the rounding of a matmul with f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -23,11 +22,8 @@ from ..compiler.aliasing import Alias, alias_class, writes
 from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
 from ..compiler.slices import Bounds, bounds_of
+from .elementwise import is_elementwise, is_number
 from .marks import LINEAR, bias_of
-from .reuse import in_place
-
-_CASTS = frozenset({"to.dtype", "_to_copy.default"})
-"""Elementwise operations that torch does not tag as such."""
 
 
 def split_matmuls(program: Program, marks: Mapping[Node, Weight], shares: Sequence[float]) -> int:
@@ -90,7 +86,7 @@ class _Work:
             return bounds_of(self.marks[node.args[1]].shape[0], self.shares)  # type: ignore[index]
         if self._follows(node):
             return bounds_of(weight_of(node.args[1]).shape[0], self.shares)  # type: ignore[arg-type, union-attr]
-        return self._common(node) if _is_elementwise(node) else None
+        return self._common(node) if is_elementwise(node) else None
 
     def _common(self, node: Node) -> Bounds | None:
         """The bounds that all operands of a node have in common, numbers apart."""
@@ -109,7 +105,7 @@ class _Work:
         while len(reader.users) == 1:
             operand, reader = reader, next(iter(reader.users))
             others = [one for one in reader.all_input_nodes if one is not operand and not is_number(one)]
-            if not _is_elementwise(reader):
+            if not is_elementwise(reader):
                 return False
             if others:
                 return all(self.batch.get(one) == bounds for one in others)
@@ -122,9 +118,9 @@ class _Work:
             if not isinstance(x, Node) or self.written.intersection(t.storage for t in tensors_of(x)):
                 continue
             for user in sorted(x.users):
-                if user not in self.done and user not in self.batch and self._is_linear(user):
-                    if self._block(user) == block and user.args[0] is x:
-                        self.batch[user] = self._bounds(user)  # type: ignore[assignment]
+                known = user in self.done or user in self.batch
+                if not known and self._is_linear(user) and self._block(user) == block and user.args[0] is x:
+                    self.batch[user] = self._bounds(user)  # type: ignore[assignment]
 
     def _block(self, node: Node) -> str | None:
         return self.blocks.get(self.marks[node.args[1]])  # type: ignore[index]
@@ -151,7 +147,7 @@ class _Work:
     def _landing(self, node: Node, batch: Mapping[Node, Bounds]) -> Node:
         """Memory for a whole result: it has the leading sizes of what the first matmul behind it reads."""
         source, value = node, value_of(node)
-        while not source.target in LINEAR:
+        while source.target not in LINEAR:
             source = next(one for one in source.all_input_nodes if one in batch)
         assert isinstance(value, TensorType)
         args = (source.args[0], batch[node][-1][1], value.dtype)
@@ -213,33 +209,6 @@ def _contiguous(shape: Sequence[int | str]) -> tuple[int | str, ...]:
     return tuple(reversed(strides))
 
 
-def _is_elementwise(node: Node) -> bool:
-    """Whether a node computes each number of its result, in memory of its own, from the numbers at the same place."""
-    if node.op != "call_function" or not isinstance(value_of(node), TensorType):
-        return False
-    mine = {tensor.storage for tensor in tensors_of(node)}
-    if any(mine.intersection(tensor.storage for tensor in tensors_of(one)) for one in node.all_input_nodes):
-        return False
-    return is_pointwise(node.target, node.kwargs)
-
-
-def is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation computes each number of its result from the numbers at the same place, and always alike."""
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    name = target.overloadpacket.__name__
-    if f"{name}.{target._overloadname}" in _CASTS:
-        return kwargs.keys() <= {"dtype"}
-    elsewhere = getattr(torch.ops.aten, name.removesuffix("_"), None)  # not every in-place form is tagged
-    twin = getattr(elsewhere, target._overloadname, target)
-    return torch.Tag.pointwise in target.tags or (in_place(twin) is target and torch.Tag.pointwise in twin.tags)
-
-
-def is_number(node: Node) -> bool:
-    """Whether a node yields a Python number, or is no weight and has no dimensions: it is the same for all parts."""
-    return not tensors_of(node) or (weight_of(node) is None and not any(one.shape for one in tensors_of(node)))
-
-
 def _trim(batch: dict[Node, Bounds]) -> list[Node]:
     """Takes elementwise operations out of a batch that would let more bytes cross than what stands before them."""
     least: dict[Node, int] = {}  # bytes that must cross for a whole of a node, besides those that cross anyway
@@ -249,10 +218,11 @@ def _trim(batch: dict[Node, Bounds]) -> list[Node]:
         least[node] = 0 if any(user not in batch for user in node.users) else own
     late = []
     for node in reversed(list(batch)):
-        if node.target not in LINEAR and not any(user in batch for user in node.users):
-            if sum(least[one] for one in node.all_input_nodes if one in batch) < _nbytes(node):
-                del batch[node]
-                late.append(node)
+        if node.target in LINEAR or any(user in batch for user in node.users):
+            continue
+        if sum(least[one] for one in node.all_input_nodes if one in batch) < _nbytes(node):
+            del batch[node]
+            late.append(node)
     return late[::-1]
 
 
@@ -265,7 +235,7 @@ def _writes(node: Node) -> bool:
 
 
 def _put_slices_in_place(program: Program, slices: Mapping[Node, Sequence[Node | None]]) -> None:
-    """Lets the program know the slices in place of the weights; a bias that others read as a whole stays beside them."""
+    """Lets the program know the slices in place of the weights; a bias that others read whole stays beside them."""
     pieces: dict[str, list[Weight]] = {}
     for node, held in slices.items():
         weight = weight_of(node)

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..compiler.ops import GATHER
 from ..compiler.program import Weight, tensors_of
 from ..compiler.slices import bounds_of
-from .apart import is_number, is_pointwise
+from .elementwise import is_number, is_pointwise
 from .evidence import Evidence, Violation
 from .marks import LINEAR
 
@@ -41,7 +41,7 @@ def slices(evidence: Evidence) -> Iterator[Violation]:
 
 
 def parts(evidence: Evidence) -> Iterator[Violation]:
-    """A slice is only multiplied by, with its bias; its parts stay with their like until they are gathered, in order."""
+    """A slice is only multiplied by, with its bias; its parts stay with their like until they are gathered in order."""
     rows: dict[Node, Rows] = {node: weight.rows for node, weight in evidence.weights.items() if weight.rows}
     for node in evidence.ops if rows else ():
         read = {operand: rows[operand] for operand in evidence.operands[node] if operand in rows}
