@@ -12,10 +12,12 @@ from .compiler.devices import Rig, canonical_name
 from .compiler.errors import UsageError
 from .compiler.trace import trace
 from .device_map import give_homes, named_devices
+from .layouts import Wanted
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .request import Request, one_backend
 from .runtime.weights import HeldWeights
+from .weight_files import Given, index_for, source_of
 
 
 def compile(
@@ -23,6 +25,7 @@ def compile(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    weights: Given | None = None,
     backend: Any = None,
     params_backend: Any = None,
     device_map: str | Mapping[str, Any] | None = None,
@@ -40,6 +43,8 @@ def compile(
     Args:
         module: any module that torch.export can trace, in eval mode or not; its weights may be on meta.
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
+        weights: files that have the module's weights, in its own names or as published, safetensors or GGUF: a path, a
+            list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
             in host memory, from which each is brought for the segment that reads it; ``disk``, for weights in files.
@@ -55,6 +60,7 @@ def compile(
 
     Raises:
         TraceError: the module cannot be traced.
+        WeightError: files are missing or damaged, or are not for this module.
         UsageError: arguments contradict each other, or a device map leaves a weight out.
         SpecError: a spec is wrong; the message points at the place.
         DoesNotFitError: a device cannot hold its part.
@@ -78,7 +84,10 @@ def compile(
         rig=rig,
     )
     request.switch_on()
+    index = None if weights is None else index_for(Wanted.of_module(module), weights)
     program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    held = HeldWeights.of_module(module, program)
+    source = held if index is None else source_of(index, program, held)
     program.devices = request.devices_for()
     program.rests = request.rests_for("", "", program.devices)
     if homes is not None:
@@ -87,7 +96,7 @@ def compile(
     shares, mode = request.shares_for(program.name, "", program.devices), request.mode_for()
     steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
     PassManager(steps, callbacks).run(program)
-    return CompiledModule(program, request.rig, HeldWeights.of_module(module, program))
+    return CompiledModule(program, request.rig, source)
 
 
 def _refuse_rows(request: Request) -> None:

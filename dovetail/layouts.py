@@ -10,83 +10,112 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from .compiler.errors import WeightError
+from .compiler.program import Program
 from .runtime.weights import tensors_of_module
 from .single_file import Arranged, Lacking, Layout, as_stored, converted
 
 _ORIGINAL = "model.diffusion_model."
 
 
-def find_weights(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: Path) -> Layout | None:
-    """Every weight of a module, under its first name, as pieces of what a file stores.
+@dataclass(frozen=True)
+class Wanted:
+    """The weights that a file shall have: their names, by the first of them, and their shapes by it.
+
+    ``library_names`` gives a layout under the names that the module's library has today, or None where the library does
+    more than rename. ``convert`` is diffusers' function from published names to its own.
+    """
+
+    title: str
+    names: Mapping[str, Sequence[str]]
+    shapes: Mapping[str, tuple[int, ...]]
+    library_names: Callable[[Layout], Layout | None]
+    convert: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+
+    @classmethod
+    def of_module(cls, module: Any) -> Wanted:
+        """What a checkpoint of a module holds."""
+        names: dict[int, list[str]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        saved = module.state_dict(keep_vars=True)
+        for name, tensor in tensors_of_module(module).items():
+            if name in saved:
+                names.setdefault(id(tensor), []).append(name)
+                shapes[name] = tuple(tensor.shape)
+        title = type(module).__name__
+        is_diffusers = _is_of("diffusers", "ModelMixin", module)
+        convert = _converter(type(module).__mro__, dict(module.config)) if is_diffusers else None
+        rename = functools.partial(_under_library_names, module)
+        return cls(title, {own[0]: own for own in names.values()}, shapes, rename, convert)
+
+    @classmethod
+    def of_program(cls, program: Program) -> Wanted:
+        """What a program needs of a checkpoint; of the model that it was made from only its class's name is known."""
+        weights = {weight.whole: weight for weight in program.weights.values() if weight.persistent}
+        names = {name: weight.names for name, weight in weights.items()}
+        shapes = {name: _whole_shape(name, program) for name in weights}
+        return cls(program.name, names, shapes, lambda layout: layout, _converter_called(program.name))
+
+    def take(self, name: str, layout: Layout) -> Arranged | None:
+        """A weight under any of its names, in the shape that is wanted; None when it is not there so."""
+        found = next((layout[name] for name in self.names[name] if name in layout), None)
+        return found.shaped(self.shapes[name]) if found and found.pieces is not None else None
+
+
+def find_weights(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], where: Path) -> Layout | None:
+    """Every weight that is wanted, under its first name, as pieces of what a file stores.
 
     None when the module's library does more than rename what the file has, and only it can load that.
 
     Raises:
         WeightError: the file is for another module, lacks a weight, or has one in another shape or arrangement.
     """
-    wanted = names_of_weights(module)
     best: tuple[int, Layout] = (0, {})
     lacking: list[str] = []
-    for layout in _layouts(module, as_stored(shapes), lacking):
+    for layout in _layouts(wanted, as_stored(shapes), lacking):
         if layout is None:
             return None
-        fitting = [name for name, names in wanted.items() if _take(module, names, layout)]
-        if len(fitting) == len(wanted):
-            return {name: _take(module, names, layout) or layout[name] for name, names in wanted.items()}
-        best = max(best, (len(fitting), layout), key=lambda one: one[0])
+        found = {name: weight for name in wanted.names if (weight := wanted.take(name, layout)) is not None}
+        if len(found) == len(wanted.names):
+            return found
+        best = max(best, (len(found), layout), key=lambda one: one[0])
     if lacking and not best[0]:
-        raise WeightError(f"{where} lacks {lacking[0]} of {type(module).__name__}: download it again")
-    raise _misfit(module, wanted, best[1], shapes, where)
+        raise WeightError(f"{where} lacks {lacking[0]} of {wanted.title}: download it again")
+    raise _misfit(wanted, best[1], shapes, where)
 
 
-def names_of_weights(module: nn.Module) -> dict[str, list[str]]:
-    """The names of each weight that a checkpoint of the module holds, by the first of them."""
-    saved = module.state_dict(keep_vars=True)
-    names: dict[int, list[str]] = {}
-    for name, tensor in tensors_of_module(module).items():
-        if name in saved:
-            names.setdefault(id(tensor), []).append(name)
-    return {own[0]: own for own in names.values()}
+def _whole_shape(name: str, program: Program) -> tuple[int, ...]:
+    """The shape of a weight of a checkpoint, of which a program may know slices alone, without gaps."""
+    slices = [weight for weight in program.weights.values() if weight.whole == name]
+    rows = [weight.rows[1] for weight in slices if weight.rows]
+    return (max(rows), *slices[0].shape[1:]) if rows else slices[0].shape
 
 
-def _take(module: nn.Module, names: list[str], layout: Layout) -> Arranged | None:
-    """A weight under any of its names, in the module's shape; None when it is not there so."""
-    found = next((layout[name] for name in names if name in layout), None)
-    fits = found and found.pieces is not None
-    return found.shaped(_shape_of(module, names[0])) if found and fits else None
-
-
-def _shape_of(module: nn.Module, name: str) -> tuple[int, ...]:
-    path, _, key = name.rpartition(".")
-    return tuple(getattr(module.get_submodule(path), key).shape)
-
-
-def _layouts(module: nn.Module, stored: Layout, lacking: list[str]) -> Iterator[Layout | None]:
+def _layouts(wanted: Wanted, stored: Layout, lacking: list[str]) -> Iterator[Layout | None]:
     """The layouts that a file may have; None for one that only the module's library can read.
 
     Notes what the file lacks of a layout that it else has.
     """
-    for layout in (stored, *_without_prefix(module, stored)):
-        yield _under_library_names(module, layout)
-    convert = _converter_of(module)
+    for layout in (stored, *_without_prefix(wanted, stored)):
+        yield wanted.library_names(layout)
     bare = {name.removeprefix(_ORIGINAL): weight for name, weight in stored.items() if name.startswith(_ORIGINAL)}
     for layout in (stored, bare, {_ORIGINAL + name: weight for name, weight in stored.items()}):
         try:
-            yield converted(convert, layout) if convert else {}
+            yield converted(wanted.convert, layout) if wanted.convert else {}
         except Lacking as error:
             lacking.append(str(error))
 
 
-def _without_prefix(module: nn.Module, stored: Layout) -> Iterator[Layout]:
-    """The weights behind each prefix that any of the file's names has before a name of the module."""
-    first = "." + next(iter(names_of_weights(module)), "")
+def _without_prefix(wanted: Wanted, stored: Layout) -> Iterator[Layout]:
+    """The weights behind each prefix that any of the file's names has before the first one that is wanted."""
+    first = "." + next(iter(wanted.names), "")
     for prefix in dict.fromkeys(name.removesuffix(first) + "." for name in stored if name.endswith(first)):
         yield {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
 
@@ -127,47 +156,48 @@ def _transformers_names(module: Any, layout: Layout) -> dict[str, str] | None:
     return names
 
 
-def _converter_of(module: Any) -> Any:
-    """Diffusers' function from published names to its own, for the class of a module."""
-    if not _is_of("diffusers", "ModelMixin", module):
-        return None
+def _converter(classes: Iterable[type], config: dict[str, Any]) -> Any:
+    """Diffusers' function from published names to its own, for the first of some classes that has one."""
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
-    known = (SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__) for cls in type(module).__mro__)
+    known = (SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__) for cls in classes)
     entry = next(filter(None, known), None)
-    return entry and functools.partial(_convert, entry["checkpoint_mapping_fn"], dict(module.config))
+    return entry and functools.partial(_convert, entry["checkpoint_mapping_fn"], config)
+
+
+def _converter_called(name: str) -> Any:
+    """The function for a class of diffusers' that is known by its name alone; None for any other name."""
+    import diffusers
+
+    cls = getattr(diffusers, name, None)
+    return _converter((cls,), {}) if isinstance(cls, type) else None
 
 
 def _convert(function: Any, config: dict[str, Any], checkpoint: dict[str, Any]) -> Any:
     return function(checkpoint=checkpoint, config=config)
 
 
-def _misfit(
-    module: nn.Module,
-    wanted: Mapping[str, list[str]],
-    layout: Layout,
-    shapes: Mapping[str, tuple[int, ...]],
-    where: Path,
-) -> WeightError:
-    """What is wrong with a file that does not have what a module needs, in its most fitting layout."""
-    cls = type(module).__name__
-    found = {name: next((layout[own] for own in names if own in layout), None) for name, names in wanted.items()}
+def _misfit(wanted: Wanted, layout: Layout, shapes: Mapping[str, tuple[int, ...]], where: Path) -> WeightError:
+    """What is wrong with a file that does not have what is wanted, in its most fitting layout."""
+    title = wanted.title
+    found = {name: next((layout[own] for own in names if own in layout), None) for name, names in wanted.names.items()}
     lost = [name for name, weight in found.items() if weight is None]
-    if not layout or len(lost) == len(wanted):
-        return WeightError(f"{where} is not for {cls}: {_likeness(shapes)}: give it to another component, or another file")
+    if len(lost) == len(found):
+        return WeightError(
+            f"{where} is not for {title}: {_likeness(shapes)}: give it to another component, or another file"
+        )
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return WeightError(f"{where} lacks {lost[0]}{more} of {cls}: download it again")
-    for name, weight in found.items():
-        shape = _shape_of(module, name)
-        if weight is not None and weight.shaped(shape) is None:
-            return WeightError(
-                f"{where} has {name} as {list(weight.shape)}, {cls} needs {list(shape)}: the files belong to another "
-                "configuration"
-            )
-    odd = next(name for name, weight in found.items() if weight is not None and weight.pieces is None)
+        return WeightError(f"{where} lacks {lost[0]}{more} of {title}: download it again")
+    there = {name: weight for name, weight in found.items() if weight is not None and not wanted.take(name, layout)}
+    name, weight = next(iter(there.items()))
+    if weight.shaped(wanted.shapes[name]) is None:
+        return WeightError(
+            f"{where} has {name} as {list(weight.shape)}, {title} needs {list(wanted.shapes[name])}: the files belong "
+            "to another configuration"
+        )
     return WeightError(
-        f"{where} stores {odd} of {cls} in another order of its numbers, which cannot be read piece by piece: "
+        f"{where} stores {name} of {title} in another order of its numbers, which cannot be read piece by piece: "
         "give the component's own folder, or convert the file with diffusers first"
     )
 
@@ -176,7 +206,6 @@ def _likeness(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """What a file seems to be, by diffusers' knowledge of published checkpoints, or its first names."""
     import torch
     from diffusers.loaders.single_file_utils import (
-        CHECKPOINT_KEY_NAMES,
         DIFFUSERS_DEFAULT_PIPELINE_PATHS,
         infer_diffusers_model_type,
     )

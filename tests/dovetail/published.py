@@ -67,9 +67,7 @@ def flux(state: State) -> dict[str, torch.Tensor]:
     return writer.done()
 
 
-def _flux_stream(
-    writer: _Writer, new: str, old: str, fused: tuple[str, ...], names: tuple[str, str, str, str]
-) -> None:
+def _flux_stream(writer: _Writer, new: str, old: str, fused: tuple[str, ...], names: tuple[str, str, str, str]) -> None:
     norm, out, ff, added = names
     writer.move(f"{new}_mod.lin", f"{old}.{norm}.linear")
     writer.move(f"{new}_attn.qkv", *(f"{old}.attn.{one}" for one in fused))
