@@ -221,7 +221,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "too long": (lambda path: path.write_bytes(path.read_bytes() + b"more"), "damaged: it is too long"),
     "no header": (lambda path: path.write_bytes(b"\xff" * 4096), "damaged: its header would have"),
     "no JSON": (lambda path: path.write_bytes(struct.pack("<Q", 64) + b"{" * 128), "its header cannot be read"),
-    "a list": (lambda path: path.write_bytes(struct.pack("<Q", 2) + b"[]"), "its header is no list of tensors"),
+    "a list": (lambda path: path.write_bytes(struct.pack("<Q", 2) + b"[]"), "its header cannot be read"),
     "overlap": (lambda path: _header(path, _overlap), "damaged: .* begins at byte"),
     "other shape": (
         lambda path: _header(path, lambda header: header["x_embedder.bias"].update(shape=[8, 4])),
@@ -281,7 +281,7 @@ def test_a_file_that_shrinks_after_it_was_indexed_is_one_clear_error(copied: Pat
     handle = dovetail.load_pipeline(copied, SPREAD)
     path = copied / "transformer" / "diffusion_pytorch_model.safetensors"
     path.write_bytes(path.read_bytes()[:4096])
-    with pytest.raises(WeightError, match="cannot be read: it ends at byte 4096, its weights at"):
+    with pytest.raises(WeightError, match=r"has 4096 bytes now, it had \d+: load it again"):
         paint(handle, call)
 
 
