@@ -1,8 +1,8 @@
 """The schedule: the lowered form of a program, a flat list of small typed instructions.
 
 What runs, what is predicted and what is drawn all read this one list. An instruction names values, weights and devices
-as objects, and prints as a short line. ``Free`` directly after ``Run`` takes effect inside that run, at the value's
-last reading.
+as objects, and prints as a short line. Beside a ``Run``, a ``Wait`` before it and a ``Free`` or ``Copy`` after it
+take effect inside: at the first reading, at the last, and when the value is made.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import math
 import operator
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,9 +21,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..compiler.program import HERE, Segment, device_of, origin_of, weight_of
-from ..compiler.schedule import Run, State
+from ..compiler.aliasing import writes
+from ..compiler.devices import Device
+from ..compiler.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
+from ..compiler.schedule import Copy, Run, State
 from . import gathering as _gathering  # noqa: F401  (the kernels of operations that segments may name)
+from . import steps
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
@@ -78,6 +81,7 @@ class _Writer:
     weights: dict[str, Node] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
+    places: dict[Device, torch.device] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
     taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind"), _RESERVED))
 
@@ -156,6 +160,8 @@ def write_segment(
     versions: Readings,
     name: str,
     staged: Mapping[str, int] | None = None,
+    awaited: frozenset[State] = frozenset(),
+    sent: Sequence[tuple[Copy, int]] = (),
 ) -> SegmentSource:
     """Generates the source of a segment.
 
@@ -166,15 +172,25 @@ def write_segment(
         versions: which version of a value from another device each node reads, where it is not 0.
         name: what tracebacks call the source.
         staged: the slot of each weight that comes for one run and goes after it.
+        awaited: those of the read values that are on their way, and waited for at their first use.
+        sent: the copies that start as soon as their value is what they send, each with the slot on its device.
     """
     writer = _Writer(run, slots, freed, versions, staged or {})
     kept = {writer.local(state) for state in run.yields}
     ends = _last_uses(writer, run.segment)
+    copies = _copies_after(run.segment, sent)
+    late = {writer.local(state): state for state in run.reads if state in awaited}
     for state in run.reads:
-        _write_read(writer, state)
+        if state not in awaited:
+            _write_read(writer, state)
     for node in run.segment.nodes:
         target = writer.local(State(node))
+        for operand in node.all_input_nodes if late else ():
+            if weight_of(operand) is None and (local := writer.local(writer.state(node, operand))) in late:
+                _write_read(writer, late.pop(local), ".wait()")
         writer.write(f"{target} = {writer.call(node)}", node)
+        for copy, slot in copies[node]:
+            _write_copy(writer, copy, slot)
         done = [local for local in ends[node] if local not in kept]
         if done:
             writer.write(f"del {', '.join(done)}")
@@ -184,11 +200,28 @@ def write_segment(
     return _assemble(writer, name)
 
 
-def _write_read(writer: _Writer, state: State) -> None:
+def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
     slot = writer.slots[state]
-    writer.write(f"{writer.local(state)} = slots[{slot}]")
+    kept = f"slots[{slot}] = " if wait and state not in writer.freed else ""
+    writer.write(f"{writer.local(state)} = {kept}slots[{slot}]{wait}")
     if state in writer.freed:
         writer.write(f"slots[{slot}] = None")
+
+
+def _copies_after(segment: Segment, sent: Sequence[tuple[Copy, int]]) -> dict[Node, list[tuple[Copy, int]]]:
+    """For each node the copies of what it has made, or written last."""
+    copies: dict[Node, list[tuple[Copy, int]]] = defaultdict(list)
+    for copy, slot in sent:
+        mine = {tensor.storage for tensor in tensors_of(copy.value.node)}
+        ends = [node for node in segment.nodes if node is copy.value.node or mine & writes(node)]
+        copies[ends[-1]].append((copy, slot))
+    return copies
+
+
+def _write_copy(writer: _Writer, copy: Copy, slot: int) -> None:
+    send = writer.bind("start_copy", steps.start_copy)
+    target = writer.bind(f"to_{copy.target}", writer.places.setdefault(copy.target, copy.target.torch))
+    writer.write(f"slots[{slot}] = {send}({writer.local(State(copy.value.node))}, {target})")
 
 
 def _last_uses(writer: _Writer, segment: Segment) -> dict[Node, list[str]]:

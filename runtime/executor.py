@@ -9,7 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from ..compiler.schedule import (
 from ..compiler.units import format_bytes
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
+from .folding import awaited_inside, freed_inside, is_folded, sent_inside
 from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
 from .weights import WeightSource
 
@@ -178,10 +178,15 @@ class Executor:
             if isinstance(instruction, Run):
                 segment = instruction.segment
                 name = f"{self._program.name} segment {segment.index}"
-                freed = frozenset(_freed_inside(self._schedule, index))
-                slots = self._layout.on(segment.device)
                 sources[segment.index] = write_segment(
-                    instruction, slots, freed, versions, name, self._layout.weights_on(segment.device)
+                    instruction,
+                    self._layout.on(segment.device),
+                    frozenset(freed_inside(self._schedule, index)),
+                    versions,
+                    name,
+                    self._layout.weights_on(segment.device),
+                    frozenset(awaited_inside(self._schedule, index)),
+                    [(one, self._layout.slots[one.value, one.target]) for one in sent_inside(self._schedule, index)],
                 )
         return sources
 
@@ -195,6 +200,8 @@ class Executor:
     def _steps_of(self, index: int) -> list[Step]:
         instruction = self._schedule[index]
         slots = self._layout.slots
+        if not isinstance(instruction, (Load, Release, Run, Return)) and is_folded(self._schedule, index):
+            return []
         match instruction:
             case Load() if self._is_staged(instruction):
                 return [self._load_step(index)]
@@ -209,9 +216,9 @@ class Executor:
             case Wait(value, origin, target, device):
                 slot = slots[value, target]
                 return [wait_step(slot) if device == target else fence_step(slot, origin.torch)]
-            case Free(value, device) if not _is_folded(self._schedule, index):
+            case Free(value, device):
                 return [free_step(slots[value, device])]
-            case Load() | Return() | Free():
+            case Load() | Return():
                 return []
 
     def _load_step(self, index: int) -> Step:
@@ -285,24 +292,3 @@ def _weight(node: Node) -> Weight:
     weight = weight_of(node)
     assert weight is not None
     return weight
-
-
-def _freed_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
-    """The values that a run lets go of at their last reading: those freed directly after it."""
-    run = schedule[index]
-    assert isinstance(run, Run)
-    frees = takewhile(lambda instruction: isinstance(instruction, Free), schedule[index + 1 :])
-    return [free.value for free in frees if isinstance(free, Free) and _ends_in(free, run)]
-
-
-def _is_folded(schedule: Sequence[Instruction], index: int) -> bool:
-    """Whether a free takes effect inside the run before it."""
-    free = schedule[index]
-    while index and isinstance(schedule[index], Free):
-        index -= 1
-    before = schedule[index]
-    return isinstance(free, Free) and isinstance(before, Run) and _ends_in(free, before)
-
-
-def _ends_in(free: Free, run: Run) -> bool:
-    return free.value in run.reads and free.device == resting_place(free.value, run.segment.device)
