@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import dovetail
 from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DovetailError
+from dovetail.convert import plan_conversion
 
 ROOT = Path(__file__).resolve().parent.parent
 INTRODUCTION = """# What went wrong?
@@ -106,7 +108,7 @@ CASES = (
     Case("spec", "dovetail generate x --backend 'diffusion=auto&sim0'", 2),
     Case("spec", "dovetail generate x --backend vae=disk", 2),
     Case("spec", "dovetail generate x --split-mode rows", 2),
-    Case("spec", "dovetail generate x --split-mode diffusion=row", 2),
+    Case("spec", "dovetail generate x --split-mode diffusion=tensor", 2),
     Case("spec", "dovetail generate x --params-backend te=disk", 2),
     Case("spec", "dovetail generate x --tensor-split 3,x", 2),
     Case("spec", "dovetail generate x --max-vram cuda0=6GX", 2),
@@ -125,6 +127,17 @@ CASES = (
     Case("file", "dovetail show notes.json", 1),
     Case("file", "dovetail verify edited.json", 4),
     Case("file", "dovetail generate x --model damaged", 1),
+    Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q4_k_m", 2),
+    Case("convert", "dovetail convert weights.safetensors -o out.safetensors --type q4_k", 2),
+    Case("convert", "dovetail convert weights.safetensors -o weights.safetensors --type f16", 2),
+    Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0 --tensor-type attn=q4_k", 2),
+    Case("convert", "dovetail convert damaged -o out.gguf --type q8_0", 2),
+    Case("convert", "dovetail convert empty -o out.gguf --type q8_0", 2),
+    Case("convert", "dovetail convert missing.gguf -o out.gguf --type q8_0", 2),
+    Case("convert", "dovetail convert weights.safetensors -o missing/out.gguf --type q8_0", 2),
+    Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0", 1),
+    Case("convert", "dovetail convert short.gguf -o out.gguf --type q8_0", 1),
+    Case("convert", "dovetail convert lying.safetensors -o out.gguf --type q8_0", 1),
     Case("call", "dovetail generate x --size 64x64x64", 2),
     Case("call", "dovetail generate x --frames 8", 2),
     Case("call", "compiled(torch.ones(2, 4))  # traced with 1 × 4", 1, lambda: _linear()(torch.ones(2, 4))),
@@ -147,6 +160,7 @@ def workplace() -> Iterator[Path]:
             Path("notes.json").write_text('{"shopping": ["milk"]}')
             _edit_a_plan()
             _damage_a_pipeline()
+            _damage_weights()
             yield Path(name)
         finally:
             os.chdir(before)
@@ -167,6 +181,17 @@ def _damage_a_pipeline() -> None:
     shutil.copytree(demo.folder(), "damaged")
     largest = max(Path("damaged").rglob("*.safetensors"), key=lambda file: file.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
+
+
+def _damage_weights() -> None:
+    """Writes weights of which one is not a number, a GGUF file that was cut short, and a header that lies."""
+    weight = torch.ones(256, 256)
+    weight[7, 7] = float("nan")
+    save_file({"blocks.0.mlp.weight": weight}, "weights.safetensors")
+    plan_conversion("weights.safetensors", "short.gguf", "f16").run()
+    os.truncate("short.gguf", 1000)
+    header = b'{"a": {"dtype": "F32", "shape": [1000000, 1000000], "data_offsets": [0, 4]}}'
+    Path("lying.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 
 
 def answers() -> list[tuple[Case, Answer]]:

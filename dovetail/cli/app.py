@@ -8,6 +8,7 @@ import typer
 
 from .. import __version__
 from .compile import compile
+from .convert import convert
 from .devices import devices
 from .env import env
 from .generate import generate
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, devices, compile, show, verify, passes, env):
+for command in (generate, devices, compile, convert, show, verify, passes, env):
     app.command()(expanded(command))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +120,8 @@ def _whole(numbers: Floats, low: int, top: int) -> Floats:
 
 def _iq4_codes(numbers: Floats) -> Bytes:
     halves = np.clip(np.floor(2 * numbers), -256, 255).astype(np.int16)
-    return _IQ4_NEAREST[halves + 256]
+    codes: Bytes = _IQ4_NEAREST[halves + 256]
+    return codes
 
 
 def _iq4_levels(numbers: Floats) -> Floats:
@@ -139,11 +141,12 @@ def _as_bytes(numbers: Floats) -> Bytes:
     return numbers.astype("<f2").view(np.uint8)
 
 
-def _joined(codes: Bytes, bits: int, stride: int) -> Bytes:
+def _joined(codes: NDArray[Any], bits: int, stride: int) -> Bytes:
     """Codes of a few bits, several in a byte: those in one byte are `stride` apart, the first in the low bits."""
     parts = codes.reshape(len(codes), -1, 8 // bits, stride)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return np.bitwise_or.reduce(parts << shifts, axis=2).reshape(len(codes), -1)
+    joined: Bytes = np.bitwise_or.reduce(parts << shifts, axis=2)
+    return joined.reshape(len(codes), -1)
 
 
 def _six_bits(scales: Bytes, offsets: Bytes) -> Bytes:

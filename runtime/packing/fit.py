@@ -10,11 +10,13 @@ The numbers of a block lie along the first axis, so that sums over a block are s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = NDArray[Any]
+"""Numbers in float32 throughout, which NumPy's annotations cannot follow."""
 _TINY = np.float32(1e-30)
 
 
@@ -67,7 +69,8 @@ def fit_scale(values: Floats, nearest: Callable[[Floats], Floats], tries: Iterab
 def extreme_of(values: Floats, axis: int = 0) -> Floats:
     """The value of the largest magnitude along an axis, with its sign."""
     high, low = values.max(axis=axis), values.min(axis=axis)
-    return np.where(high > -low, high, low)
+    extreme: Floats = np.where(high > -low, high, low)
+    return extreme
 
 
 def _dot(left: Floats, right: Floats) -> Floats:
