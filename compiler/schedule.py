@@ -59,15 +59,31 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Landing:
+    """Where on its target a value lands: some columns of memory that was set aside there."""
+
+    value: State
+    start: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.value}[{self.start}:{self.start + self.length}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
-    """Starts sending a value from the device it is on to another; a Wait on the target must come before its use."""
+    """Starts sending a value from the device it is on to another; a Wait on the target must come before its use.
+
+    It lands in memory of its own, or ``into`` the place that it has in a whole.
+    """
 
     value: State
     source: Device
     target: Device
+    into: Landing | None = None
 
     def __str__(self) -> str:
-        return f"copy {self.value} {self.source} → {self.target}"
+        return f"copy {self.value} {self.source} → {self.target}" + (f" into {self.into}" if self.into else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 
 from torch.fx import Node
 
 from ..compiler.devices import Device
-from ..compiler.program import Segment, Weight
-from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Return, Run, State, Wait
+from ..compiler.ops import GATHER
+from ..compiler.program import Segment, Weight, tensors_of
+from ..compiler.schedule import Copy, Free, Instruction, Landing, Load, Release, Return, Run, State, Wait
 from .evidence import Evidence, Violation
 
 Key = tuple[Node, int, int]
@@ -59,8 +61,10 @@ class _Machine:
                 yield from self.load(device, weights)
             case Release(device, weights):
                 yield from self.release(device, weights)
-            case Copy(value, source, target):
+            case Copy(value, source, target, into):
                 yield from self.copy(value, source, target)
+                if into is not None:
+                    yield from self.land(value, target, into)
             case Wait(value, source, target, device):
                 yield from self.wait(value, source, target, device)
             case Run(segment, reads, yields):
@@ -99,6 +103,17 @@ class _Machine:
         self.unread.add(key)
         for storage in self.evidence.storages[value.node]:
             self.read_by_copies[storage].add(key)
+
+    def land(self, value: State, target: Device, into: Landing) -> Broken:
+        there = self.evidence.place(target)
+        yield from self.use((into.value.node, into.value.version, there))
+        start, stop = into.start, into.start + into.length
+        for reader in (user for user in value.node.users if self.evidence.device[user] == there):
+            given = list(reader.args[1]) if reader.target is GATHER else []  # type: ignore[arg-type]
+            ends = list(accumulate((tensors_of(part)[0].sizes[-1] for part in given), initial=0))
+            places = [ends[at : at + 2] for at, part in enumerate(given) if part is value.node]
+            if places != [[start, stop]] or reader.args[0] is not into.value.node:
+                yield "land", f"{value} lands in {into}, but %{reader.name} does not gather it there"
 
     def wait(self, value: State, source: Device, target: Device, device: Device) -> Broken:
         key = (value.node, value.version, self.evidence.place(target))

@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.fx import Node
 
 from ..compiler.aliasing import readings, writes
 from ..compiler.devices import Device
+from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Crossing, Program, Segment, Weight, device_of, placement_of, tensors_of, weight_of
 from ..compiler.schedule import (
     Copy,
     Free,
     Instruction,
+    Landing,
     Load,
     Release,
     Return,
@@ -134,7 +136,27 @@ def _run(facts: _Facts, segment: Segment) -> Iterator[Instruction]:
 def _copies(facts: _Facts, step: int) -> Iterator[Copy]:
     """The copies that a step makes possible."""
     for crossing in facts.ready[step]:
-        yield Copy(State(crossing.value, crossing.version), device_of(crossing.value), crossing.target)
+        value, source = State(crossing.value, crossing.version), device_of(crossing.value)
+        yield Copy(value, source, crossing.target, _landing(crossing))
+
+
+def _landing(crossing: Crossing) -> Landing | None:
+    """The place of a part in the whole that it is gathered into, where nothing else reads it."""
+    readers = [user for user in crossing.value.users if device_of(user) == crossing.target]
+    if [reader.target for reader in readers] != [GATHER]:
+        return None
+    out, parts = readers[0].args
+    assert isinstance(out, Node) and isinstance(parts, (list, tuple))
+    made = placement_of(out).segment
+    if out.target is not LANDING or made is None or crossing.producer is None or made >= crossing.producer:
+        return None
+    widths = [_columns(part) for part in parts]
+    place = parts.index(crossing.value)
+    return Landing(State(out), sum(widths[:place]), widths[place])
+
+
+def _columns(part: Any) -> int:
+    return tensors_of(part)[0].sizes[-1]
 
 
 def _waits(facts: _Facts, step: int) -> Iterator[Wait]:
@@ -163,9 +185,11 @@ def _with_frees(program: Program, instructions: list[Instruction]) -> Iterator[I
 def touched(instruction: Instruction) -> Iterator[tuple[State, Device]]:
     """The values that an instruction makes or uses, with the device they lie on."""
     match instruction:
-        case Copy(value, source, target):
+        case Copy(value, source, target, into):
             yield State(value.node), source
             yield value, target
+            if into is not None:
+                yield into.value, target
         case Wait(value, _, target, device) if device == target:
             yield value, target
         case Run(segment, reads, yields):

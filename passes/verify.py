@@ -46,6 +46,7 @@ SCHEDULE_RULES = {
     "yield": "A run yields values that it makes.",
     "live": "What is read is there: made or sent before, and not yet freed.",
     "copy": "A copy sends what crosses, from where it lives, in the state that is read, once.",
+    "land": "A copy lands in memory that is there, in the place where its readers gather it.",
     "wait": "What was sent is waited for on the device that reads it, once, before it is read.",
     "fence": "Memory is written only after its device has waited for the copies that read it.",
     "free": "Only what is there is freed.",

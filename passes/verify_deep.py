@@ -65,7 +65,7 @@ class _Rehearsal:
                 case Load(device, weights):
                     for node in (self.nodes[weight.name] for weight in weights):
                         self.weights[node, device] = self.make(value_of(node), device)
-                case Copy(value, source, target):
+                case Copy(value, source, target, _):
                     self.held[value, target] = self.send(self.held[State(value.node), source], target)
                 case Run():
                     self.segment(instruction)

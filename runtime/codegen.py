@@ -161,7 +161,7 @@ def write_segment(
     name: str,
     staged: Mapping[str, int] | None = None,
     awaited: frozenset[State] = frozenset(),
-    sent: Sequence[tuple[Copy, int]] = (),
+    sent: Sequence[tuple[Copy, int, int]] = (),
 ) -> SegmentSource:
     """Generates the source of a segment.
 
@@ -173,7 +173,8 @@ def write_segment(
         name: what tracebacks call the source.
         staged: the slot of each weight that comes for one run and goes after it.
         awaited: those of the read values that are on their way, and waited for at their first use.
-        sent: the copies that start as soon as their value is what they send, each with the slot on its device.
+        sent: the copies that start as soon as their value is what they send, each with its slot there and that of
+            the memory that it lands in.
     """
     writer = _Writer(run, slots, freed, versions, staged or {})
     kept = {writer.local(state) for state in run.yields}
@@ -189,8 +190,8 @@ def write_segment(
             if weight_of(operand) is None and (local := writer.local(writer.state(node, operand))) in late:
                 _write_read(writer, late.pop(local), ".wait()")
         writer.write(f"{target} = {writer.call(node)}", node)
-        for copy, slot in copies[node]:
-            _write_copy(writer, copy, slot)
+        for copy in copies[node]:
+            _write_copy(writer, *copy)
         done = [local for local in ends[node] if local not in kept]
         if done:
             writer.write(f"del {', '.join(done)}")
@@ -208,20 +209,21 @@ def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
         writer.write(f"slots[{slot}] = None")
 
 
-def _copies_after(segment: Segment, sent: Sequence[tuple[Copy, int]]) -> dict[Node, list[tuple[Copy, int]]]:
+def _copies_after(segment: Segment, sent: Sequence[tuple[Copy, int, int]]) -> dict[Node, list[tuple[Copy, int, int]]]:
     """For each node the copies of what it has made, or written last."""
-    copies: dict[Node, list[tuple[Copy, int]]] = defaultdict(list)
-    for copy, slot in sent:
-        mine = {tensor.storage for tensor in tensors_of(copy.value.node)}
-        ends = [node for node in segment.nodes if node is copy.value.node or mine & writes(node)]
-        copies[ends[-1]].append((copy, slot))
+    copies: dict[Node, list[tuple[Copy, int, int]]] = defaultdict(list)
+    for copy in sent:
+        value = copy[0].value.node
+        mine = {tensor.storage for tensor in tensors_of(value)}
+        copies[[node for node in segment.nodes if node is value or mine & writes(node)][-1]].append(copy)
     return copies
 
 
-def _write_copy(writer: _Writer, copy: Copy, slot: int) -> None:
+def _write_copy(writer: _Writer, copy: Copy, slot: int, landing: int) -> None:
     send = writer.bind("start_copy", steps.start_copy)
     target = writer.bind(f"to_{copy.target}", writer.places.setdefault(copy.target, copy.target.torch))
-    writer.write(f"slots[{slot}] = {send}({writer.local(State(copy.value.node))}, {target})")
+    into = f", slots[{landing}].narrow(-1, {copy.into.start}, {copy.into.length})" if copy.into else ""
+    writer.write(f"slots[{slot}] = {send}({writer.local(State(copy.value.node))}, {target}{into})")
 
 
 def _last_uses(writer: _Writer, segment: Segment) -> dict[Node, list[str]]:

@@ -32,6 +32,7 @@ from ..compiler.schedule import (
     resting_place,
 )
 from ..compiler.units import format_bytes
+from . import quantized as quantized  # registers the kernels that packed weights need
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
 from .folding import awaited_inside, freed_inside, is_folded, sent_inside
@@ -67,6 +68,11 @@ class _Layout:
         """The slots of the weights that come and go on a device, by name."""
         return {name: slot for (name, where), slot in self.staged.items() if where == device}
 
+    def ends_of(self, copies: Sequence[Copy]) -> list[tuple[Copy, int, int]]:
+        """Copies with the slot of the value on its target, and that of the memory it lands in if it has none of its own."""
+        lands = [self.slots[copy.into.value, copy.target] if copy.into else -1 for copy in copies]
+        return [(copy, self.slots[copy.value, copy.target], slot) for copy, slot in zip(copies, lands, strict=True)]
+
     def on(self, device: Device) -> dict[State, int]:
         """The slots of what work on a device can see."""
         return {state: slot for (state, where), slot in self.slots.items() if where == resting_place(state, device)}
@@ -74,7 +80,7 @@ class _Layout:
 
 def _made(instruction: Instruction) -> list[tuple[State, Device]]:
     match instruction:
-        case Copy(value, _, target):
+        case Copy(value, _, target, _):
             return [(value, target)]
         case Run(segment, _, yields):
             return [(state, segment.device) for state in yields]
@@ -186,7 +192,7 @@ class Executor:
                     name,
                     self._layout.weights_on(segment.device),
                     frozenset(awaited_inside(self._schedule, index)),
-                    [(one, self._layout.slots[one.value, one.target]) for one in sent_inside(self._schedule, index)],
+                    self._layout.ends_of(sent_inside(self._schedule, index)),
                 )
         return sources
 
@@ -211,8 +217,9 @@ class Executor:
                 source = self.sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
-            case Copy(value, origin, target):
-                return [copy_step(slots[State(value.node), origin], slots[value, target], target.torch)]
+            case Copy(value, origin, target, into):
+                place = (slots[into.value, target], into.start, into.length) if into else None
+                return [copy_step(slots[State(value.node), origin], slots[value, target], target.torch, place)]
             case Wait(value, origin, target, device):
                 slot = slots[value, target]
                 return [wait_step(slot) if device == target else fence_step(slot, origin.torch)]

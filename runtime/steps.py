@@ -13,13 +13,18 @@ Slots = list[Any]
 Step = Callable[[Slots], None]
 
 
-def copy_step(source: int, target: int, device: torch.device) -> Step:
-    """Starts to send a value."""
+def copy_step(source: int, target: int, device: torch.device, landing: tuple[int, int, int] | None = None) -> Step:
+    """Starts to send a value, into memory of its own or, by slot, first column and width, into that of a whole."""
 
     def copy(slots: Slots) -> None:
         slots[target] = start_copy(slots[source], device)
 
-    return copy
+    def land(slots: Slots) -> None:
+        assert landing is not None
+        whole, start, length = landing
+        slots[target] = start_copy(slots[source], device, slots[whole].narrow(-1, start, length))
+
+    return copy if landing is None else land
 
 
 def wait_step(slot: int) -> Step:

@@ -52,17 +52,20 @@ class Arrival:
         here.wait(here.current_stream(), self._done)
 
 
-def start_copy(value: torch.Tensor, target: torch.device) -> Arrival:
+def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | None = None) -> Arrival:
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
 
-    The value may be freed at once: its memory is not used again before the copy is done.
+    It lands in memory of its own, or ``into`` a part of what is there; but not in host memory, where a copy that is
+    not dense would block the host. The value may be freed at once: its memory is not used again before the copy is done.
     """
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:
         return Arrival(value, there)
+    if there.is_host:
+        into = None
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
-        return _bounce(value, here, there)
-    return _send(value, here, there)
+        return _bounce(value, here, there, into)
+    return _send(value, here, there, into=into)
 
 
 def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
@@ -84,25 +87,36 @@ _intact: dict[tuple[torch.device, torch.device], bool] = {}
 _lock = threading.Lock()
 
 
-def _send(value: torch.Tensor, here: Accelerator, there: Accelerator, before: Event = None) -> Arrival:
-    """Copies on the side streams, after what was launched on the source's current stream and after `before`."""
+def _send(
+    value: torch.Tensor,
+    here: Accelerator,
+    there: Accelerator,
+    before: Event = None,
+    into: torch.Tensor | None = None,
+) -> Arrival:
+    """Copies on the side streams, after what was launched on the source's current stream and after `before`.
+
+    Memory that it lands in may have been another value's until now: the copy is after the target's current stream too.
+    """
     side_here, side_there = here.side_stream(), there.side_stream()
     here.wait(side_here, here.record(here.current_stream()))
     there.wait(side_there, before)
+    if into is not None:
+        there.wait(side_there, there.record(there.current_stream()))
     with ExitStack() as streams:
         streams.enter_context(here.use(side_here))
         streams.enter_context(there.use(side_there))
-        arrived = _copy(value, here, there)
+        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=True)
         here.keep(value, side_here)
         done = there.record(side_there) if there.has_streams else here.record(side_here)
     return Arrival(arrived, there, done)
 
 
-def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator) -> Arrival:
+def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None = None) -> Arrival:
     """Copies through host memory without blocking the host."""
     host = accelerator_of(torch.device("cpu"))
     halfway = _send(value, here, host)
-    return _send(halfway._value, host, there, halfway._done)
+    return _send(halfway._value, host, there, halfway._done, into)
 
 
 def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.Tensor:

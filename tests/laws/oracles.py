@@ -123,9 +123,12 @@ class Clockwork:
 
     def step(self, instruction: Any, takes: int) -> None:
         match instruction:
-            case Copy(value, source, target):
+            case Copy(value, source, target, into):
                 assert self.held[value.node, 0, source]
                 done = self.compute[source] + takes
+                if into is not None:  # nobody else may have it now, and nothing but its place may be written
+                    assert self.held[into.value.node, 0, target]
+                    done = max(self.compute[source], self.compute[target]) + takes
                 assert self.compute[source] >= self.made[value.node, source]
                 self.sent[value.node, value.version, target] = done
                 for storage in storages(value.node):

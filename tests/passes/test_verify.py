@@ -156,6 +156,12 @@ def copy_twice(program: Program) -> None:
     edit(program, index, at(program, index), at(program, index))
 
 
+def land_in_the_place_of_another_part(program: Program) -> None:
+    index = instructions(program, Copy, lambda copy: copy.into)[0]
+    copy = at(program, index)
+    edit(program, index, replace(copy, into=replace(copy.into, start=copy.into.start + 1)))
+
+
 def use_without_waiting(program: Program) -> None:
     edit(program, instructions(program, Wait, lambda wait: wait.device == wait.target)[0])
 
@@ -207,6 +213,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "yield": ("", yield_what_another_segment_made),
     "live": ("", free_before_the_last_reading),
     "copy": ("", copy_twice),
+    "land": ("simplify,blocks,rows{shares=16:10:6},pin,hoist,cut,schedule", land_in_the_place_of_another_part),
     "wait": ("", use_without_waiting),
     "fence": ("", write_while_a_copy_reads),
     "free": ("", free_twice),
