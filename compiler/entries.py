@@ -148,7 +148,12 @@ def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 def damaged(path: Path, why: str) -> WeightError:
     """The error for a file that lies about itself."""
-    return WeightError(f"{path} is damaged: {why}: download it again")
+    return WeightError(f"{path} is damaged: {clipped(why)}: download it again")
+
+
+def clipped(text: str) -> str:
+    """A text for a message: what a damaged file says may be very long."""
+    return text if len(text) < 500 else f"{text[:500]}…"
 
 
 def check_layout(path: Path, ranges: Sequence[tuple[str, int, int]], start: int, size: int, alignment: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .entries import Piece, StoredFile, WeightEntry, check_layout, damaged, stored_bytes
+from .entries import Piece, StoredFile, WeightEntry, check_layout, clipped, damaged, stored_bytes
 from .errors import WeightError
 from .quantization import QUANT_TYPES
 
@@ -201,9 +201,8 @@ def _entry(header: _Header, name: str, tensor: Tensor, data: int, metadata: Mapp
     kind = _type_names().get(number, f"number {number}")
     if kind not in QUANT_TYPES and kind not in _DTYPES:
         known = ", ".join(dict.fromkeys((*QUANT_TYPES, *_DTYPES)))
-        raise WeightError(
-            f"{header.file.path}: {name} has type {kind}, supported are {known}: convert it to one of these"
-        )
+        what = clipped(f"{name} has type {kind}")
+        raise WeightError(f"{header.file.path}: {what}, supported are {known}: convert it to one of these")
     dtype, quant = _DTYPES.get(kind, torch.uint8), kind if kind in QUANT_TYPES else ""
     try:
         nbytes = stored_bytes(shape, dtype, quant)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .entries import Piece, StoredFile, WeightEntry, check_layout, damaged, stored_bytes
+from .entries import Piece, StoredFile, WeightEntry, check_layout, clipped, damaged, stored_bytes
 from .errors import WeightError
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -41,7 +41,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, A
     except FileNotFoundError as error:
         raise WeightError(f"{path} is missing: download it again, or name another variant") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(path, f"its header cannot be read ({type(error).__name__}: {_short(error)})") from error
+        raise damaged(path, f"its header cannot be read ({type(error).__name__}: {error})") from error
     ranges = [(name, entry.pieces[0].start, entry.pieces[0].end) for name, entry in entries.items()]
     check_layout(path, ranges, 8 + length, file.nbytes, 1)
     return entries, metadata
@@ -86,13 +86,9 @@ def _entry(file: StoredFile, name: str, given: Any, offset: int) -> WeightEntry:
     if len(shape) > _MOST_DIMENSIONS or not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
         raise damaged(file.path, f"{name} has sizes that are no sizes")
     if given["dtype"] not in DTYPES:
-        raise WeightError(f"{file.path}: {name} has dtype {given['dtype']!r}, which is not supported: convert it first")
+        what = clipped(f"{name} has dtype {given['dtype']!r}")
+        raise WeightError(f"{file.path}: {what}, which is not supported: convert it first")
     dtype = DTYPES[given["dtype"]]
     if stored_bytes(shape, dtype, "") != end - start:
         raise damaged(file.path, f"{name} is {given['dtype']}{list(shape)} in {end - start} bytes, which cannot be")
     return WeightEntry((Piece(file, offset + start, offset + end),), dtype, shape)
-
-
-def _short(error: Exception) -> str:
-    text = str(error)
-    return text if len(text) < 200 else f"{text[:200]}…"
