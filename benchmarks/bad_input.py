@@ -132,7 +132,7 @@ CASES = (
     Case("convert", "dovetail convert weights.safetensors -o weights.safetensors --type f16", 2),
     Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0 --tensor-type attn=q4_k", 2),
     Case("convert", "dovetail convert damaged -o out.gguf --type q8_0", 2),
-    Case("convert", "dovetail convert empty -o out.gguf --type q8_0", 2),
+    Case("convert", "dovetail convert empty -o out.gguf --type q8_0", 1),
     Case("convert", "dovetail convert missing.gguf -o out.gguf --type q8_0", 2),
     Case("convert", "dovetail convert weights.safetensors -o missing/out.gguf --type q8_0", 2),
     Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0", 1),
