@@ -11,8 +11,7 @@ from torch.utils import _pytree as pytree
 
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 _SETTINGS = _PLAIN | {list, tuple}
-_HAS_ADAPTERS = "_hf_peft_config_loaded"
-_STATE = ("active_adapters", "disable_adapters", "merged_adapters")
+_OF_ADAPTERS = frozenset(("_hf_peft_config_loaded", "lora_scale", "_safe_fusing"))
 
 
 def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
@@ -21,9 +20,10 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def plain_state(module: nn.Module) -> Hashable:
-    """The plain attributes of a module, which may steer what it computes (tiling, slicing, whether it has adapters)."""
-    state = tuple(value for value in vars(module).values() if type(value) in _PLAIN)
-    return (state, _adapters(module)) if getattr(module, _HAS_ADAPTERS, False) else state
+    """The plain attributes of a module, which may steer what it computes (tiling, slicing); adapters are told apart
+    by their own state.
+    """
+    return tuple(value for name, value in vars(module).items() if type(value) in _PLAIN and name not in _OF_ADAPTERS)
 
 
 def processor_state(owners: Iterable[Any]) -> Hashable:
@@ -36,12 +36,6 @@ def _processor(owner: Any) -> Hashable:
     held = getattr(processor, "__dict__", None)
     settings = ((name, value) for name, value in held.items() if type(value) in _SETTINGS) if held else ()
     return id(processor), getattr(owner, "fused_projections", None), *((name, _key(value)) for name, value in settings)
-
-
-def _adapters(module: nn.Module) -> Hashable:
-    """Which adapters peft applies in each layer, and how strongly: a program takes that in."""
-    layers = [child for child in module.modules() if isinstance(getattr(child, "scaling", None), dict)]
-    return tuple((_key(child.scaling), *(str(getattr(child, name, None)) for name in _STATE)) for child in layers)
 
 
 def _key(value: Any) -> Hashable:

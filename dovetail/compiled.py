@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ from .compiler.errors import NotHereError, PassError
 from .compiler.planfile import save_plan
 from .compiler.program import Program
 from .compiler.schedule import Schedule
+from .runtime.adapters import WithAdapters
 from .runtime.executor import Executor
 from .runtime.transfers import start_copy
 from .runtime.weights import WeightSource
@@ -84,6 +86,15 @@ class CompiledModule:
                 "or save it and give weights to dovetail.load"
             )
         self._executor.bind(self._weights)
+
+    def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
+        """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""
+        if not isinstance(self._weights, WithAdapters):
+            self._weights = WithAdapters(self._weights, adapters)
+        elif self._weights.held is not adapters:
+            self._weights.held = adapters
+            if self._executor.is_bound:
+                self._executor.rebind()
 
     def unload(self) -> None:
         """Lets go of the weights; the next call loads them again."""

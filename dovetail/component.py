@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .adapters import NO_BRANCHES, Adapters, Branches
 from .call_key import call_key, plain_state, processor_state
 from .calls import Call, moved, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
@@ -26,7 +27,10 @@ from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
 from .compiler.trace import trace
-from .residence import Reader, Residence
+from .holdings import Files, Holdings
+from .lora_loading import guard_module, release_module
+from .merging import Merges
+from .residence import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +54,10 @@ class Component:
         insists: whether it was asked by name to be on several devices, so that one must not do instead.
         finish: runs the passes on a traced program.
         whole_on: where a call runs that cannot be compiled; the main device unless nothing shall run there.
-        read: reads weights that have no data yet.
+        files: where weights lie that have no data yet.
+        holdings: the weights of all components of the pipeline.
+        rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
+        enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
 
@@ -64,18 +71,24 @@ class Component:
         insists: bool,
         finish: Finish,
         whole_on: Device | None = None,
-        read: Reader | None = None,
+        files: Files | None = None,
+        holdings: Holdings | None = None,
+        rests: str = "",
+        enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.role = role
         self.module = module
         self.devices = devices
-        self.residence = Residence(module, read)
+        self.merges = Merges(self)
+        self.residence = Residence(module, files, holdings=holdings, rests=rests, updated=self.merges.updated)
+        self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._attending: list[nn.Module] = []
         self._insists = insists
         self._finish = finish
+        self._enter = enter
         self._whole_on = whole_on or devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._dtype = self._first_dtype()
@@ -90,6 +103,8 @@ class Component:
         """Puts the compiled calls in place of the module's own."""
         for path, module in self.module.named_modules():
             self._swap(path, "forward", module)
+        self.adapters.wrappers(self.module)
+        guard_module(self)
         self._attending = [module for module in self.module.modules() if hasattr(module, "processor")]
         for method in _METHODS:
             if hasattr(self.module, method):
@@ -100,13 +115,16 @@ class Component:
     def settle(self) -> None:
         """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
         first = next(self.module.parameters(), None)
-        if self.residence.reads and first is not None:
-            self.residence.place(first, self._whole_on)
+        if first is not None:
+            self.residence.show(first, self._whole_on)
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs."""
         self._forget()
+        self.merges.settle()
         self.residence.undo()
+        for wrapper in self.adapters.wrappers(self.module):
+            self.merges.hand_back(wrapper)
 
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
@@ -121,12 +139,29 @@ class Component:
         if self._first_dtype() is not self._dtype:
             self._dtype = self._first_dtype()
             self.refresh_weights()
-        key = plain_state(self.module), processor_state(self._attending), call_key(args, kwargs)
+        if self._enter:
+            self._enter(self)
+        factor, others = self.adapters.without_factor(kwargs)
+        branches = self.adapters.read(call.module, factor)
+        self.merges.settle()
+        state = plain_state(self.module), processor_state(self._attending), branches.key
+        key = *state, call_key(args, others)
         program = call.programs.get(key)
         if program is None:
             self._check_number(call)
-            program = call.programs[key] = self._reuse(call, args, kwargs) or self._compile(call, args, kwargs)
-        return program(*args, **kwargs)
+            program = self._reuse(call, state, args, others) or self._compile(call, args, others, branches)
+            call.programs[key] = program
+        if not isinstance(program, CompiledModule):
+            if branches is not NO_BRANCHES:
+                self.residence.place_all(call.module, self._whole_on)
+            return program(*args, **kwargs)
+        if branches.held:
+            program.exchange(branches.held)
+        try:
+            return program(*args, **others)
+        except Exception:
+            self.residence.release()
+            raise
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""
@@ -146,10 +181,12 @@ class Component:
         for call in self.calls:
             call.swap_out()
         self.calls.clear()
+        release_module(self.module)
         self.module.__dict__.pop(_SAVE, None)
 
     def _save(self, *args: Any, **kwargs: Any) -> Any:
         """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
+        self.merges.settle()
         with self._as_it_was(), self.residence.on_file_terms():
             return getattr(type(self.module), _SAVE)(self.module, *args, **kwargs)
 
@@ -172,25 +209,30 @@ class Component:
                 self._title(call), _MANY,
             )  # fmt: skip
 
-    def _reuse(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModule | None:
-        """A program with dynamic shapes that takes this call too."""
-        for program in call.programs.values() if self._dynamic_shapes and call.module is self.module else ():
-            if isinstance(program, CompiledModule) and _accepts(program, args, kwargs):
+    def _reuse(
+        self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CompiledModule | None:
+        """A program with dynamic shapes, of a module in the same state, that takes this call too."""
+        for key, program in call.programs.items() if self._dynamic_shapes and call.module is self.module else ():
+            if key[:-1] == state and isinstance(program, CompiledModule) and _accepts(program, args, kwargs):
                 return program
         return None
 
-    def _compile(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def _compile(
+        self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Callable[..., Any]:
         if call.whole is not None:
             return call.whole
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
             refuse_what_is_no_function(call, self.module, args, kwargs)
-            with self._as_it_was(), without_caches(self.module):
+            with self._as_it_was(), without_caches(self.module), self.adapters.bare(self.module):
                 module = call.traceable()
                 program = trace(module, args, kwargs, dynamic_shapes=shapes)
         except TraceError as error:
             call.whole = self._run_as_it_is(call, error)
             return call.whole
+        program.adapters = branches.form
         compiled = self._finish(self, program, module)
         logger.info("compiled %s: %s", self._title(call), repr(compiled))  # a kept record must not keep the weights
         return compiled

@@ -17,6 +17,20 @@ from .request import Request
 logger = logging.getLogger(__name__)
 
 
+_PHASES = {
+    "te": "conditioning",
+    "clip_vision": "conditioning",
+    "diffusion": "sampling",
+    "controlnet": "sampling",
+    "vae": "decoding",
+}
+
+
+def phase_of(role: str) -> str:
+    """The part of a pipeline's call in which components of a role work; what is staged for it leaves with it."""
+    return _PHASES.get(role, role)
+
+
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
     """The modules among a pipeline's components, by attribute, each once."""
     modules: dict[str, nn.Module] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +18,18 @@ from .compiler.errors import UsageError
 from .compiler.program import Program
 from .compiler.spec import role_of_component
 from .component import Component
+from .holdings import Files, Holdings
+from .lora_loading import OF_PIPELINES, guard
+from .loras import Lora, apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
-from .pipeline_plan import check_names, count_held_as_free, is_named, modules_of, share_out
+from .pipeline_plan import check_names, count_held_as_free, is_named, modules_of, phase_of, share_out
+from .program_weights import ProgramWeights
 from .request import Request, one_backend
-from .residence import Reader
 
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MARK = "_dovetail"
+_END = "maybe_free_model_hooks"  # what every pipeline of diffusers calls at the end of a call
 
 
 def compile_pipeline(
@@ -34,7 +40,10 @@ def compile_pipeline(
     tensor_split: Any = None,
     max_vram: Any = None,
     max_memory: Mapping[Any, Any] | None = None,
+    params_backend: Any = None,
     device_map: Any = None,
+    lora: Any = None,
+    lora_apply_mode: str = "auto",
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -48,8 +57,16 @@ def compile_pipeline(
     Args:
         pipe: any diffusers pipeline; inference only.
         backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
+        params_backend: where weights rest while nobody reads them: left out, where they run; ``cpu``, in host memory;
+            ``disk``, in their files (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are
+            brought to their devices when a component is called, and leave with its phase: the text encoders are gone
+            before sampling starts.
         split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
         device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
+        lora: LoRAs to load, ``"NAME:SCALE"`` or a list: files, folders with one, or repositories on the Hub.
+        lora_apply_mode: ``immediately`` merges them into the weights, ``at_runtime`` computes them beside; ``auto``
+            merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
+            loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
 
@@ -64,6 +81,7 @@ def compile_pipeline(
         pipe,
         {
             "backend": one_backend(backend, device_map),
+            "params_backend": params_backend,
             "split_mode": split_mode,
             "tensor_split": tensor_split,
             "max_vram": max_vram,
@@ -73,6 +91,8 @@ def compile_pipeline(
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,
+        lora=lora,
+        lora_apply_mode=lora_apply_mode,
     )
 
 
@@ -98,9 +118,13 @@ class CompiledPipeline:
         dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
         passes: str | Sequence[Pass] | None = None,
         callbacks: Sequence[Callback] = (),
-        readers: Mapping[str, Reader] | None = None,
+        readers: Mapping[str, Files] | None = None,
+        lora: Any = None,
+        lora_apply_mode: str = "auto",
     ) -> None:
         self.pipe = pipe
+        check_mode(lora_apply_mode)
+        loras = read_loras(lora)
         _refuse_twice(pipe)
         modules = modules_of(pipe)
         roles = {name: role_of_component(name) for name in modules}
@@ -109,7 +133,9 @@ class CompiledPipeline:
         self._callbacks = callbacks
         self._request.switch_on()
         check_names(self._request, roles, dynamic_shapes or {})
+        self._phase = ""
         self.components: dict[str, Component] = {}
+        holdings = Holdings()
         for name, devices in share_out(self._request, modules, roles).items():
             self.components[name] = Component(
                 name,
@@ -119,10 +145,14 @@ class CompiledPipeline:
                 insists=is_named(self._request, name, roles[name]),
                 finish=self._finish,
                 whole_on=self._whole_on(devices[0]),
-                read=(readers or {}).get(name),
+                files=(readers or {}).get(name),
+                holdings=holdings,
+                rests=self._request.rests_for(name, roles[name], devices),
+                enter=self._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
         self._swap()
+        self._apply(loras, lora_apply_mode)
 
     @property
     def rig(self) -> Rig:
@@ -142,23 +172,32 @@ class CompiledPipeline:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the pipeline."""
-        return self.pipe(*args, **kwargs)
+        try:
+            return self.pipe(*args, **kwargs)
+        finally:
+            self.release()
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles, and brings weights to their devices, for calls like this one: runs the pipeline for one step."""
-        self.pipe(*args, **{"num_inference_steps": 1, **kwargs})
+        self(*args, **{"num_inference_steps": 1, **kwargs})
 
     def refresh(self, *names: str) -> None:
         """Forgets the programs of the named components, or of all; needed after one was changed by hand."""
         for name in names or self.components:
             self.components[name].refresh()
 
+    def release(self) -> None:
+        """Lets go of all weights that rest elsewhere than where they are read, as each call does at its end."""
+        self._phase = ""
+        for component in self.components.values():
+            component.residence.release()
+
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
         for component in self.components.values():
             component.restore()
             component.module.__dict__.pop("_hf_hook", None)
-        for name in (*_MOVES, "reset_device_map", "hf_device_map", _MARK):
+        for name in (*_MOVES, *OF_PIPELINES, _END, "reset_device_map", "hf_device_map", _MARK):
             self.pipe.__dict__.pop(name, None)
         _bring_state(self.pipe)
 
@@ -185,32 +224,78 @@ class CompiledPipeline:
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         own: dict[str, Any] = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
         own |= {"hf_device_map": places, "reset_device_map": self.undo, _MARK: self}
+        if hasattr(self.pipe, _END):
+            own[_END] = functools.partial(self._end, getattr(self.pipe, _END))
         self.pipe.__dict__.update(own)
+        guard(self.pipe, OF_PIPELINES, tuple(self.components.values()))
+
+    def splits_rows(self, component: Component) -> bool:
+        """Whether a component's weights are to be split by rows over several devices."""
+        return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
+
+    def _apply(self, loras: Sequence[Lora], mode: str) -> None:
+        try:
+            apply_loras(self, loras, mode)
+        except Exception:
+            self.undo()
+            raise
 
     def _whole_on(self, main: Device) -> Device:
         """The device of calls that cannot be compiled."""
         return main
 
+    def _enter(self, component: Component) -> None:
+        """Lets go of what was staged for another phase, when a component of a new one is called."""
+        phase = phase_of(component.role)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        for other in self.components.values():
+            if phase_of(other.role) != phase:
+                other.residence.release()
+
+    def _end(self, original: Callable[[], Any]) -> Any:
+        """Takes the place of what a pipeline calls at the end of a call."""
+        self.release()
+        return original()
+
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
+        residence = component.residence
         program.devices = self._offer(component)
-        program.home = component.residence.homes(module, program)
+        program.rests = residence.rests
+        program.shares = residence.shares
+        residence.set_types(module, program)
+        program.home = residence.homes(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
-        return CompiledModule(program, self.rig, component.residence.source(module, program))
+        residence.shares = program.shares
+        if program.rests:
+            residence.settle(module, program)
+        return CompiledModule(program, self.rig, ProgramWeights(residence, module, program))
 
     def _offer(self, component: Component) -> tuple[Device, ...]:
-        """The devices of a component, with what the other components leave free of them."""
+        """The devices of a component, with what the other components leave free of them.
+
+        Of what is staged only one phase is there at a time: the component's own, or the largest.
+        """
         taken: Counter[str] = Counter()
+        staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in self.components.values():
-            if other is component:
-                continue
-            if len(other.devices) == 1:
-                taken[other.devices[0].name] += other.residence.nbytes
-            else:
-                taken += other.residence.bytes_on()
+            if other is not component:
+                (staged[phase_of(other.role)] if other.residence.rests else taken).update(_bytes_on(other))
+        own = phase_of(component.role)
+        phases = [staged[own]] if component.residence.rests else staged.values()
+        taken += functools.reduce(operator.or_, phases, Counter())
         return tuple(replace(device, free=max(0, device.free - taken[device.name])) for device in component.devices)
+
+
+def _bytes_on(component: Component) -> Counter[str]:
+    """The bytes of weights that a component has on each device, or will have."""
+    if len(component.devices) == 1:
+        return Counter({component.devices[0].name: component.residence.nbytes})
+    return component.residence.bytes_on()
 
 
 def _bring_state(pipe: Any) -> None:

@@ -1,271 +1,287 @@
-"""The weights of one component: each rests on one device, once, and the module itself holds it there.
+"""The weights of one component: where each rests, and how it comes to the devices that read it.
 
 A weight is brought to its device when a program that reads it is loaded for the first time. It replaces the module's
 own parameter or buffer, so that the memory it had before is free and the module still knows its weights: saving,
 ``.device`` and ``.dtype`` go on working. A weight that no program has read yet stays where it was.
+
+Parameters that rest in host memory or on disk are brought to a device for the segment that reads them, and stay until
+``release``: a component that is called again and again does not send them each time.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from .compiler.devices import Device
-from .compiler.errors import DoesNotFitError, WeightError
+from .adapters import plain_name
+from .compiler.devices import Device, canonical_name
+from .compiler.errors import DoesNotFitError, UsageError
 from .compiler.program import Program, Weight
-from .compiler.schedule import Load
 from .compiler.units import format_bytes
-from .runtime.weights import check_matches, tensors_of_module
+from .holdings import Files, Held, Holdings, Updated
+from .runtime.accelerator import accelerator_of
+from .runtime.files import rests_packed
+from .runtime.weights import tensors_of_module
 
-Reader = Callable[[str, torch.Tensor, torch.device], torch.Tensor]
-"""Reads the weight of a name, shape and dtype, which has no data yet, to a device."""
-
-Slot = tuple[dict[str, Any], str]
-"""Where a module holds a weight: a dictionary and a key."""
-
-
-@dataclass
-class _Slots:
-    """A weight's first name, and every place where its module holds it."""
-
-    name: str
-    held: list[Slot]
-
-
-@dataclass(frozen=True)
-class _Placed:
-    tensor: torch.Tensor
-    device: Device
-    before: torch.device
-    nbytes: int
+_HOST = torch.device("cpu")
 
 
 class Residence:
-    """Knows where each weight of a component rests, and brings it there.
+    """Knows where each weight of a component rests, and brings it where it is read.
 
     Args:
         module: the component.
-        read: reads weights that are on meta; without it every weight must have data.
+        files: where weights lie that are on meta; without them every weight must have data.
+        holdings: the weights of all components of a pipeline.
+        rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
+        updated: what is merged into weights that are read from files.
+
+    Raises UsageError when weights shall rest on disk that lie in no file.
     """
 
-    def __init__(self, module: nn.Module, read: Reader | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        files: Files | None = None,
+        *,
+        holdings: Holdings | None = None,
+        rests: str = "",
+        updated: Updated | None = None,
+    ) -> None:
         self.module = module
-        self._read = read
-        self._placed: dict[int, _Placed] = {}
-        self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
-        self._slots: dict[int, _Slots] = {}
-        self.survey()
-        self._names = {slots.name for slots in self._slots.values()}
-        self._origin = next((tensor.device for _, tensor in self._tensors() if not tensor.is_meta), torch.device("cpu"))
+        self.rests = rests
+        self.files = files
+        self.shares: tuple[float, ...] = ()
+        self.holdings = holdings or Holdings()
+        self.holdings.add(module, files, updated)
+        self._planned: dict[tuple[Held, tuple[int, int] | None], tuple[str, int]] = {}
+        self._staged: set[Held] = set()
+        self._names = {held.name for held in self.held()}
+        self._origin = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), _HOST)
+        if rests == "disk":
+            self._check_files()
 
     def survey(self) -> None:
         """Looks where the module holds its weights; to be called when its structure may have changed."""
-        self._slots = {}
-        for path, child in self.module.named_modules():
-            for held in (child._parameters, child._buffers):
-                for key, tensor in held.items():
-                    name = f"{path}.{key}" if path else key
-                    self._slots.setdefault(id(tensor), _Slots(name, [])).held.append((held, key))
-        self._placed = {key: entry for key, entry in self._placed.items() if key in self._slots}
+        self.holdings.survey()
+
+    def held(self, module: nn.Module | None = None) -> list[Held]:
+        """The weights of the component or of a part of it, each once."""
+        tensors = {id(tensor): tensor for tensor in tensors_of_module(module or self.module).values()}
+        return [self.holdings.of(tensor) for tensor in tensors.values()]
 
     @property
     def reads(self) -> bool:
         """Whether weights may have no data yet, and are read when they are needed."""
-        return self._read is not None
+        return self.files is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights of the component, each counted once."""
-        return sum(tensor.nbytes for _, tensor in self._tensors())
+        """Bytes of all weights of the component as they rest, each counted once."""
+        return sum(held.nbytes for held in self.held())
 
     def bytes_on(self) -> Counter[str]:
-        """Bytes that were brought to each device, by the device's name."""
+        """Bytes that were brought to each device, or are brought there for a reading, by the device's name."""
         placed: Counter[str] = Counter()
-        for entry in self._placed.values():
-            placed[entry.device.name] += entry.nbytes
+        for held in self.held():
+            if held.home and not self._is_staged(held):
+                placed[held.home.name] += held.nbytes
+            for (_, _, device), part in held.parts.items():
+                placed[canonical_name(str(device))] += part.nbytes if held.home is None else 0
+        for name, nbytes in self._planned.values():
+            placed[name] += nbytes
         return placed
 
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""
-        tensors = tensors_of_module(module)
+        tensors = tensors_by_name(module)
         devices = {device.name: device for device in program.devices}
         homes = {}
         for weight in program.weights.values():
-            name = _find(weight, tensors)
-            entry = self._placed.get(id(tensors[name])) if name else None
-            if entry and entry.device.name in devices:
-                homes[weight.name] = devices[entry.device.name]
+            name = find_name(weight, tensors)
+            home = self.holdings.of(tensors[name]).home if name else None
+            if home and home.name in devices:
+                homes[weight.name] = devices[home.name]
         return homes
 
     def settle(self, module: nn.Module, program: Program) -> None:
-        """Notes where a program's weights are to rest, and brings none there: for planning."""
-        tensors = tensors_of_module(module)
+        """Notes where a program's weights are read, and brings none there: for planning, and for what is staged."""
+        tensors = tensors_by_name(module)
+        names = {device.name for device in program.devices}
         for weight in program.weights.values():
-            name = _find(weight, tensors)
-            if name and weight.name in program.home:
-                tensor, home = tensors[name], program.home[weight.name]
-                known = self._placed.get(id(tensor))
-                if known is None or known.device.name not in {device.name for device in program.devices}:
-                    self._placed[id(tensor)] = _Placed(tensor, home, tensor.device, tensor.nbytes)
+            name = find_name(weight, tensors)
+            home = program.home.get(weight.name)
+            if name is None or home is None:
+                continue
+            held = self.holdings.of(tensors[name])
+            if program.stages(weight, home):
+                self._planned[held, weight.rows] = home.name, weight.nbytes
+                self._staged.add(held)
+            if not weight.rows and (held.home is None or held.home.name not in names):
+                held.home = home
 
-    def source(self, module: nn.Module, program: Program) -> ProgramWeights:
-        """What gives a program of a part of the component its weights."""
-        return ProgramWeights(self, module, program)
+    def set_types(self, module: nn.Module, program: Program) -> None:
+        """Lets each weight of a fresh program that has no data rest in the type in which its file has it."""
+        tensors = tensors_by_name(module)
+        for node in program.weight_nodes():
+            weight: Weight = node.meta["weight"]
+            name = find_name(weight, tensors)
+            held = self.holdings.of(tensors[name]) if name else None
+            if held and held.tensor.is_meta and held.entry and rests_packed(weight, held.entry):
+                node.meta["weight"] = program.weights[weight.name] = replace(weight, quant=held.entry.quant)
 
     def place(self, tensor: torch.Tensor, device: Device) -> torch.Tensor:
         """The weight on its device, where it is from now on; raises DoesNotFitError when there is no room."""
-        entry = self._placed.get(id(tensor))
-        if entry is not None:
-            return entry.tensor
-        moved = self._fetch(tensor, device.torch)
-        if moved is not tensor:
-            moved = self._replace(tensor, moved)
-        self._placed[id(moved)] = _Placed(moved, device, tensor.device, moved.nbytes)
-        return moved
+        held = self.holdings.of(tensor)
+        held.home = held.home or device
+        there = held.home.torch
+        if held.tensor.device == there:
+            return held.tensor
+        return self.holdings.put(held, self.bring(held, there, lambda: held.whole(there)))
+
+    def show(self, tensor: torch.Tensor, device: Device) -> None:
+        """Reads a weight that has no data yet to a device, or where it rests; one that is packed is left."""
+        held = self.holdings.of(tensor)
+        if self.files is None or (held.entry and held.entry.is_packed):
+            return
+        if self.rests:
+            self.rest(held, device.torch)
+        else:
+            self.place(tensor, device)
 
     def place_all(self, module: nn.Module, device: Device) -> None:
         """Brings every weight of a part of the component to one device."""
         self.survey()
-        for tensor in {id(tensor): tensor for tensor in tensors_of_module(module).values()}.values():
-            self.place(tensor, device)
+        for held in self.held(module):
+            held.home = device if self._is_staged(held) else held.home
+            self.place(held.tensor, device)
 
-    def copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A second copy of a weight, for another device that reads it too; made once."""
-        key = id(tensor), device
-        if key not in self._copies:
-            self._copies[key] = self._fetch(tensor, device)
-        return self._copies[key]
+    def part(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What stays on a device beside the module's own tensor: rows, packed bytes, or a second copy; made once."""
+        key = weight.rows, weight.quant, device
+        if key not in held.parts:
+            held.parts[key] = self.bring(held, device, lambda: held.read(weight, device))
+        return held.parts[key]
+
+    def stage(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What a segment reads of a weight that rests elsewhere; it stays on the device until `release`."""
+        key = weight.rows, weight.quant, device
+        if key not in held.staged:
+            held.staged[key] = self.bring(held, device, lambda: self._from_rest(held, weight, device))
+        return held.staged[key]
+
+    def rest(self, held: Held, device: torch.device) -> None:
+        """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file."""
+        if self.rests == "disk":
+            self.holdings.take_out(held)
+        elif held.tensor.device != _HOST:
+            data = accelerator_of(device).pin(held.whole(_HOST))
+            self.holdings.put(held, data)
+
+    def release(self) -> None:
+        """Lets go of everything that was staged."""
+        for held in self.held():
+            held.staged.clear()
 
     def complete(self) -> None:
-        """Reads the weights that have no data yet to host memory."""
+        """Brings weights that have no data in the module to host memory."""
         self.survey()
-        for _, tensor in list(self._tensors()):
-            if tensor.is_meta:
-                self._replace(tensor, self._fetch(tensor, torch.device("cpu")))
+        for held in self.held():
+            if held.tensor.is_meta:
+                self.holdings.put(held, held.whole(_HOST))
 
     @contextlib.contextmanager
     def on_file_terms(self) -> Iterator[None]:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
-        self.complete()
-        placed = [entry for entry in self._placed.values() if entry.device.is_simulated]
-        back = {id(self._replace(one.tensor, _move(one.tensor, torch.device("cpu")))): one.tensor for one in placed}
+        self.survey()
+        back = [(held, held.tensor) for held in self.held() if held.tensor.is_meta or _is_elsewhere(held)]
+        for held, _ in back:
+            self.holdings.put(held, held.whole(_HOST))
         try:
             yield
         finally:
-            for key, tensor in back.items():
-                self._put(key, tensor)
+            for held, tensor in back:
+                self.holdings.restore(held, tensor)
 
     def undo(self) -> None:
         """Brings every weight back to where it was; one that had no data goes to host memory."""
         self.survey()
-        self._copies.clear()
-        for entry in self._placed.values():
-            before = torch.device("cpu") if entry.before.type == "meta" else entry.before
-            if entry.tensor.device != before:
-                self._replace(entry.tensor, _move(entry.tensor, before))
-        self._placed.clear()
-        for _, tensor in list(self._tensors()):
-            if self._name(tensor) not in self._names and tensor.device != self._origin:  # made while it was placed
-                self._replace(tensor, _move(tensor, self._origin))
-        self.complete()
+        for held in self.held():
+            self.holdings.forget_parts(held)
+            before = held.before if held.name in self._names else self._origin  # else made while it was placed
+            target = _HOST if before is None or before.type == "meta" else before
+            moves = before is not None and held.tensor.device not in (target, torch.device("meta"))
+            if moves or (held.tensor.is_meta and held.entry):
+                self.holdings.put(held, held.whole(target))
+            held.home = held.before = None
+        self._planned.clear()
+        self._staged.clear()
+
+    def original(self, name: str) -> torch.Tensor | None:
+        """A weight as its file has it, in host memory; None when it lies in no file."""
+        held = next((held for held in self.held() if held.name == name), None)
+        if held is None or self.files is None or held.entry is None:
+            return None
+        return self.files(held.name, held.tensor, _HOST)
 
     def forget_copies(self) -> None:
-        """Lets go of second copies, after the weights themselves were changed."""
-        self._copies.clear()
+        """Lets go of all that lies beside the module's tensors, after these were changed; it is made again."""
+        for held in self.held():
+            self.holdings.forget_parts(held)
 
-    def _fetch(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def bring(self, held: Held, device: torch.device, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What a fetch brings to a device; raises DoesNotFitError, which names the weight, when there is no room."""
         try:
-            if not tensor.is_meta:
-                return _move(tensor, device)
-            if self._read is None:
-                raise WeightError(f"a weight of {type(self.module).__name__} is on meta: load its weights first")
-            return self._read(self._name(tensor), tensor, device)
+            return fetch()
         except torch.OutOfMemoryError as error:
             raise DoesNotFitError(
-                f"{self._name(tensor)} of {type(self.module).__name__} needs {format_bytes(tensor.nbytes)} on "
+                f"{held.name} of {type(self.module).__name__} needs {format_bytes(held.nbytes)} on "
                 f"{device}: {error}: give this component more devices, or less to this one (tensor_split, max_vram)"
             ) from error
 
-    def _replace(self, tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-        """Puts new data in every place where the component holds a weight."""
-        if isinstance(tensor, nn.Parameter):
-            data = nn.Parameter(data, requires_grad=tensor.requires_grad)
-        self._put(id(tensor), data)
-        return data
+    def advise(self, held: Iterable[Held]) -> None:
+        """Has the system read ahead what is staged next from files."""
+        if self.files is not None and self.rests == "disk":
+            self.files.reader.advise([one.entry for one in held if one.entry and not one.staged])
 
-    def _put(self, old: int, data: torch.Tensor) -> None:
-        slots = self._slots.pop(old)
-        for held, key in slots.held:
-            held[key] = data
-        self._slots[id(data)] = slots
+    def _from_rest(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
+        if self.rests != "disk" and weight.quant:
+            packed = self.part(held, replace(weight, name=weight.whole, rows=None), _HOST)
+            return packed[slice(*weight.rows or (None,))].to(device, non_blocking=True)
+        self.rest(held, device)
+        return held.read(weight, device)
 
-    def _name(self, tensor: torch.Tensor) -> str:
-        return self._slots[id(tensor)].name
+    def _is_staged(self, held: Held) -> bool:
+        return held in self._staged
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.module.named_parameters()
-        yield from self.module.named_buffers()
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.module.parameters()
+        yield from self.module.buffers()
 
-
-class ProgramWeights:
-    """Gives one program the weights of its component, each on the device it rests on."""
-
-    def __init__(self, residence: Residence, module: nn.Module, program: Program) -> None:
-        self._residence = residence
-        self._module = module
-        self._program = program
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._readers: dict[str, list[Device]] = {}
-
-    def missing(self, program: Program) -> list[str]:
-        """The names of weights that the module does not have; looks at it afresh."""
-        self._residence.survey()
-        found = {**program.constants, **tensors_of_module(self._module)}
-        self._tensors = {
-            weight.name: found[name] for weight in program.weights.values() if (name := _find(weight, found))
-        }
-        self._readers = _readers(program)
-        return [name for name in program.weights if name not in self._tensors]
-
-    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The weight on a device: its own, or a copy where another device reads it too.
-
-        Raises WeightError when it is not what was traced, DoesNotFitError when there is no room.
-        """
-        tensor = self._tensors[weight.name]
-        with torch.inference_mode(False), torch.no_grad():
-            if weight.kind == "constant":
-                return _move(tensor, device)
-            check_matches(weight, tensor)
-            placed = self._tensors[weight.name] = self._residence.place(tensor, self._home(weight))
-            return placed.detach() if placed.device == device else self._residence.copy(placed, device)
-
-    def _home(self, weight: Weight) -> Device:
-        """The device that the weight was given, or the first that reads it when that one does not."""
-        home = self._program.home[weight.name]
-        readers = self._readers[weight.name]
-        return home if home in readers else readers[0]
+    def _check_files(self) -> None:
+        homeless = [held.name for held in self.held() if isinstance(held.tensor, nn.Parameter) and held.entry is None]
+        if homeless:
+            raise UsageError(
+                f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"
+                f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot rest on disk: load them with "
+                "load_pipeline, or let them rest in host memory (params_backend=cpu)"
+            )
 
 
-def _readers(program: Program) -> dict[str, list[Device]]:
-    readers: dict[str, list[Device]] = defaultdict(list)
-    for item in program.schedule or ():
-        if isinstance(item, Load):
-            for weight in item.weights:
-                readers[weight.name].append(item.device)
-    return readers
+def tensors_by_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers of a module, under every name that they have without adapters."""
+    return {plain_name(name): tensor for name, tensor in tensors_of_module(module).items()}
 
 
-def _find(weight: Weight, tensors: Mapping[str, torch.Tensor]) -> str | None:
+def find_name(weight: Weight, tensors: Mapping[str, torch.Tensor]) -> str | None:
     """The name under which a weight is found."""
     return next((name for name in weight.names if name in tensors), None)
 
 
-def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor if tensor.device == device else tensor.detach().to(device)
+def _is_elsewhere(held: Held) -> bool:
+    return held.home is not None and held.home.is_simulated and held.tensor.device != _HOST

@@ -211,8 +211,8 @@ class Executor:
         match instruction:
             case Load() if self._is_staged(instruction):
                 return [self._load_step(index)]
-            case Release(device, weights):
-                return [self._release_step(weights, device)]
+            case Release():
+                return [self._release_step(instruction)]
             case Run(segment):
                 source = self.sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
@@ -247,16 +247,17 @@ class Executor:
     def _is_staged(self, load: Load) -> bool:
         return any((weight.name, load.device) in self._layout.staged for weight in load.weights)
 
-    def _release_step(self, weights: Sequence[Weight], device: Device) -> Step:
+    def _release_step(self, release: Release) -> Step:
+        weights, device = release.weights, release.device
         places = [self._layout.staged[weight.name, device] for weight in weights]
 
-        def release(slots: Slots) -> None:
+        def let_go(slots: Slots) -> None:
             for slot in places:
                 slots[slot] = None
             if self._source:
                 self._source.release(weights, device.torch)
 
-        return release
+        return let_go
 
     def _explain(self, error: Exception) -> Exception:
         """The error with the node and source line at which it came up."""

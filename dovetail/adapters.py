@@ -1,0 +1,201 @@
+"""What peft has put on a component: which adapters, of what form, how strong, and their weights.
+
+peft wraps each module that an adapter belongs to. For the time of a trace the wrappers are taken out, so that a program
+is that of the bare model, and what they would add is told to the pass `lora` instead. At each call their state is read
+anew: another form means another program, another scale or other weights of the same form only other tensors in it.
+What is no plain low-rank branch (DoRA, LoKr, adapters of embeddings) stays in the module and is traced as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .compiler.program import Adapter
+
+logger = logging.getLogger(__name__)
+
+_BASE = "base_layer"
+_PLAIN = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+_SCALED_BY = ("joint_attention_kwargs", "attention_kwargs", "cross_attention_kwargs")
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight or module has without peft's wrappers.
+
+    >>> plain_name("blocks.0.to_q.base_layer.weight")
+    'blocks.0.to_q.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != _BASE) if _BASE in name else name
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A module that peft has wrapped: its plain path, what holds it, and what wraps it."""
+
+    path: str
+    parent: nn.Module
+    key: str
+    layer: Any
+    is_plain: bool
+
+    @property
+    def active(self) -> list[str]:
+        """The names of the adapters that a call applies beside the module, in order."""
+        if self.layer.disable_adapters or self.layer.merged:
+            return []
+        return [name for name in self.layer.active_adapters if name in self.layer.lora_A]
+
+    def tensors(self, adapter: str) -> dict[str, torch.Tensor]:
+        """The weights of one of its adapters, by their part."""
+        up = self.layer.lora_B[adapter]
+        bias = {} if up.bias is None else {"bias": up.bias}
+        return {"down": self.layer.lora_A[adapter].weight, "up": up.weight, **bias}
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches of a call: their form, which a program is compiled for, and the tensors of their weights by name.
+
+    ``rest`` tells apart the states of other kinds of adapters, which a program takes in.
+    """
+
+    form: tuple[Adapter, ...] = ()
+    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rest: Hashable = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Calls of equal keys may run one program."""
+        return self.form, self.rest
+
+
+NO_BRANCHES = Branches()
+"""Those of a call of a module that peft has not touched."""
+
+
+class Adapters:
+    """Reads what peft has put on a component and its parts; ``found`` is told of each module that peft has wrapped."""
+
+    def __init__(self, root: nn.Module, found: Callable[[Wrapper], None] = lambda _: None) -> None:
+        self._root = root
+        self._tell = found
+        self._stamp: tuple[Any, ...] = ()
+        self._found: dict[nn.Module, tuple[Wrapper, ...]] = {}
+        self._read: dict[nn.Module, tuple[Hashable, Branches]] = {}
+
+    def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
+        """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
+        stamp = _stamp(self._root)
+        if len(stamp) != len(self._stamp) or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
+            self._stamp = stamp
+            self._found.clear()
+            self._read.clear()
+        if module not in self._found:
+            self._found[module] = tuple(_wrappers(module))
+            for one in self._found[module]:
+                self._tell(one)
+            _tell_of_others(type(self._root).__name__, self._found[module])
+        return self._found[module]
+
+    def read(self, module: nn.Module, factor: float = 1.0) -> Branches:
+        """The branches of a call of a part, all scales multiplied by a factor; the same object until they change."""
+        wrappers = self.wrappers(module)
+        if not wrappers:
+            return NO_BRANCHES
+        for one in wrappers:
+            if one.layer.disable_adapters and one.layer.merged:  # as peft does in such a call
+                one.layer.unmerge()
+        state = factor, tuple(map(_state, wrappers))
+        if module not in self._read or self._read[module][0] != state:
+            self._read[module] = state, _branches(wrappers, factor)
+        return self._read[module][1]
+
+    @contextlib.contextmanager
+    def bare(self, module: nn.Module) -> Iterator[None]:
+        """Takes the wrappers of plain branches out of a part for a while."""
+        wrappers = [one for one in self.wrappers(module) if one.is_plain]
+        try:
+            for one in wrappers:
+                one.parent._modules[one.key] = one.layer.get_base_layer()
+            yield
+        finally:
+            for one in wrappers:
+                one.parent._modules[one.key] = one.layer
+
+    def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
+        """What diffusers multiplies all scales by, which is no argument of a program, and the other arguments."""
+        name = next((name for name in _SCALED_BY if isinstance(kwargs.get(name), dict)), None)
+        if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(self._root)):
+            return 1.0, kwargs
+        others = {key: value for key, value in kwargs[name].items() if key != "scale"}
+        return kwargs[name].get("scale", 1.0), {**kwargs, name: others or None}
+
+
+def _stamp(root: nn.Module) -> tuple[Any, ...]:
+    """The objects in which peft keeps what adapters a model has; other ones where some came or went."""
+    config = getattr(root, "peft_config", None)
+    return (config, *config, *config.values()) if isinstance(config, dict) else (config,)
+
+
+def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
+    for path, parent in module.named_modules():
+        for key, child in parent._modules.items():
+            if hasattr(child, _BASE) and hasattr(child, "active_adapters"):
+                yield Wrapper(plain_name(f"{path}.{key}" if path else key), parent, key, child, _is_plain(child))
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether all that a wrapper adds are low-rank branches; a convolution's must pad as the convolution does."""
+    if type(layer).__module__ != "peft.tuners.lora.layer" or type(layer).__name__ not in _PLAIN:
+        return False
+    base = layer.get_base_layer()
+    padded = getattr(base, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(base, "padding", 0), str)
+    return padded and not layer.lora_variant and not getattr(layer, "fan_in_fan_out", False)
+
+
+def _tell_of_others(name: str, wrappers: Sequence[Wrapper]) -> None:
+    others = sorted({type(one.layer).__name__ for one in wrappers if not one.is_plain})
+    if others:
+        logger.warning(
+            "%s has adapters that are no plain low-rank branches (%s of its modules are wrapped by %s): they are "
+            "compiled in as they are, so that another scale of theirs compiles again",
+            name, sum(not one.is_plain for one in wrappers), ", ".join(others),
+        )  # fmt: skip
+
+
+def _state(wrapper: Wrapper) -> Hashable:
+    """What must not change for a call to take the same branches as the one before."""
+    layer = wrapper.layer
+    if not wrapper.is_plain:
+        own = (p for name, p in layer.named_parameters() if not name.startswith(_BASE))
+        scales = tuple(sorted(getattr(layer, "scaling", {}).items()))
+        state = layer.disable_adapters, tuple(layer.merged_adapters), tuple(layer.active_adapters), scales
+        return wrapper.path, *state, *map(_version, own)
+    return tuple((layer.scaling[name], *map(_version, wrapper.tensors(name).values())) for name in wrapper.active)
+
+
+def _version(tensor: torch.Tensor) -> Hashable:
+    written = 0 if tensor.is_inference() else tensor._version
+    return id(tensor), written, tensor.data_ptr(), tensor.requires_grad
+
+
+def _branches(wrappers: Sequence[Wrapper], factor: float) -> Branches:
+    form: list[Adapter] = []
+    held: dict[str, torch.Tensor] = {}
+    for one in wrappers:
+        for slot, name in enumerate(one.active if one.is_plain else ()):
+            tensors, scale = one.tensors(name), one.layer.scaling[name]
+            down, up = tensors["down"], tensors["up"]
+            form.append(
+                Adapter(one.path, slot, (*down.shape,), (*up.shape,), up.dtype, "bias" in tensors, not up.requires_grad)
+            )
+            tensors["scale"] = torch.tensor(scale if factor == 1 else scale * factor, dtype=torch.float64)
+            held.update((form[-1].name(part), tensor) for part, tensor in tensors.items())
+    return Branches(tuple(form), held, tuple(_state(one) for one in wrappers if not one.is_plain))
