@@ -1,0 +1,123 @@
+"""Laws 5 and 6, and what the other laws say of a row split, over generated modules and any shares."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dovetail
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.parse import parse_program
+from dovetail.compiler.program import Program, Weight
+from dovetail.compiler.quantization import QUANT_TYPES
+from dovetail.compiler.slices import bounds_of
+from dovetail.compiler.text import print_program
+from dovetail.passes.base import PassManager
+from dovetail.passes.schedule import Lower
+from dovetail.passes.verify import verify
+from dovetail.passes.verify_deep import verify_deep
+from dovetail.runtime import sim
+
+from .oracles import Clockwork, check_law_3, check_law_4
+from .wide_modules import WideCase, wide_cases
+
+few = settings(max_examples=settings().max_examples // 6)
+SHARES = st.lists(st.floats(0, 1e6, allow_subnormal=False) | st.integers(0, 20), min_size=1, max_size=6).filter(any)
+
+
+@given(st.integers(1, 50_000), SHARES)
+def test_law_6_slices_cover_a_weight_once_each_within_a_row_of_its_share(rows: int, shares: list[float]) -> None:
+    bounds = bounds_of(rows, shares)
+    assert len(bounds) == len(shares)
+    assert [row for start, stop in bounds for row in (start, stop)][1:-1] == [
+        row for (_, stop), _ in zip(bounds, bounds[1:], strict=False) for row in (stop, stop)
+    ]
+    assert (bounds[0][0], bounds[-1][1]) == (0, rows)
+    for (start, stop), share in zip(bounds, shares, strict=True):
+        assert start <= stop
+        assert abs((stop - start) - rows * (share / math.fsum(shares))) < 1 + 1e-6
+        assert share or start == stop
+
+
+@given(st.integers(1, 600), SHARES, st.sampled_from(QUANT_TYPES))
+def test_law_6_slices_of_a_packed_weight_hold_all_its_bytes_in_whole_rows(
+    rows: int, shares: list[float], quant: str
+) -> None:
+    weight = Weight("w", "parameter", (rows, 512), torch.bfloat16, quant=quant)
+    pieces = [weight.slice(start, stop) for start, stop in bounds_of(rows, shares) if start < stop]
+    assert sum(piece.nbytes for piece in pieces) == weight.nbytes
+    assert all(piece.nbytes == piece.shape[0] * (weight.nbytes // rows) for piece in pieces)
+    assert {piece.whole for piece in pieces} == {"w"}
+    assert all(piece.slice(0, 1).rows == (piece.rows[0], piece.rows[0] + 1) for piece in pieces if piece.rows)
+
+
+def compiled(case: WideCase) -> CompiledModule:
+    return dovetail.compile(
+        case.module, (case.x,), backend=case.backend, rig=case.rig, split_mode="row", tensor_split=list(case.shares),
+        callbacks=[lambda step, program, change: verify(program)],
+    )  # fmt: skip
+
+
+@few
+@given(wide_cases())
+def test_law_5_exactly_the_large_matrices_of_blocks_that_are_only_multiplied_by_are_sliced(case: WideCase) -> None:
+    program = compiled(case).program
+    marked = {weight.whole for weight in program.weights.values() if weight.rows and len(weight.shape) == 2}
+    assert marked == (case.module.sliced if case.is_split else set())
+    assert not marked & program.weights.keys()
+    check_slices(case, program)
+
+
+def check_slices(case: WideCase, program: Program) -> None:
+    """Law 6 on a program: each slice is at home where the shares put it, and what is whole on the main device."""
+    parameters = dict(case.module.named_parameters())
+    for weight in program.weights.values():
+        if weight.rows is None:
+            assert program.home[weight.name] == program.main or not case.is_split
+            continue
+        place = program.devices.index(program.home[weight.name])
+        before, own = sum(case.shares[:place]), case.shares[place]
+        rows = len(parameters[weight.whole])
+        assert abs(weight.rows[0] - rows * before / sum(case.shares)) <= 0.5
+        assert abs(weight.rows[1] - rows * (before + own) / sum(case.shares)) <= 0.5
+    for name in {weight.whole for weight in program.weights.values() if weight.rows}:
+        held = [weight.shape[0] for weight in program.weights.values() if weight.rows and weight.whole == name]
+        assert sum(held) == len(parameters[name])
+
+
+@few
+@given(wide_cases())
+def test_law_2_a_row_split_is_as_exact_as_eager_and_leaves_nothing_behind(case: WideCase) -> None:
+    gc.collect()
+    module = compiled(case)
+    module.load()
+    simulated = [device.index for device in module.program.devices if device.is_simulated]
+    resting = [sim.stats(index).in_use for index in simulated]
+    with torch.no_grad():
+        exact = copy.deepcopy(case.module).double()(case.x.double())
+        eager = case.module(case.x)
+    found = module(case.x)
+    assert (found.shape, found.dtype) == (eager.shape, eager.dtype)
+    assert (found - exact).norm() <= 2 * (eager - exact).norm() + 1e-6 * exact.norm(), str(module)
+    del found
+    assert [sim.stats(index).in_use for index in simulated] == resting
+
+
+@few
+@given(wide_cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
+def test_laws_3_4_8_9_and_10_hold_for_a_row_split(case: WideCase, takes: list[int]) -> None:
+    module = compiled(case)
+    program = module.program
+    check_law_3(program)
+    check_law_4(program)
+    verify_deep(program)
+    Clockwork(program, module.schedule, takes).run()
+    again = parse_program(print_program(program))
+    assert print_program(again) == print_program(program)
+    assert str(PassManager([Lower()]).run(again).schedule) == str(program.schedule)
+    verify(again)
