@@ -67,9 +67,7 @@ class Lora(Pass):
                     writer.add(node, weight, wanted[module])
         for module, found in called.items():
             if not found:
-                raise PassError(
-                    f"{program.name} has an adapter for {module}, but {module} does not multiply by its weight"
-                )
+                raise PassError(f"{program.name} has an adapter for {module}: {module} does not multiply by its weight")
         writer.settle()
         return Change(writer.added, "branches of adapters added")
 

@@ -187,12 +187,10 @@ def test_the_weights_of_a_branch_rest_with_the_weight_they_belong_to() -> None:
     traced = program(Model(), torch.randn(2, 5, 8), some_branches())
     for name, weight in traced.weights.items():
         if weight.kind == "adapter":
-            target = name.partition(".lora.")[0]
-            assert traced.home[name] == traced.home[f"{target}.weight"]
+            base = traced.weights[f"{name.partition('.lora.')[0]}.weight"]
+            assert traced.home[name] == traced.home[base.name]
             inside = [block.name for block in traced.blocks if weight in block.weights]
-            assert inside == [
-                block.name for block in traced.blocks if traced.weights[f"{target}.weight"] in block.weights
-            ]
+            assert inside == [block.name for block in traced.blocks if base in block.weights]
     assert len({traced.home[name] for name, weight in traced.weights.items() if weight.kind == "adapter"}) == 3
 
 

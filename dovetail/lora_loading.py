@@ -1,0 +1,112 @@
+"""Lets diffusers and peft load adapters into components whose weights are elsewhere: on several devices, or in files.
+
+peft looks at a module's weight for the device and dtype of an adapter, and diffusers moves a whole text encoder to the
+device of its first weight. While an adapter is loaded, each weight therefore gives way to a stand-in of its shape and
+dtype in host memory, which takes up none; so adapters come to lie in host memory, from which programs take them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from .compiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from .component import Component
+
+_OF_MODULES = ("load_lora_adapter", "load_adapter")
+OF_PIPELINES = ("load_lora_weights",)
+
+
+def guard(owner: Any, names: Sequence[str], components: Sequence[Component]) -> None:
+    """Has methods of a pipeline or module, which load adapters, work on stand-ins for the weights of components."""
+    for name in names:
+        if hasattr(type(owner), name):
+            original = getattr(owner, name)
+            owner.__dict__[name] = functools.wraps(original)(functools.partial(_load, original, components))
+
+
+def guard_module(component: Component) -> None:
+    """Has the methods of a component's module that load adapters work on stand-ins for its weights."""
+    guard(component.module, _OF_MODULES, (component,))
+
+
+def release_module(module: nn.Module) -> None:
+    """Gives a module its own methods back."""
+    for name in _OF_MODULES:
+        module.__dict__.pop(name, None)
+
+
+def _load(original: Callable[..., Any], components: Sequence[Component], *args: Any, **kwargs: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        for component in components:
+            stack.enter_context(_without_replacements(component.module))
+            stack.enter_context(_stand_ins(component.module))
+        result = original(*args, **kwargs)
+    for component in components:
+        component.adapters.wrappers(component.module)
+    return result
+
+
+@contextlib.contextmanager
+def _stand_ins(module: nn.Module) -> Iterator[None]:
+    """Puts stand-ins in place of all weights but those of adapters that are there already.
+
+    Each weight requires a gradient afterwards if its stand-in does.
+    """
+    memo: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for child in set(module.modules()) - set(_own_modules(module)):
+            for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        replaced.append((held, name, tensor))
+                        held[name] = memo.setdefault(id(tensor), _stand_in(tensor))
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            if tensor.is_leaf:
+                tensor.requires_grad_(memo[id(tensor)].requires_grad)
+            held[name] = tensor
+
+
+def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that peft has added to a module."""
+    for wrapper in module.modules():
+        if hasattr(wrapper, "base_layer"):
+            for name, child in wrapper.named_children():
+                yield from child.modules() if name != "base_layer" else ()
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    data = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    if isinstance(tensor, nn.Parameter):
+        data = nn.Parameter(data, requires_grad=tensor.requires_grad)
+    data._is_hf_initialized = True  # type: ignore[attr-defined]  # or transformers would write random numbers into it
+    return data
+
+
+@contextlib.contextmanager
+def _without_replacements(module: nn.Module) -> Iterator[None]:
+    """Refuses what puts other modules in place of those there are, as a LoRA for a wider input does."""
+    before = [(parent, key, child) for parent in module.modules() for key, child in parent._modules.items()]
+    yield
+    changed = [one for one in before if _unwrapped(one[0]._modules.get(one[1])) is not _unwrapped(one[2])]
+    for parent, key, child in changed:
+        parent._modules[key] = child
+    if changed:
+        raise UsageError(
+            f"this LoRA changes the shape of {', '.join(key for _, key, _ in changed)} in {type(module).__name__}: "
+            "load it before the pipeline is compiled"
+        )
+
+
+def _unwrapped(module: Any) -> Any:
+    return getattr(module, "base_layer", module)
