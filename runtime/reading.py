@@ -20,8 +20,8 @@ from .host_memory import host_memory, prefer_large_pages
 from .opened_file import OpenedFile
 from .ring import Ring
 
-_PIECE = 32 * 2**20
-_THREADS = 2  # one cannot keep up with page faults
+_PIECE = 8 * 2**20
+_THREADS = 2  # filling fresh memory keeps one busy with page faults
 
 
 class WeightReader:

@@ -86,8 +86,8 @@ def lengthen(content: bytearray, rng: random.Random, header: int) -> None:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    flip_bits, flip_bits, change_bytes, change_bytes, cut_off, put_a_number, put_digits, double_a_stretch, move_a_stretch, take_out, put_in,
-    lengthen,
+    flip_bits, flip_bits, change_bytes, change_bytes, cut_off, put_a_number, put_digits, double_a_stretch,
+    move_a_stretch, take_out, put_in, lengthen,
 )  # fmt: skip
 
 
