@@ -18,10 +18,12 @@ from dovetail.compiler.ops import GATHER
 from dovetail.compiler.program import Program
 from dovetail.compiler.trace import trace
 from dovetail.passes.base import PassManager
-from dovetail.passes.pipeline import default_passes
+from dovetail.passes.marks import marked_weights
+from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
 from dovetail.runtime.weights import HeldWeights
 
+from .meta import FullSize
 from .tiny import Call, Draw
 from .wide import WIDE
 
@@ -100,3 +102,25 @@ def sliced_bytes(program: Program) -> dict[Device, int]:
 def gathers(program: Program) -> int:
     """How many values are gathered in one call."""
     return sum(node.target is GATHER for node in program.ops())
+
+
+def marks(entry: FullSize) -> tuple[set[str], set[str]]:
+    """The weights of a full-size entry that a row split marks, and those that its modules say are eligible."""
+    module, call = entry.make()
+    program = PassManager(parse_passes("simplify,blocks")).run(trace(module, (), call))
+    found = {weight.name for weight in marked_weights(program).values()}
+    return found, eligible(module, program)
+
+
+def eligible(module: nn.Module, program: Program) -> set[str]:
+    """The weights that law 5 names, by the modules that hold them instead of by the graph.
+
+    They are those of linear layers, with 256 rows and columns or more, that lie in a block and that no other kind of
+    module holds.
+    """
+    inside = {weight.name for block in program.blocks for weight in block.weights}
+    linear = {f"{path}.weight": one.weight for path, one in module.named_modules() if isinstance(one, nn.Linear)}
+    others = (one for one in module.modules() if not isinstance(one, nn.Linear))
+    elsewhere = {id(parameter) for one in others for parameter in one._parameters.values()}
+    large = {name: weight for name, weight in linear.items() if min(weight.shape) >= 256 and weight.is_contiguous()}
+    return {name for name, weight in large.items() if name in inside and id(weight) not in elsewhere}
