@@ -17,6 +17,7 @@ from .hoist import Hoist
 from .lora import Lora
 from .pin import Pin
 from .place import Place
+from .quantize import Quantize
 from .reuse import Reuse
 from .rows import Rows
 from .schedule import Lower
@@ -24,7 +25,8 @@ from .simplify import Simplify
 from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
-    step.name: step for step in (Simplify, FindBlocks, Lora, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
+    step.name: step
+    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
@@ -36,6 +38,7 @@ def default_passes(
     place = {"layer": Place, "row": Rows}[split_mode]
     return (
         Simplify(),
+        Quantize(),
         FindBlocks(),
         Lora(),
         place(shares=tuple(shares), headroom=headroom),
@@ -49,7 +52,7 @@ def default_passes(
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes of a text such as ``simplify,blocks,lora,place{headroom=2GiB},pin,hoist,cut,reuse,schedule,verify``.
+    """The passes of a text such as ``simplify,quantize,blocks,place{headroom=2GiB},pin,hoist,cut,schedule,verify``.
 
     ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
     """

@@ -106,7 +106,7 @@ def test_sizes_may_carry_units_and_spaces_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pinn", r"no pass is called 'pinn', did you mean pin\? There are: simplify, blocks"),
+        ("pinn", r"no pass is called 'pinn', did you mean pin\? There are: simplify, quantize, blocks"),
         ("zzz", r"no pass is called 'zzz'\. There are: "),
         ("pin{colour=red}", "pass pin has no option 'colour'; it has: none"),
         ("place{colour=red}", "pass place has no option 'colour'; it has: shares, headroom"),

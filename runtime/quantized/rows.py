@@ -1,0 +1,52 @@
+"""Turns packed rows into numbers, a cache's worth at a time.
+
+A piece of rows is taken apart while it is near: what lies between its bytes and its numbers is a few small tensors
+that the next piece uses again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...compiler.quantization import block_of
+from .layouts import LAYOUTS
+from .native import native_unpack
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The types whose rows are plain numbers."""
+
+_PIECE = 3 * 2**17  # numbers unpacked at once: fewer pay more calls, more leave the second-level cache
+
+
+def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:
+    """Writes the numbers of packed rows to memory of any float dtype.
+
+    In float32 they are those of gguf-py, to the bit; in another dtype those rounded.
+
+    Args:
+        packed: uint8 of shape (rows, bytes), contiguous.
+        quant: their type.
+        out: where the numbers go, of shape (rows, columns), contiguous.
+    """
+    if quant in FLOATS:
+        out.copy_(packed.view(FLOATS[quant]))
+        return
+    unpack = native_unpack(packed, quant) or _torch_unpack(quant)
+    step = max(1, _PIECE // out.shape[1])
+    if out.dtype == torch.float32:
+        for piece, numbers in zip(packed.split(step), out.split(step), strict=True):
+            unpack(piece, numbers)
+        return
+    scratch = out.new_empty((min(step, len(out)), out.shape[1]), dtype=torch.float32)
+    for piece, rounded in zip(packed.split(step), out.split(step), strict=True):
+        numbers = scratch[: len(piece)]
+        unpack(piece, numbers)
+        rounded.copy_(numbers)
+
+
+def _torch_unpack(quant: str) -> Callable[[Tensor, Tensor], None]:
+    layout, (elements, nbytes) = LAYOUTS[quant], block_of(quant)
+    return lambda piece, numbers: layout.unpack(piece.view(-1, nbytes), numbers.view(-1, elements))
