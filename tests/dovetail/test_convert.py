@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from dovetail.compiler.errors import DovetailError, UsageError, WeightError
 from dovetail.compiler.quantization import QUANT_TYPES
 from dovetail.compiler.weights import WeightIndex
 from dovetail.convert import plan_conversion
+from dovetail.demo.check import read
 from dovetail.runtime.packing import pack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -380,3 +382,15 @@ def test_the_command_refuses_what_is_typed_wrongly(tmp_path: Path) -> None:
         result = run(*words)
         assert result.exit_code == 2, result.output
     assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
+def test_a_packed_demo_still_paints_what_it_is_told(quant: str, tmp_path: Path) -> None:
+    packed = converted(demo.folder() / "transformer", tmp_path / "packed.gguf", quant)
+    words = ["a red circle above a blue square", "--weights", f"transformer={packed}", "-o", str(tmp_path / "out.png")]
+    result = CliRunner().invoke(app, ["generate", *words])
+    assert result.exit_code == 0, result.stderr
+    seen = read(np.asarray(Image.open(tmp_path / "out.png")))
+    assert seen is not None
+    assert "a red circle above a blue square" in seen.captions()
