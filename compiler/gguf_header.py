@@ -29,8 +29,10 @@ Metadata: TypeAlias = "Mapping[str, str | int | float | bool | tuple[int | float
 
 _VERSIONS = (2, 3)
 _LARGEST_HEADER = 100_000_000
+_MOST_ITEMS = 2**16  # tensors, and pieces of metadata
 _MOST_DIMENSIONS = 8  # GGUF itself has up to 4
 _LONGEST_KEPT = 64  # longer lists, such as a vocabulary, are not kept
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -103,6 +105,10 @@ class _Header:
         except UnicodeDecodeError as error:
             raise self.damaged(f"{what} is no text: {error.reason}") from error
 
+    def skip_text(self, what: str) -> None:
+        """Passes over the next text; a vocabulary has hundreds of thousands."""
+        self.skip(_LENGTH.unpack(self.bytes(8, what))[0], what)
+
     def damaged(self, why: str) -> WeightError:
         """The error for a header that lies."""
         return damaged(self.file.path, why)
@@ -110,8 +116,8 @@ class _Header:
 
 def _read(header: _Header) -> tuple[dict[str, WeightEntry], Metadata]:
     _check_version(header)
-    tensor_count = header.count(8 + 4 + 4 + 8, "tensors")
-    metadata = _read_metadata(header, header.count(8 + 4 + 1, "pieces of metadata"))
+    tensor_count = _count(header, 8 + 4 + 4 + 8, "tensors")
+    metadata = _read_metadata(header, _count(header, 8 + 4 + 1, "pieces of metadata"))
     tensors = dict(_unique(header, [_read_tensor(header) for _ in range(tensor_count)]))
     alignment = _alignment(header, metadata)
     start = -(-header.at // alignment) * alignment
@@ -119,6 +125,13 @@ def _read(header: _Header) -> tuple[dict[str, WeightEntry], Metadata]:
     ranges = [(name, entry.pieces[0].start, entry.pieces[0].end) for name, entry in entries.items()]
     check_layout(header.file.path, ranges, start, header.file.nbytes, alignment)
     return entries, metadata
+
+
+def _count(header: _Header, least: int, what: str) -> int:
+    count = header.count(least, what)
+    if count > _MOST_ITEMS:
+        raise header.damaged(f"it would have {count} {what}, at most {_MOST_ITEMS} are supported")
+    return count
 
 
 def _check_version(header: _Header) -> None:
@@ -164,7 +177,7 @@ def _list(header: _Header, key: str) -> tuple[Any, ...] | None:
         header.skip(count * nbytes, key)
         return None
     for _ in range(count):
-        header.skip(header.number("Q", key), key)
+        header.skip_text(key)
     return None
 
 

@@ -3,6 +3,9 @@
 The file begins with the length of its header (8 bytes, little-endian) and the header: JSON that gives each tensor's
 dtype, shape and byte range (https://github.com/huggingface/safetensors#format). The safetensors package reads the same
 header, but does not say where in the file a tensor lies.
+
+Parsed, JSON takes up to 26 times its length; so a header of more than 1 MiB must be a 32nd of its file at most. Those of
+real checkpoints are far smaller, and none makes more memory be taken than its file has.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _LARGEST_HEADER = 100_000_000  # as in safetensors itself
+_LARGE_HEADER = 2**20
+_PARTS_OF_FILE = 32
 _MOST_DIMENSIONS = 64  # as in PyTorch
 
 
@@ -49,7 +54,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, A
 
 def _header_length(file: StoredFile, first: bytes) -> int:
     length: int = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-    if not 0 < length <= min(file.nbytes - 8, _LARGEST_HEADER):
+    most = min(max(file.nbytes // _PARTS_OF_FILE, _LARGE_HEADER), _LARGEST_HEADER, file.nbytes - 8)
+    if not 0 < length <= most:
         raise damaged(file.path, f"its header would have {length} bytes, the file has {file.nbytes}")
     return length
 

@@ -55,6 +55,14 @@ def test_a_safetensors_file_is_indexed_as_it_was_written(tmp_path: Path, tensors
     assert index.metadata == {"format": "pt"}
 
 
+def test_a_long_header_must_be_a_small_part_of_its_file(tmp_path: Path) -> None:
+    header = b"{" + b" " * 2**20 + b"}"
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.write(with_header(header))
+        with pytest.raises(WeightError, match="its header would have 1048578 bytes"):
+            WeightIndex.of_file(tmp_path / "a.safetensors")
+
+
 @FRESH
 @given(weights=packed_weights(), alignment=st.sampled_from([32, 64, 256]))
 def test_a_gguf_file_is_indexed_as_it_was_written(tmp_path: Path, weights: dict, alignment: int) -> None:
@@ -121,6 +129,7 @@ BAD_GGUF = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is big-endian"),
     "many tensors": (gguf(counts=(2**60, 0)), "would have 1152921504606846976 tensors"),
     "much metadata": (gguf(counts=(0, 2**60)), "would have 1152921504606846976 pieces of metadata"),
+    "more tensors than it may": (gguf(b"\0" * 2**21, counts=(2**16 + 1, 0)), "65537 tensors, at most 65536"),
     "a long name": (gguf(struct.pack("<Q", 2**60) + b"\0" * 40, counts=(1, 0)), "a tensor's name would have"),
     "a name that is no text": (gguf(struct.pack("<Q", 1) + b"\xff" * 40, counts=(1, 0)), "a tensor's name is no text"),
     "many dimensions": (gguf(text("w") + struct.pack("<IQQQ", 2**31, 1, 1, 1), counts=(1, 0)), "2147483648 dimensions"),
