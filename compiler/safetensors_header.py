@@ -4,8 +4,8 @@ The file begins with the length of its header (8 bytes, little-endian) and the h
 dtype, shape and byte range (https://github.com/huggingface/safetensors#format). The safetensors package reads the same
 header, but does not say where in the file a tensor lies.
 
-Parsed, JSON takes up to 26 times its length; so a header of more than 1 MiB must be a 32nd of its file at most. Those of
-real checkpoints are far smaller, and none makes more memory be taken than its file has.
+Parsed, JSON takes up to 26 times its length; so a header of more than 1 MiB must be a 32nd of its file at most. Those
+of real checkpoints are far smaller, and none makes more memory be taken than its file has.
 """
 
 from __future__ import annotations

@@ -57,10 +57,9 @@ def test_a_safetensors_file_is_indexed_as_it_was_written(tmp_path: Path, tensors
 
 def test_a_long_header_must_be_a_small_part_of_its_file(tmp_path: Path) -> None:
     header = b"{" + b" " * 2**20 + b"}"
-    with (tmp_path / "a.safetensors").open("wb") as file:
-        file.write(with_header(header))
-        with pytest.raises(WeightError, match="its header would have 1048578 bytes"):
-            WeightIndex.of_file(tmp_path / "a.safetensors")
+    (tmp_path / "a.safetensors").write_bytes(with_header(header))
+    with pytest.raises(WeightError, match="its header would have 1048578 bytes"):
+        WeightIndex.of_file(tmp_path / "a.safetensors")
 
 
 @FRESH
