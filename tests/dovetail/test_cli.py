@@ -100,7 +100,7 @@ def test_env_tells_versions_and_devices() -> None:
 
 def test_passes_are_listed_in_a_text_that_passes_takes() -> None:
     usual = data("passes")["usual"]
-    assert usual.startswith("simplify,blocks,place")
+    assert usual.startswith("simplify,quantize,blocks,")
     assert f'--passes "{usual}"' in done("passes")
     plans = data("compile", "--component", "vae", "--backend", "sim0&sim1", "--passes", usual)
     assert plans["vae.decode"]["segments"] > 1
