@@ -1,8 +1,9 @@
 """Builds the components of a saved pipeline without their weights, as their libraries' from_pretrained would.
 
 Parameters are on meta; buffers that no checkpoint has keep the values and the dtype of construction. The dtype each
-weight must be read in is written on its meta tensor. What this cannot do (other file formats, quantized checkpoints,
-weights that a library recombines while loading) is answered with None, and the caller lets the library load it.
+weight must be read in is written on its meta tensor. What this cannot do (other file formats, quantized checkpoints of
+other libraries, weights that a library recombines while loading) is answered with None, and the caller lets the library
+load it; unless a person named the files of the weights, for then there is nothing else to load.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from torch import nn
 
 from .compiler.errors import WeightError
 from .compiler.weights import WeightIndex
+from .layouts import Wanted
 from .runtime.reading import WeightReader
 from .runtime.weights import tensors_of_module
+from .weight_files import under_names_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +33,33 @@ _STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 @dataclass
 class Built:
-    """A component without its weights, and where they lie."""
+    """A component without its weights, and where they lie: under the first name that the component has for each."""
 
     module: nn.Module
     index: WeightIndex
     reader: WeightReader
 
-    def read(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Reads the weight of a name to a device, in the dtype of its stand-in."""
-        return self.reader.read(self.index[name], tensor.dtype, device)
+    def __call__(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Reads the weight of a name to a device, in the dtype of its stand-in; one that is packed is unpacked."""
+        entry = self.index[name]
+        if not entry.is_packed:
+            return self.reader.read(entry, tensor.dtype, device)
+        packed = self.reader.read(entry.packed(), torch.uint8, torch.device("cpu"))
+        dense: torch.Tensor = torch.ops.dovetail.dequantize(packed, entry.quant, tensor.dtype)
+        return dense.to(device)
 
 
-def build(library: str, class_name: str, folder: Path, variant: str | None, dtype: torch.dtype | None) -> Built | None:
+def build(
+    library: str,
+    class_name: str,
+    folder: Path,
+    variant: str | None,
+    dtype: torch.dtype | None,
+    given: WeightIndex | None = None,
+) -> Built | None:
     """Builds the component in a folder, or returns None when its library must load it.
+
+    ``given`` has its weights where they are not the folder's own.
 
     Raises:
         WeightError: a file is missing or damaged, or weights are missing or of another shape than the component's.
@@ -50,19 +67,32 @@ def build(library: str, class_name: str, folder: Path, variant: str | None, dtyp
     cls = class_of(library, class_name)
     family = _family(cls)
     if cls is None or family is None:
+        _leave(folder, "no file of weights can be given to it", given, quietly=True)
         return None
-    index = find_index(folder, _STEMS[family], variant)
+    index = given or find_index(folder, _STEMS[family], variant)
     if index is None:
-        _tell(folder, "it has no safetensors file")
+        _leave(folder, "it has no safetensors file", given)
         return None
     make = _of_diffusers if family == "diffusers" else _of_transformers
-    module_and_names = make(cls, folder, index, dtype)
-    if module_and_names is None:
+    module = make(cls, folder, index, dtype)
+    if module is None:
+        _leave(folder, "it is quantized", given)
         return None
-    module, names = module_and_names
-    built = Built(module.eval(), _under_first_names(module, index.renamed(names)), WeightReader())
+    named = under_names_of(Wanted.of_module(module), index)
+    if named is None:
+        _leave(folder, "its library recombines weights while loading", given)
+        return None
+    built = Built(module.eval(), named, WeightReader())
     _read_buffers(built)
     return built
+
+
+def _leave(folder: Path, why: str, given: WeightIndex | None, quietly: bool = False) -> None:
+    """Leaves a component to its library; raises WeightError when that would load other weights than those given."""
+    if given is not None:
+        raise WeightError(f"{given.where} cannot be loaded into {folder}: {why}: leave it out, or give another file")
+    if not quietly:
+        logger.warning("%s is loaded by its library, through host memory: %s", folder, why)
 
 
 def class_of(library: str, name: str) -> Any:
@@ -100,35 +130,26 @@ def _family(cls: Any) -> str | None:
     return "transformers" if issubclass(cls, transformers.PreTrainedModel) else None
 
 
-Named = tuple[nn.Module, Mapping[str, str]]
-"""A module on meta, and the names of its weights for those names in the files that differ."""
-
-
-def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
+def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Any:
     config = cls.load_config(folder)
     if config.get("quantization_config"):
-        _tell(folder, "it is quantized")
         return None
     with _empty(dtype or torch.get_default_dtype()):
         module = cls.from_config(config)
     module.register_to_config(_name_or_path=str(folder))
-    names: dict[str, Any] = {name: name for name in index}
-    module._fix_state_dict_keys_on_load(names)
-    names = {old: new for new, old in names.items()}
     kept = cls._keep_in_fp32_modules or []
-    for new, tensor in _persistent(module).items():
+    for name, tensor in _persistent(module).items():
         if dtype is not None and tensor.is_floating_point():
-            keep = any(part in new.split(".") for part in ([kept] if isinstance(kept, str) else kept))
-            _set_dtype(module, new, torch.float32 if keep else dtype)
-    return module, names
+            keep = any(part in name.split(".") for part in ([kept] if isinstance(kept, str) else kept))
+            _set_dtype(module, name, torch.float32 if keep else dtype)
+    return module
 
 
-def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Named | None:
+def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Any:
     import transformers
 
     config = cls.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
-        _tell(folder, "it is quantized")
         return None
     stored = next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
     dtype = dtype or config.dtype or stored
@@ -139,36 +160,12 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     with _empty(dtype):
         module = cls(config)
     module.tie_weights()
-    names = _transformers_names(module, index)
-    if names is None:
-        _tell(folder, "its library recombines weights while loading")
-        return None
     for pattern, wide in module._get_dtype_plan(dtype).items():
         for name in (name for name in _persistent(module) if pattern in name):
             _set_dtype(module, name, wide)
     if module.can_generate() and (folder / "generation_config.json").is_file():
         module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    return module, names
-
-
-def _transformers_names(module: Any, index: WeightIndex) -> dict[str, str] | None:
-    """The names under which transformers would load what the files hold; None where it would change tensors too."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    steps = get_model_conversion_mapping(module)
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-    converters = [step for step in steps if isinstance(step, WeightConverter)]
-    state = module.state_dict()
-    names = {}
-    for old in index:
-        new, converted = rename_source_key(old, renamings, converters, module.base_model_prefix, state)
-        if new not in state and old in state:
-            new, converted = rename_source_key(old, [], [], module.base_model_prefix, state)
-        if converted is not None:
-            return None
-        names[old] = new
-    return names
+    return module
 
 
 @contextlib.contextmanager
@@ -204,27 +201,6 @@ def _set_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> None:
         owner._buffers[key] = tensor.to(dtype)
 
 
-def _under_first_names(module: nn.Module, index: WeightIndex) -> WeightIndex:
-    """The index under the first name of each weight, wherever the files have it; checks that all fit."""
-    names: dict[int, list[str]] = {}
-    tensors = _persistent(module)
-    for name, tensor in tensors.items():
-        names.setdefault(id(tensor), []).append(name)
-    found = {own[0]: next((name for name in own if name in index), None) for own in names.values()}
-    lost = [name for name, there in found.items() if there is None]
-    if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise WeightError(f"{index.where} lacks {lost[0]}{more} of {type(module).__name__}: download it again")
-    entries = {name: index[there] for name, there in found.items() if there is not None}
-    for name, entry in entries.items():
-        if entry.shape != tuple(tensors[name].shape):
-            raise WeightError(
-                f"{index.where} has {name} as {list(entry.shape)}, {type(module).__name__} needs "
-                f"{list(tensors[name].shape)}: the files belong to another configuration"
-            )
-    return WeightIndex(entries, index.where)
-
-
 def _read_buffers(built: Built) -> None:
     """Reads the buffers, which are small and which tracing wants to see."""
     for child in built.module.modules():
@@ -233,8 +209,4 @@ def _read_buffers(built: Built) -> None:
     buffers = dict(built.module.named_buffers())
     for name in buffers.keys() & persistent.keys():
         path, _, key = name.rpartition(".")
-        built.module.get_submodule(path)._buffers[key] = built.read(name, buffers[name], torch.device("cpu"))
-
-
-def _tell(folder: Path, why: str) -> None:
-    logger.warning("%s is loaded by its library, through host memory: %s", folder, why)
+        built.module.get_submodule(path)._buffers[key] = built(name, buffers[name], torch.device("cpu"))

@@ -35,8 +35,13 @@ Updated = Callable[[str, "tuple[int, int] | None", torch.Tensor], torch.Tensor]
 class Files(Protocol):
     """Where the weights of a component lie, by the first name that it has for each."""
 
-    index: Mapping[str, WeightEntry]
-    reader: WeightReader
+    @property
+    def index(self) -> Mapping[str, WeightEntry]:
+        """Where each weight lies."""
+
+    @property
+    def reader(self) -> WeightReader:
+        """Reads them."""
 
     def __call__(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Reads a whole weight in the dtype of its stand-in; one that is packed is unpacked."""

@@ -14,10 +14,13 @@ import torch
 from .building import Built, build
 from .compiler.devices import Rig
 from .compiler.errors import UsageError, WeightError
+from .compiler.spec.roles import role_of, role_of_component
+from .compiler.weights import WeightIndex
+from .loras import check_mode, read_loras
 from .passes.base import Callback, Pass
 from .pipelines import CompiledPipeline
 from .request import one_backend
-from .residence import Reader
+from .weight_files import Given, open_weights
 
 
 def load_pipeline(
@@ -29,11 +32,15 @@ def load_pipeline(
     variant: str | None = None,
     pipeline_class: Any = None,
     components: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Given] | None = None,
+    params_backend: Any = None,
     split_mode: Any = "layer",
     tensor_split: Any = None,
     max_vram: Any = None,
     max_memory: Mapping[Any, Any] | None = None,
     device_map: Any = None,
+    lora: Any = None,
+    lora_apply_mode: str = "auto",
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -53,23 +60,30 @@ def load_pipeline(
         variant: the variant of the files, such as ``"fp16"``.
         pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
         components: components to take in place of the saved ones, or None to leave one out.
-        backend, split_mode, tensor_split, max_vram, max_memory, device_map, rig, dynamic_shapes, passes, callbacks: as
-            for ``compile_pipeline``.
+        weights: files of weights in place of a component's own, by its name or role: ``{"transformer":
+            "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
+            model's authors published them. GGUF's quantized types stay as they are.
+        backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
+            rig, dynamic_shapes, passes, callbacks: as for ``compile_pipeline``.
 
     Raises:
-        UsageError: there is no such folder, or no such variant.
+        UsageError: there is no such folder, no such variant, or no such component.
         WeightError: files are missing or damaged; nothing was loaded then.
         SpecError: a spec is wrong; the message points at the place.
     """
+    check_mode(lora_apply_mode)
+    loras = read_loras(lora)
     pipe, readers = open_pipeline(
         source,
         dtype=dtype if dtype is not None else torch_dtype,
         variant=variant,
         pipeline_class=pipeline_class,
         components=components,
+        weights=weights,
     )
     request = {
         "backend": one_backend(backend, device_map),
+        "params_backend": params_backend,
         "split_mode": split_mode,
         "tensor_split": tensor_split,
         "max_vram": max_vram,
@@ -77,7 +91,14 @@ def load_pipeline(
         "rig": rig,
     }
     return CompiledPipeline(
-        pipe, request, dynamic_shapes=dynamic_shapes, passes=passes, callbacks=callbacks, readers=readers
+        pipe,
+        request,
+        dynamic_shapes=dynamic_shapes,
+        passes=passes,
+        callbacks=callbacks,
+        readers=readers,
+        lora=loras,
+        lora_apply_mode=lora_apply_mode,
     )
 
 
@@ -88,7 +109,8 @@ def open_pipeline(
     variant: str | None = None,
     pipeline_class: Any = None,
     components: Mapping[str, Any] | None = None,
-) -> tuple[Any, dict[str, Reader]]:
+    weights: Mapping[str, Given] | None = None,
+) -> tuple[Any, dict[str, Built]]:
     """Builds a saved pipeline without its weights, and what reads them, by component; takes what load_pipeline takes.
 
     Raises UsageError or WeightError as load_pipeline does.
@@ -98,9 +120,14 @@ def open_pipeline(
     given = dict(components or {})
     cls = pipeline_class or diffusers.DiffusionPipeline
     folder = _folder(cls, source, variant)
-    built = _build_all(folder, variant, dtype, given)
+    listing = _read_json(folder / "model_index.json")
+    classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
+    own = {name: value for name, value in classes.items() if value[0] and name not in given}
+    named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
+    indices = {name: open_weights(files) for name, files in named.items()}
+    built = _build_all(folder, variant, dtype, own, indices)
     parts = {**{name: one.module for name, one in built.items()}, **given}
-    return _assemble(cls, folder, variant, dtype, parts), {name: one.read for name, one in built.items()}
+    return _assemble(cls, folder, variant, dtype, parts), dict(built)
 
 
 def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Path:
@@ -118,14 +145,35 @@ def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Pa
     return folder
 
 
-def _build_all(folder: Path, variant: str | None, dtypes: Any, given: Mapping[str, Any]) -> dict[str, Built]:
+def _may_have_weights(home: Path) -> bool:
+    """Whether a component is a model: those have a config.json, and tokenizers and schedulers another file."""
+    return (home / "config.json").is_file() or not home.is_dir()
+
+
+def _by_component(weights: Mapping[str, Given], own: Sequence[str]) -> dict[str, Given]:
+    """The files of weights by component; raises UsageError for a key that does not mean one component."""
+    found: dict[str, Given] = {}
+    for key, files in weights.items():
+        alike = [name for name in own if role_of_component(name) == role_of(key)]
+        meant = [key] if key in own else alike
+        if len(meant) != 1 or meant[0] in found:
+            several = f"{key!r} means {' and '.join(meant)}" if meant else f"this pipeline has no {key!r}"
+            raise UsageError(f"weights: {several}: name one of its components, each once: {', '.join(own)}")
+        found[meant[0]] = files
+    return found
+
+
+def _build_all(
+    folder: Path, variant: str | None, dtypes: Any, classes: Mapping[str, Any], indices: Mapping[str, WeightIndex]
+) -> dict[str, Built]:
     built: dict[str, Built] = {}
     _check_variant(folder, variant)
-    for name, value in _read_json(folder / "model_index.json").items():
-        home = folder / name
-        if name in given or not isinstance(value, list) or len(value) != 2 or value[0] is None or not home.is_dir():
+    for name in (name for name in indices if not (folder / name).is_dir()):
+        raise WeightError(f"{folder} has no {name}: its config.json says what the weights given belong to: download it")
+    for name, (library, cls) in classes.items():
+        if not (folder / name).is_dir():
             continue
-        one = build(value[0], value[1], home, variant, _dtype_of(dtypes, name))
+        one = build(library, cls, folder / name, variant, _dtype_of(dtypes, name), indices.get(name))
         if one is not None:
             built[name] = one
     return built

@@ -81,7 +81,7 @@ class _Noted(TorchDispatchMode):
     """Knows of every tensor made from stored ones which of their numbers it holds."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._held: dict[int, tuple[torch.UntypedStorage, tuple[Piece, ...]]] = {}
 
     def stand_in(self, weight: Arranged) -> torch.Tensor:

@@ -14,6 +14,7 @@ from .options import Debug, Json, Where
 from .output import check_writable, print_json, print_table
 from .parts import compiled_parts
 from .subject import Component, Subject
+from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
     from ..compiled import CompiledModule
@@ -27,6 +28,7 @@ Output = Annotated[
 def compile(
     where: Where,
     size: Size,
+    weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
     output: Output = None,
@@ -39,7 +41,7 @@ def compile(
     """
     if output is not None and output.suffix:
         check_writable(output)
-    parts = compiled_parts(subject, component, where, size)
+    parts = compiled_parts(subject, component, where, size, weights)
     files = _save(parts, output) if output else {}
     if json:
         print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})
@@ -88,6 +90,7 @@ def _weights(part: CompiledModule) -> dict[str, int]:
 
 def _row(name: str, part: CompiledModule) -> tuple[str, ...]:
     weights = " + ".join(format_bytes(nbytes) for nbytes in _weights(part).values())
+    weights += f" from {part.program.rests}" if part.program.rests else ""
     devices = " & ".join(device.name for device in part.program.devices)
     return name, devices, str(len(part.program.segments)), weights, format_bytes(_crossing_bytes(part))
 
@@ -98,6 +101,7 @@ def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
         "devices": [device.name for device in part.program.devices],
         "segments": len(part.program.segments),
         "weight_bytes": _weights(part),
+        "weights_rest": part.program.rests or None,
         "crossings": len(part.program.crossings),
         "crossing_bytes": _crossing_bytes(part),
         "plan": str(file) if file else None,

@@ -13,6 +13,7 @@ from .call import PICTURE, Size, call_arguments
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, progress
 from .subject import Pipeline, dtype_of, find_pipeline, located
+from .weight_options import WeightFiles
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -20,6 +21,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 def generate(
     where: Where,
     size: Size,
+    weights: WeightFiles,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")],
     model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
@@ -47,7 +49,7 @@ def generate(
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
     with progress("loading the pipeline"):
-        pipe = _load(pipeline, where, dtype)
+        pipe = _load(pipeline, where, weights, dtype)
     arguments = call_arguments(pipe, given, pipeline.defaults)
     started = time.perf_counter()
     result = _paint(pipe, arguments, seed)
@@ -67,12 +69,16 @@ def _check_rig(where: Where, pipeline: Pipeline) -> None:
         )
 
 
-def _load(pipeline: Pipeline, where: Where, dtype: str | None) -> Any:
+def _load(pipeline: Pipeline, where: Where, weights: WeightFiles, dtype: str | None) -> Any:
     from .. import load_pipeline
 
     pipeline = located(pipeline)
     handle = load_pipeline(
-        pipeline.place, **where.arguments, passes=where.passes or None, dtype=dtype_of(pipeline, dtype)
+        pipeline.place,
+        **where.arguments,
+        weights=weights.given(pipeline),
+        passes=where.passes or None,
+        dtype=dtype_of(pipeline, dtype),
     )
     handle.pipe.set_progress_bar_config(disable=True)
     return handle.pipe

@@ -10,21 +10,26 @@ from .call import Size, call_arguments
 from .options import Where
 from .output import progress
 from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
+from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
     from ..compiled import CompiledModule
 
 
-def compiled_parts(subject: str, component: str, where: Where, size: Size) -> dict[str, CompiledModule]:
+def compiled_parts(
+    subject: str, component: str, where: Where, size: Size, weights: WeightFiles
+) -> dict[str, CompiledModule]:
     """What a plan file holds, or what the components of a pipeline compile to, by name, in the order of their calls."""
     path = Path(subject)
     if subject and path.is_file():
+        if weights.are_named:
+            raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
         return _of_plan(path, component)
     pipeline = find_pipeline(subject)
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing the components"):
-        return _plan(pipeline, wanted, where, size)
+        return _plan(pipeline, wanted, where, size, weights)
 
 
 def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
@@ -36,12 +41,12 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
     return {compiled.program.name: compiled}
 
 
-def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size) -> dict[str, CompiledModule]:
+def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles) -> dict[str, CompiledModule]:
     from ..dryrun import DryPipeline
     from ..loading import open_pipeline
 
     pipeline = located(pipeline)
-    pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline))
+    pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
     dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers)

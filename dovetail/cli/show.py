@@ -11,6 +11,7 @@ from .options import Debug, Json, Where
 from .output import print_json
 from .parts import compiled_parts
 from .subject import Component, Subject
+from .weight_options import WeightFiles
 
 Format = Annotated[
     Literal["text", "dot", "mermaid", "json"],
@@ -21,6 +22,7 @@ Format = Annotated[
 def show(
     where: Where,
     size: Size,
+    weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
     format: Format = "text",
@@ -28,7 +30,7 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
-    parts = compiled_parts(subject, component, where, size)
+    parts = compiled_parts(subject, component, where, size, weights)
     from ..draw import document, dot, mermaid
 
     programs = {name: part.program for name, part in parts.items()}

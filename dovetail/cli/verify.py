@@ -11,6 +11,7 @@ from .options import Debug, Json, Where
 from .output import print_json, print_table
 from .parts import compiled_parts
 from .subject import Component, Subject
+from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
     from ..compiler.program import Program
@@ -21,6 +22,7 @@ Deep = Annotated[bool, typer.Option("--deep", help="Also run it at full size wit
 def verify(
     where: Where,
     size: Size,
+    weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
     deep: Deep = False,
@@ -31,7 +33,7 @@ def verify(
 
     The first rule that is broken is named, with the lines around the place, and the exit code is 4.
     """
-    parts = compiled_parts(subject, component, where, size)
+    parts = compiled_parts(subject, component, where, size, weights)
     from ..passes.verify import RULES
     from ..passes.verify import verify as check
 

@@ -1,0 +1,74 @@
+"""Files of weights on the command line: `--weights NAME=FILE`, and stable-diffusion.cpp's spellings."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from dovetail import demo
+from dovetail.cli.subject import Pipeline, find_pipeline
+from dovetail.cli.weight_options import WeightFiles
+
+from . import published
+from .test_cli import data, done, run
+
+SIZE = ("--width", "16", "--height", "16", "--backend", "cpu")
+
+
+@pytest.fixture(scope="module")
+def published_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The demo without its transformer's weights, and a file of these in FLUX's published layout."""
+    folder = tmp_path_factory.mktemp("demo") / "pipeline"
+    shutil.copytree(demo.folder(), folder)
+    (weights,) = (folder / "transformer").glob("*.safetensors")
+    state = load_file(weights)
+    weights.unlink()
+    save_file(published.flux(state), folder.parent / "model.safetensors")
+    return folder, folder.parent / "model.safetensors"
+
+
+def test_a_published_file_takes_the_place_of_a_components_own_weights(published_demo: tuple[Path, Path]) -> None:
+    folder, file = published_demo
+    (facts,) = data("compile", str(folder), "--component", "transformer", *SIZE, "--weights", f"dit={file}").values()
+    (own,) = data("compile", str(demo.folder()), "--component", "transformer", *SIZE).values()
+    assert facts["weight_bytes"] == own["weight_bytes"]
+
+
+def test_a_picture_is_the_same_from_a_published_file(published_demo: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, file = published_demo
+    words = ("generate", "a red circle", "--steps", "1", "--width", "16", "--height", "16", "--backend", "sim0")
+    done(*words, "--model", str(demo.folder()), "-o", str(tmp_path / "own.png"))
+    done(*words, "--model", str(folder), "--weights", f"transformer={file}", "-o", str(tmp_path / "given.png"))
+    assert (tmp_path / "own.png").read_bytes() == (tmp_path / "given.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--weights", "model.gguf"), "--weights model.gguf: write NAME=FILE, such as transformer=model.gguf"),
+        (("--weights", "controlnet=a.gguf"), "weights: this pipeline has no 'controlnet': name one of its components"),
+        (("--clip_g", "a.gguf"), "--clip_g: "),
+        (("--weights", "vae=nowhere.gguf"), "nowhere.gguf is missing"),
+    ],
+)
+def test_a_wrong_file_or_name_is_one_clear_error(words: tuple[str, str], message: str) -> None:
+    result = run("compile", *SIZE, *words)
+    assert result.exit_code == (1 if "missing" in message else 2)
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_plan_takes_no_weights(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    result = run("show", str(plan), "--weights", "vae=a.gguf")
+    assert result.exit_code == 2
+    assert "is a plan, which has no weights: leave out --weights" in " ".join(result.stderr.split())
+
+
+def test_stable_diffusion_cpps_names_mean_the_text_encoders_of_their_kind() -> None:
+    pipeline: Pipeline = find_pipeline("")
+    files = WeightFiles(clip_l="l", t5xxl="t", vae="v", diffusion_model="d", weights=["a=b", "a=c"])
+    assert files.given(pipeline) == {
+        "a": ["b", "c"], "diffusion": ["d"], "vae": ["v"], "text_encoder": ["l"], "text_encoder_2": ["t"],
+    }  # fmt: skip
