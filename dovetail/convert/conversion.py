@@ -146,6 +146,8 @@ def _metadata(index: WeightIndex, architecture: str, quant: str, source: Path) -
 def _check_target(path: Path, types: Sequence[str]) -> None:
     if path.suffix.lower() not in WRITERS:
         raise UsageError(f"cannot write weights to {path}: name a file such as out.gguf or out.safetensors")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     packed = [quant for quant in types if quant not in PLAIN]
     if packed and path.suffix.lower() != ".gguf":
         raise UsageError(f"{path} cannot hold {packed[0]}: ask for f32, f16 or bf16, or name a .gguf file")

@@ -346,6 +346,11 @@ def test_sources_that_are_none_say_what_would_be_one(tmp_path: Path) -> None:
         plan_conversion(demo.folder(), tmp_path / "out.gguf", "f16")
 
 
+def test_a_target_in_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no folder .*missing"):
+        plan_conversion(saved(tmp_path, x=normal(2)), tmp_path / "missing" / "out.gguf", "f16")
+
+
 def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["convert", *words])
 
