@@ -26,6 +26,7 @@ Rules = Annotated[
     list[str] | None,
     typer.Option("--tensor-type", metavar="PATTERN=TYPE", help="Another type for weights of such names; repeatable."),
 ]
+ListedRules = Annotated[str, typer.Option("--tensor-type-rules", hidden=True)]
 Architecture = Annotated[
     str, typer.Option("--arch", metavar="NAME", help="What a GGUF file says it is: flux, sd3, … Else the class.")
 ]
@@ -36,6 +37,7 @@ def convert(
     output: Output,
     type: Type,
     tensor_type: Rules = None,
+    tensor_type_rules: ListedRules = "",
     arch: Architecture = "",
     json: Json = False,
     debug: Debug = False,
@@ -48,7 +50,8 @@ def convert(
     check_writable(output)
     from ..convert import plan_conversion
 
-    conversion = plan_conversion(source, output, type, tensor_type or (), arch)
+    rules = [*filter(None, tensor_type_rules.split(",")), *(tensor_type or ())]
+    conversion = plan_conversion(source, output, type, rules, arch)
     with progress(f"converting to {output.name}", total=len(conversion.weights)) as bar:
         conversion.run(lambda: bar.advance(bar.task_ids[0]))
     if json:

@@ -373,6 +373,13 @@ def test_the_command_says_what_became_of_the_weights(tmp_path: Path) -> None:
     assert sum(group["weights"] for group in told["types"]) == 90
 
 
+def test_rules_may_be_listed_as_stable_diffusion_cpp_has_them(tmp_path: Path) -> None:
+    source, out = str(demo.folder() / "transformer"), str(tmp_path / "out.gguf")
+    result = run(source, "-o", out, "--type", "q8_0", "--tensor-type-rules", r"attn\..*weight=q6_k,proj_mlp.w=q4_0")
+    assert result.exit_code == 0, result.stderr
+    assert {"Q6_K", "Q4_0", "Q8_0"} < {tensor.tensor_type.name for tensor in GGUFReader(out).tensors}
+
+
 def test_the_command_refuses_what_is_typed_wrongly(tmp_path: Path) -> None:
     source = str(saved(tmp_path, x=normal(2)))
     for words in (
