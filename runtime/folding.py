@@ -26,8 +26,13 @@ def awaited_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
 
 def sent_inside(schedule: Sequence[Instruction], index: int) -> list[Copy]:
     """The copies that a run starts when it has made what they send."""
-    following = _following(schedule, index, (Free, Release, Copy))
-    return [one for one in following if isinstance(one, Copy) and is_part_of(one, schedule[index])]
+    sent, gone = [], set()
+    for one in _following(schedule, index, (Free, Release, Copy)):
+        if isinstance(one, Free):
+            gone.add((one.value, one.device))
+        elif isinstance(one, Copy) and is_part_of(one, schedule[index]):
+            sent += [one] if (State(one.value.node), one.source) not in gone else []
+    return sent
 
 
 def is_folded(schedule: Sequence[Instruction], index: int) -> bool:
@@ -37,8 +42,10 @@ def is_folded(schedule: Sequence[Instruction], index: int) -> bool:
         after = (other for other in schedule[index:] if not isinstance(other, (Wait, Load)))
         return is_part_of(one, next(after))
     between = (Free, Release, Copy) if isinstance(one, Copy) else (Free,)
-    before = (other for other in reversed(schedule[:index]) if not isinstance(other, between))
-    return is_part_of(one, next(before, one))
+    run = next((at for at in range(index, -1, -1) if not isinstance(schedule[at], between)), index)
+    if isinstance(one, Copy):
+        return any(one is other for other in sent_inside(schedule, run))
+    return is_part_of(one, schedule[run])
 
 
 def is_part_of(one: Instruction, run: Instruction) -> bool:

@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 import dovetail
 from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import DovetailError, VerificationError
+from dovetail.compiler.ops import GATHER
 from dovetail.compiler.program import Program, Weight, place_node, placement_of
 from dovetail.compiler.schedule import Copy, Free, Instruction, Schedule, Wait
 from dovetail.passes.verify import verify
 from dovetail.passes.verify_deep import verify_deep
-from dovetail.runtime import executor, sim
+from dovetail.runtime import sim, steps
 from dovetail.runtime.accelerator import accelerator_of
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.transfers import Arrival
@@ -32,6 +33,7 @@ from dovetail.runtime.weights import HeldWeights
 from .graphs import same_bits
 from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
 from .oracles import Clockwork
+from .wide_modules import Gated
 
 
 class Overtaking(nn.Module):
@@ -57,6 +59,9 @@ TOWERS: dict[str, Callable[[], nn.Module]] = {
     "a shared layer": lambda: Tower((Shared, Mlp), 3, {}, True),
     "writes that overtake": Overtaking,
 }
+
+
+ROWS = "a split by rows"
 
 
 @dataclass
@@ -95,9 +100,20 @@ class Subject:
         return True
 
 
-@pytest.fixture(scope="module", params=TOWERS)
+def split_by_rows() -> Subject:
+    """What its mutants must yield is what it yields itself: parts of a matrix may be multiplied by in another order."""
+    for index in range(3):
+        sim.synchronize(index)  # mutants before may have left copies on their way
+    module, args = Wide().eval(), (torch.randn(2, 3, 256),)
+    compiled = dovetail.compile(module, args, backend="sim0&sim1&sim2", split_mode="row", tensor_split="16,10,6")
+    return Subject(compiled, HeldWeights.of_module(module, compiled.program), args, [compiled(*args)])
+
+
+@pytest.fixture(scope="module", params=[*TOWERS, ROWS])
 def subject(request: pytest.FixtureRequest) -> Subject:
     torch.manual_seed(0)
+    if request.param == ROWS:
+        return split_by_rows()
     module = TOWERS[request.param]().eval()
     args = (torch.randn(2, 4, WIDTH), torch.randn(2, WIDTH))
     compiled = dovetail.compile(module, args, backend="sim0&sim1&sim2", rig="sim0=24MiB,sim1=16MiB,sim2=8MiB")
@@ -108,6 +124,19 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     assert found.is_accepted(compiled.schedule)
     assert found.survives(compiled.schedule)
     return found
+
+
+class Wide(nn.Module):
+    """Blocks with matrices large enough to be split by rows; a gate and what it multiplies stay apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gated() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
 
 
 def without(schedule: Schedule, drop: Callable[[Instruction], bool]) -> Schedule:
@@ -150,15 +179,15 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
-    send, verdicts = executor.start_copy, []
+    send, verdicts = steps.start_copy, []
     copies = [one for one in subject.compiled.schedule if isinstance(one, Copy)]
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
 
-        def start(value: torch.Tensor, target: torch.device, turn: Any = turn, dropped: int = dropped) -> Arrival:
-            return send(value, value.device if next(turn) == dropped else target)
+        def start(value: Any, target: torch.device, *into: Any, turn: Any = turn, dropped: int = dropped) -> Arrival:
+            return send(value, value.device) if next(turn) == dropped else send(value, target, *into)
 
-        monkeypatch.setattr(executor, "start_copy", start)
+        monkeypatch.setattr(steps, "start_copy", start)
         verdicts.append(subject.survives(subject.compiled.schedule))
     count(verdicts, "values that stayed", "running")
 
@@ -276,7 +305,7 @@ def test_every_dropped_wait_on_the_source_is_caught(subject: Subject) -> None:
     """Running catches it, unless the result of what was copied has come back before the memory is written."""
     mutants = dropped(subject, lambda wait: wait.device == wait.source)
     if not mutants:
-        assert not any(crossing.version for crossing in subject.program.crossings)
+        assert all(crossing.value.target is GATHER for crossing in subject.program.crossings if crossing.version)
         return
     count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits on the source", "verifier")
     raced = [not subject.survives(mutant) for _, mutant in mutants]
@@ -305,3 +334,35 @@ def _rehearses(program: Program) -> bool:
     except (VerificationError, KeyError):
         return False
     return True
+
+
+def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
+    """Each part that lands in a whole a column too early, or at its beginning."""
+    kept = schedule.instructions
+    landing = [(index, one, one.into) for index, one in enumerate(kept) if isinstance(one, Copy) and one.into]
+    for index, one, into in landing:
+        for start in (into.start - 1, 0):
+            moved = replace(one, into=replace(into, start=start))
+            yield Schedule((*kept[:index], moved, *kept[index + 1 :]))
+
+
+def test_every_part_that_lands_in_another_place_is_caught() -> None:
+    torch.manual_seed(0)
+    subject = split_by_rows()
+    assert subject.survives(subject.compiled.schedule)
+    mutants = list(landed_elsewhere(subject.compiled.schedule))
+    assert len(mutants) == 2 * 2 * 2 * 2, "two blocks with two gathers of parts from two devices"
+    count([subject.is_accepted(mutant) for mutant in mutants], "parts that land elsewhere", "verifier")
+    count([subject.survives(mutant) for mutant in mutants], "parts that land elsewhere", "running")
+
+
+def test_every_gather_that_swaps_two_parts_is_caught_by_the_verifier() -> None:
+    torch.manual_seed(0)
+    subject, verdicts = split_by_rows(), []
+    for node in [node for node in subject.program.ops() if node.target is GATHER]:
+        kept = node.args
+        out, (first, *rest) = kept  # type: ignore[misc]
+        node.args = (out, [*rest, first])
+        verdicts.append(subject.is_accepted(subject.compiled.schedule))
+        node.args = kept
+    count(verdicts, "swapped parts", "verifier")

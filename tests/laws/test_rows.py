@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -34,9 +35,7 @@ SHARES = st.lists(st.floats(0, 1e6, allow_subnormal=False) | st.integers(0, 20),
 def test_law_6_slices_cover_a_weight_once_each_within_a_row_of_its_share(rows: int, shares: list[float]) -> None:
     bounds = bounds_of(rows, shares)
     assert len(bounds) == len(shares)
-    assert [row for start, stop in bounds for row in (start, stop)][1:-1] == [
-        row for (_, stop), _ in zip(bounds, bounds[1:], strict=False) for row in (stop, stop)
-    ]
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
     assert (bounds[0][0], bounds[-1][1]) == (0, rows)
     for (start, stop), share in zip(bounds, shares, strict=True):
         assert start <= stop
