@@ -1,0 +1,173 @@
+"""Row split from the outside: modules, pipelines, plan files, and what cannot be split by rows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.devices import Device
+from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.compiler.program import Program
+from dovetail.compiler.schedule import Copy
+from dovetail.passes import rows
+
+from .tiny_pipelines import paint, wide_flux
+
+X = torch.linspace(-1, 1, 2 * 256).reshape(2, 256)
+
+
+class Wide(nn.Module):
+    """Blocks with a matrix each, between layers in no block."""
+
+    def __init__(self, width: int = 256, depth: int = 2) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(width, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def wide(width: int = 256, depth: int = 2) -> Wide:
+    torch.manual_seed(0)
+    return Wide(width, depth).eval()
+
+
+def split(module: nn.Module, backend: str = "sim0&sim1&sim2", **more: object) -> CompiledModule:
+    return dovetail.compile(module, (X[:, : module.embed.in_features],), backend=backend, split_mode="row", **more)  # type: ignore[arg-type, index, misc, union-attr]
+
+
+def slices(program: Program) -> dict[str, tuple[tuple[int, int], Device]]:
+    return {w.name: (w.rows, program.home[w.name]) for w in program.weights.values() if w.rows}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_matrix_and_its_bias_are_sliced_by_shares_and_all_else_stays_on_the_main_device() -> None:
+    compiled = split(wide(), tensor_split="16,10,6")
+    program = compiled.program
+    sim0, sim1, sim2 = program.devices
+    assert slices(program) == {
+        f"blocks.{block}.0.{name}[{start}:{stop}]": ((start, stop), device)
+        for block in range(2)
+        for name in ("weight", "bias")
+        for start, stop, device in ((0, 128, sim0), (128, 208, sim1), (208, 256, sim2))
+    }
+    assert {program.home[name] for name in program.weights if "[" not in name} == {sim0}
+    assert {name for name in program.weights if "[" not in name} == {
+        "embed.weight", "embed.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert close(compiled(X), wide()(X))
+
+
+def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in_the_whole() -> None:
+    copies = [one for one in split(wide(), tensor_split="16,10,6").schedule if isinstance(one, Copy)]
+    out = [one for one in copies if one.into is None]
+    back = [one for one in copies if one.into]
+    assert len(out) == len(back) == 2 * 2
+    assert {str(one.source) for one in out} == {"sim0"} == {str(one.target) for one in back}
+    assert [(one.into.start, one.into.length) for one in back if one.into] == [(128, 80), (208, 48)] * 2
+
+
+def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:
+    compiled = split(wide(), tensor_split="1000,1,999")
+    assert {str(device) for _, device in slices(compiled.program).values()} == {"sim0", "sim2"}
+    assert all(str(one.target) != "sim1" for one in compiled.schedule if isinstance(one, Copy))
+    assert close(compiled(X), wide()(X))
+
+
+def test_left_to_itself_it_follows_free_memory_less_what_the_main_device_must_hold_besides() -> None:
+    compiled = split(wide(256, 8), rig="sim0=4MiB,sim1=2MiB,sim2=1MiB")
+    program = compiled.program
+    besides = sum(weight.nbytes for weight in program.weights.values() if weight.rows is None)
+    headroom = program.devices[0].free - besides, program.devices[1].free, program.devices[2].free
+    assert besides == 2 * (256 * 256 + 256) * 4
+    assert len(program.shares) == 3
+    assert sum(program.shares) == pytest.approx(1)
+    ratios = [share / free for share, free in zip(program.shares, headroom, strict=True)]
+    assert max(ratios) / min(ratios) < 1.05
+
+
+def test_devices_of_mixed_kinds_take_part() -> None:
+    for backend in ("sim0&cpu", "cpu&sim0", "sim1&cpu&sim0"):
+        compiled = split(wide(), backend, tensor_split=[1] * (backend.count("&") + 1))
+        assert {device for _, device in slices(compiled.program).values()} == set(compiled.program.devices)
+        assert close(compiled(X), wide()(X))
+
+
+def test_what_has_nothing_to_slice_is_split_by_layers_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    rows._tell.cache_clear()
+    with caplog.at_level(logging.INFO, "dovetail.passes.rows"):
+        for _ in range(2):
+            compiled = split(wide(64), "sim0&sim1")
+    assert not slices(compiled.program)
+    assert {str(segment.device) for segment in compiled.program.segments} == {"sim0", "sim1"}
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "Wide cannot be split by rows, for none of its weights is a matrix of a block" in record.message
+    assert "run one after another" in record.message
+    assert torch.equal(compiled(X[:, :64]), wide(64)(X[:, :64]))
+
+
+def test_one_device_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    rows._tell.cache_clear()
+    with caplog.at_level(logging.INFO, "dovetail.passes.rows"):
+        compiled = split(wide(), "sim0")
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert torch.equal(compiled(X), wide()(X))
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DoesNotFitError, match=r"needs .* of weights and .* of headroom on sim1, which has 96\.0 KiB free"):
+        split(wide(), "sim0&sim1", rig="sim0=8MiB,sim1=96KiB", tensor_split="1,1")
+
+
+def test_a_device_map_and_tensor_split_mode_are_refused() -> None:
+    with pytest.raises(UsageError, match="a device map places each weight whole"):
+        dovetail.compile(wide(), (X,), device_map={"": "sim0", "blocks": "sim1"}, split_mode="row")
+    with pytest.raises(UsageError, match="split mode tensor is not available yet: use layer or row"):
+        dovetail.compile(wide(), (X,), backend="sim0&sim1", split_mode="tensor")
+
+
+def test_a_plan_file_of_a_row_split_is_read_back(tmp_path: Path) -> None:
+    compiled = split(wide(), tensor_split="16,10,6")
+    compiled.save(tmp_path / "plan.json")
+    again = dovetail.load(tmp_path / "plan.json", weights=wide())
+    assert (str(again), str(again.schedule)) == (str(compiled), str(compiled.schedule))
+    assert again.program.shares == compiled.program.shares
+    assert torch.equal(again(X), compiled(X))
+
+
+def test_dynamic_sizes_are_split_by_rows() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    compiled = split(wide(), tensor_split="16,10,6", dynamic_shapes={"x": {0: batch}})
+    for count in (2, 7):
+        x = torch.randn(count, 256)
+        assert close(compiled(x), wide()(x))
+
+
+def test_one_role_of_a_pipeline_is_split_by_rows_and_painting_goes_on_as_before() -> None:
+    pipe, call = wide_flux()
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(
+        pipe, "diffusion=sim0&sim1&sim2,te=sim1&sim2,vae=sim0", split_mode="diffusion=row,te=layer",
+        tensor_split="diffusion=16:10:6",
+    )  # fmt: skip
+    found = paint(handle, call).cpu()
+    (program,) = handle.programs["transformer"]
+    assert slices(program.program)
+    assert not any(slices(one.program) for name in ("text_encoder", "text_encoder_2") for one in handle.programs[name])
+    assert (found - eager).abs().max() < 1e-4
+    handle.undo()
+    assert torch.equal(paint(pipe, call), eager)
