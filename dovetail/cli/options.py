@@ -11,8 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ..compiler.errors import UsageError
-from ..compiler.spec import parse_params_backend, with_cpu_flags, with_offload_flag
+from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..request import Request
 
 PLACEMENT = "Placement"
@@ -47,10 +46,11 @@ class Where:
         str, _placement("--backend", metavar="SPEC", help="What runs where: te=cpu,diffusion=cuda0&cuda1.")
     ] = ""
     params_backend: Annotated[
-        str, _placement("--params-backend", metavar="SPEC", help="Where weights rest (not available yet).")
+        str,
+        _placement("--params-backend", metavar="SPEC", help="Where weights rest: cpu, disk, te=cpu,vae=disk."),
     ] = ""
     split_mode: Annotated[
-        str, _placement("--split-mode", metavar="MODE", help="layer (row and tensor are not available yet).")
+        str, _placement("--split-mode", metavar="MODE", help="layer or row, for all or by role (diffusion=row).")
     ] = "layer"
     tensor_split: Annotated[
         str, _placement("--tensor-split", "-ts", metavar="SHARES", help="Shares of the devices: 3,1.")
@@ -64,6 +64,7 @@ class Where:
     vae_on_cpu: Annotated[bool, typer.Option("--vae-on-cpu", hidden=True)] = False
     control_net_cpu: Annotated[bool, typer.Option("--control-net-cpu", hidden=True)] = False
     offload_to_cpu: Annotated[bool, typer.Option("--offload-to-cpu", hidden=True)] = False
+    mmap: Annotated[bool, typer.Option("--mmap", hidden=True, help="Weights on the CPU are always mapped.")] = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -73,6 +74,7 @@ class Where:
         )
         return {
             "backend": backend or None,
+            "params_backend": with_offload_flag(self.params_backend, offload_to_cpu=self.offload_to_cpu) or None,
             "split_mode": self.split_mode,
             "tensor_split": self.tensor_split or None,
             "max_vram": self.max_vram or None,
@@ -82,17 +84,11 @@ class Where:
     def check(self, components: Mapping[str, str]) -> Request:
         """The request for a pipeline of these components (attribute name → role).
 
-        Raises SpecError where it is written wrongly, UsageError where it asks for what is not available yet.
+        Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
-        resting = parse_params_backend(with_offload_flag(self.params_backend, offload_to_cpu=self.offload_to_cpu))
-        if str(resting) not in ("", "auto"):
-            raise UsageError(
-                f"--params-backend {resting} is not available yet: weights rest where they run, so leave it out, "
-                "or give the component other devices with --backend"
-            )
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
-            request.devices_for(attribute, role)
+            request.rests_for(attribute, role, request.devices_for(attribute, role))
         return request
 
 
