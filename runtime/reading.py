@@ -16,7 +16,7 @@ import torch
 from ..compiler.entries import Piece, StoredFile, WeightEntry
 from ..compiler.errors import WeightError
 from .accelerator import accelerator_of
-from .host_memory import host_memory, prefer_large_pages
+from .host_memory import host_memory
 from .opened_file import OpenedFile
 from .ring import Ring
 
@@ -41,7 +41,7 @@ class WeightReader:
         if accelerator_of(device).is_host and self._can_view(entry, dtype):
             return self._view(entry)
         target = torch.empty(entry.shape, dtype=dtype, device=device)
-        self._read_into(entry, target, fresh=True)
+        self.read_into(entry, target)
         return target
 
     def read_into(self, entry: WeightEntry, target: torch.Tensor) -> None:
@@ -49,15 +49,10 @@ class WeightReader:
 
         It is filled, or on its way on the device's current stream, when this returns. Raises WeightError as `read`.
         """
-        self._read_into(entry, target, fresh=False)
-
-    def _read_into(self, entry: WeightEntry, target: torch.Tensor, fresh: bool) -> None:
         if entry.is_packed or tuple(target.shape) != entry.shape:
             raise WeightError(f"{entry.describe()} cannot fill {target.dtype}{list(target.shape)}")
         flat = target.detach().view(-1)
         memory = accelerator_of(target.device).host_view(flat)
-        if fresh and memory is not None:
-            prefer_large_pages(memory)
         if memory is not None and memory.dtype == entry.dtype:
             self._fill(memory.view(torch.uint8), entry.pieces)
         else:
