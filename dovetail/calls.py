@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from .compiler.errors import TraceError
 from .runtime.transfers import start_copy
 
+CALL = "_dovetail_call"
+
 
 @dataclass
 class Call:
@@ -29,6 +31,14 @@ class Call:
     answer: Callable[..., Any] | None = None
     whole: Callable[..., Any] | None = None
     programs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: str, method: str, module: nn.Module) -> Call:
+        """The call of a module; where another component has the module too, what the module itself does."""
+        known = getattr(vars(module).get(method), CALL, None)
+        if known is not None:
+            return cls(path, method, module, known.original, known.was_own)
+        return cls(path, method, module, getattr(module, method), method in vars(module))
 
     def __str__(self) -> str:
         return (

@@ -10,6 +10,7 @@ from torch import nn
 from .compiled import CompiledModule
 from .compiler.devices import Rig, canonical_name
 from .compiler.errors import UsageError
+from .compiler.program import Program
 from .compiler.trace import trace
 from .device_map import give_homes, named_devices
 from .layouts import Wanted
@@ -89,7 +90,7 @@ def compile(
     held = HeldWeights.of_module(module, program)
     source = held if index is None else source_of(index, program, held)
     program.devices = request.devices_for()
-    program.rests = request.rests_for("", "", program.devices)
+    program.rests = _rests_for(request, program, index is not None)
     if homes is not None:
         _refuse_rows(request)
         give_homes(program, named_devices(homes, request.rig))
@@ -97,6 +98,16 @@ def compile(
     steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
     PassManager(steps, callbacks).run(program)
     return CompiledModule(program, request.rig, source)
+
+
+def _rests_for(request: Request, program: Program, has_files: bool) -> str:
+    rests = request.rests_for("", "", program.devices)
+    if rests == "disk" and not has_files:
+        raise UsageError(
+            f"the weights of {program.name} are in memory and cannot rest on disk: name their files (weights=…), load "
+            "the pipeline with load_pipeline, or let them rest in host memory (params_backend=cpu)"
+        )
+    return rests
 
 
 def _refuse_rows(request: Request) -> None:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from .adapters import NO_BRANCHES, Adapters, Branches
 from .call_key import call_key, plain_state, processor_state
-from .calls import Call, moved, refuse_what_is_no_function, without_caches
+from .calls import CALL, Call, moved, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
@@ -170,10 +170,11 @@ class Component:
             program.unload()
 
     def _swap(self, path: str, method: str, module: nn.Module) -> None:
-        call = Call(path, method, module, getattr(module, method), method in vars(module))
+        call = Call.of(path, method, module)
         # Models keep parts alive in caches of their own: a part must not keep all weights alive.
         owner = weakref.ref(self) if module is not self.module else lambda: self
         call.answer = functools.wraps(call.original)(functools.partial(_answer, owner, call))
+        call.answer.__dict__[CALL] = call
         call.swap_in()
         self.calls.append(call)
 

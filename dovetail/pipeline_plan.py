@@ -58,8 +58,9 @@ def _torch_name(device: Device) -> str:
 
 def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str, Any]) -> None:
     """Says which names mean nothing in this pipeline: a warning for a role, UsageError for dynamic shapes."""
-    for key in request.backend.unused(roles):
-        logger.warning("this pipeline has no %s: what backend says of it is not used", key)
+    for name, setting in (("backend", request.backend), ("params_backend", request.params_backend)):
+        for key in setting.unused(roles):
+            logger.warning("this pipeline has no %s: what %s says of it is not used", key, name)
     wrong = sorted(shapes.keys() - roles.keys())
     if wrong:
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")

@@ -211,7 +211,8 @@ class CompiledPipeline:
         lines = [f"{type(self.pipe).__name__} on {', '.join(map(str, self.rig))}"]
         for name, one in self.components.items():
             where = " & ".join(map(str, one.devices))
-            lines.append(f"  {name} ({one.role}): {where}, {len(one.programs)} programs")
+            rests = f", weights rest on {one.residence.rests}" if one.residence.rests else ""
+            lines.append(f"  {name} ({one.role}): {where}{rests}, {len(one.programs)} programs")
         return "\n".join(lines)
 
     def _swap(self) -> None:

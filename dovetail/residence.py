@@ -184,9 +184,12 @@ class Residence:
             self.holdings.put(held, data)
 
     def release(self) -> None:
-        """Lets go of everything that was staged."""
-        for held in self.held():
+        """Lets go of everything that was staged, and of the memory that views of files take."""
+        staged = [held for held in self.held() if held.staged]
+        for held in staged:
             held.staged.clear()
+        if self.files is not None and self.rests == "disk":
+            self.files.reader.release([held.entry for held in staged if held.entry])
 
     def complete(self) -> None:
         """Brings weights that have no data in the module to host memory."""
@@ -280,7 +283,7 @@ def tensors_by_name(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def find_name(weight: Weight, tensors: Mapping[str, torch.Tensor]) -> str | None:
     """The name under which a weight is found."""
-    return next((name for name in weight.names if name in tensors), None)
+    return next((name for name in map(plain_name, weight.names) if name in tensors), None)
 
 
 def _is_elsewhere(held: Held) -> bool:

@@ -1,0 +1,288 @@
+"""Weights that rest in host memory or on disk: the same pictures, and nothing held longer than it is needed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import dovetail
+from dovetail.compiled import CompiledModule
+from dovetail.compiler.errors import ExecutionError, UsageError
+from dovetail.compiler.schedule import Load, Release
+from dovetail.runtime import sim
+
+from . import tiny_pipelines
+from .tiny_pipelines import PIPELINES, paint
+
+APART = "diffusion=sim0&sim1,te=sim2,vae=sim0"
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _sims() -> Iterator[None]:
+    gc.collect()
+    sim.enable()
+    for index in range(3):
+        sim.reset_stats(index)
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each tiny pipeline."""
+    folders = {}
+    for name in ("flux", "sd", "wan"):
+        folders[name] = tmp_path_factory.mktemp(name)
+        PIPELINES[name]()[0].save_pretrained(folders[name])
+    return folders
+
+
+def in_use() -> list[int]:
+    gc.collect()
+    return [sim.stats(index).in_use for index in range(3)]
+
+
+def resident(handle: Any) -> int:
+    """The bytes that may stay: buffers, and the weights of components that rest where they run."""
+    handle.pipe.scheduler.set_timesteps(1)  # which keeps tensors of its own on the main device, as the pipeline does
+    handle.pipe._current_timestep = None
+    return sum(
+        tensor.nbytes
+        for one in handle.components.values()
+        for tensor in (*one.module.parameters(), *one.module.buffers())
+        if tensor.device.type == "sim"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "rests"),
+    [
+        ("flux", "te=disk"),
+        ("flux", "*=cpu"),
+        ("sd", "*=disk"),
+        *(pytest.param(name, "*=disk", marks=SLOW) for name in ("flux", "sd", "wan")),
+        *(pytest.param(name, "te=cpu,vae=disk,diffusion=cpu", marks=SLOW) for name in ("flux", "sd", "wan")),
+    ],
+)
+def test_a_picture_is_the_same_wherever_weights_rest_and_nothing_staged_is_left(
+    name: str, rests: str, saved: dict[str, Path]
+) -> None:
+    pipe, call = PIPELINES[name]()
+    eager = paint(pipe, call)
+    handle = dovetail.load_pipeline(saved[name], APART, params_backend=rests)
+    for _ in range(2):
+        assert torch.equal(paint(handle.pipe, call).cpu(), eager)
+        left = resident(handle)
+        assert sum(in_use()) == left
+    handle.undo()
+    assert torch.equal(paint(handle.pipe, call), eager)
+    assert sum(in_use()) == 0
+
+
+def test_a_pipeline_in_memory_may_rest_there() -> None:
+    pipe, call = tiny_pipelines.flux()
+    eager = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, APART, params_backend={"te": "cpu", "diffusion": "cpu"}) as handle:
+        assert torch.equal(paint(handle, call).cpu(), eager)
+        assert {one.device.type for one in pipe.transformer.parameters()} == {"cpu"}
+        assert pipe.transformer.device == torch.device("cpu")
+        assert in_use()[1] == sum(b.nbytes for b in pipe.transformer.buffers() if b.device.type == "sim")
+        assert "transformer (diffusion): sim0 & sim1, weights rest on cpu, 1 programs" in str(handle)
+    assert torch.equal(paint(pipe, call), eager)
+
+
+def test_the_text_encoders_are_gone_before_sampling_starts(
+    saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    call_of = CompiledModule.__call__
+
+    def watched(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        before = sim.stats(2).in_use
+        result = call_of(self, *args, **kwargs)
+        seen.append((self.program.name, before))
+        return result
+
+    monkeypatch.setattr(CompiledModule, "__call__", watched)
+    _, call = tiny_pipelines.flux()
+    handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="te=disk")
+    paint(handle, call)
+    held = {name: nbytes for name, nbytes in seen if name != "T5EncoderModel"}
+    weights = handle.components["text_encoder"].residence.nbytes
+    assert held["FluxTransformer2DModel"] < 2000 < weights
+    assert held["AutoencoderKL"] < 2000
+    assert next(nbytes for name, nbytes in seen if name == "T5EncoderModel") > weights // 2
+
+
+def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
+    pipe, call = tiny_pipelines.flux()
+    handle = dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=cpu")
+    sent = []
+    for steps in (1, 4):
+        handle(**{**call, "num_inference_steps": steps}, output_type="latent")
+        sim.reset_stats(1)
+        handle(**{**call, "num_inference_steps": steps}, output_type="latent")
+        sent.append(sim.stats(1).bytes_in)
+    (program,) = handle.programs["transformer"]
+    loads = [load for load in program.schedule if isinstance(load, Load) and load.device.index == 1]
+    released = {weight.name for one in program.schedule if isinstance(one, Release) for weight in one.weights}
+    staged = sum(weight.nbytes for load in loads for weight in load.weights if weight.name in released)
+    assert staged > 100_000
+    assert sent[1] - staged == 4 * (sent[0] - staged)
+
+
+def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
+    pipe, call = tiny_pipelines.flux()
+    handle = dovetail.compile_pipeline(pipe, "te=sim0,diffusion=sim1,vae=sim2", params_backend="*=cpu")
+    paint(handle, call)
+    with torch.no_grad():
+        pipe.text_encoder_2(torch.arange(16)[None])
+        assert in_use()[0] > 100_000
+        pipe.vae.decode(torch.zeros(1, 4, 8, 8))
+    held = in_use()
+    assert held[0] < 2000
+    assert held[2] > 10_000
+    handle.release()
+    left = resident(handle)
+    assert sum(in_use()) == left
+
+
+def test_an_error_in_the_middle_of_a_picture_leaves_nothing() -> None:
+    pipe, call = tiny_pipelines.flux()
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, APART, params_backend="*=cpu")
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("stopped by the person who called")
+
+    with pytest.raises(RuntimeError, match="stopped by the person"):
+        handle(**call, callback_on_step_end=fail)
+    left = resident(handle)
+    assert sum(in_use()) == left
+    with torch.no_grad(), pytest.raises(ExecutionError):
+        pipe.text_encoder_2(torch.full((1, 16), 10**6))
+    left = resident(handle)
+    assert sum(in_use()) == left
+    assert torch.equal(paint(handle, call).cpu(), eager)
+
+
+def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() -> None:
+    pipe, _ = tiny_pipelines.flux()
+    sizes = {name: sum(p.nbytes for p in part.parameters()) for name, part in pipe.components.items()
+             if isinstance(part, nn.Module)}  # fmt: skip
+    room = sizes["transformer"] + 200_000
+    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
+    offered = {name: handle._offer(one)[0].free for name, one in handle.components.items()}
+    assert offered["transformer"] == room
+    assert offered["text_encoder"] == room - handle.components["text_encoder_2"].residence.nbytes
+    assert offered["vae"] == room
+
+
+@pytest.mark.parametrize("what", ["weight", "module"])
+def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
+    pipe, call = tiny_pipelines.sdxl()
+    if what == "module":
+        pipe.text_encoder_2.set_input_embeddings(pipe.text_encoder.get_input_embeddings())
+    pipe.text_encoder_2.get_input_embeddings().weight = pipe.text_encoder.get_input_embeddings().weight
+    shared = pipe.text_encoder.get_input_embeddings().weight
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, "te=sim2,diffusion=sim0,vae=sim0")
+    assert torch.equal(paint(handle, call).cpu(), eager)
+    total = {id(t): t.nbytes for part in (pipe.text_encoder, pipe.text_encoder_2)
+             for t in (*part.parameters(), *part.buffers()) if t.device.type == "sim"}  # fmt: skip
+    assert in_use()[2] == sum(total.values())
+    first, second = (part.get_input_embeddings().weight for part in (pipe.text_encoder, pipe.text_encoder_2))
+    assert first is second
+    assert first.device == torch.device("sim", 2)
+    handle.undo()
+    assert torch.equal(pipe.text_encoder.get_input_embeddings().weight, shared.cpu())
+    assert torch.equal(paint(pipe, call), eager)
+
+
+def test_rows_of_what_rests_in_host_memory_go_straight_to_their_devices() -> None:
+    pipe, call = tiny_pipelines.wide_flux()
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(
+        pipe, "diffusion=sim0&sim1,te=cpu,vae=cpu", params_backend="diffusion=cpu", split_mode="diffusion=row"
+    )
+    assert torch.allclose(paint(handle, call).cpu(), eager, atol=1e-4)
+    (program,) = handle.programs["transformer"]
+    sliced = [weight for weight in program.program.weights.values() if weight.rows]
+    assert sliced
+    loads = [load for load in program.schedule if isinstance(load, Load)]
+    handle(**{**call, "num_inference_steps": 1}, output_type="latent")
+    sim.reset_stats(1)
+    handle(**{**call, "num_inference_steps": 1}, output_type="latent")
+    rows = sum({w.name: w.nbytes for load in loads if load.device.index == 1 for w in load.weights}.values())
+    activations = sim.stats(1).bytes_in - rows
+    assert 0 < activations < rows // 4
+    left = resident(handle)
+    assert sum(in_use()) == left
+
+
+def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict[str, Path], tmp_path: Path) -> None:
+    pipe, call = tiny_pipelines.wide_flux()
+    before = {name: tensor.clone() for name, tensor in pipe.transformer.state_dict().items()}
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=cpu,vae=cpu", split_mode="diffusion=row")
+    assert torch.allclose(paint(handle, call).cpu(), eager, atol=1e-4)
+    pipe.scheduler.set_timesteps(1)
+    total = sum(tensor.nbytes for tensor in before.values())
+    assert sum(in_use()) == total == handle.components["transformer"].residence.bytes_on().total()
+    assert any(tensor.is_meta for tensor in pipe.transformer.parameters())
+    pipe.transformer.save_pretrained(tmp_path)
+    assert sum(in_use()) == total
+    again = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
+    handle.undo()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.transformer.state_dict().items())
+    assert torch.equal(paint(pipe, call), eager)
+
+
+def test_what_rests_on_disk_is_saved_and_still_rests_there(saved: dict[str, Path], tmp_path: Path) -> None:
+    _, call = tiny_pipelines.flux()
+    handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="*=disk")
+    paint(handle, call)
+    handle.pipe.save_pretrained(tmp_path)
+    assert all(tensor.is_meta for tensor in handle.pipe.transformer.parameters())
+    first = diffusers.FluxPipeline.from_pretrained(saved["flux"]).transformer.state_dict()
+    again = diffusers.FluxPipeline.from_pretrained(tmp_path).transformer.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+
+
+def test_only_weights_in_files_can_rest_on_disk() -> None:
+    pipe, _ = tiny_pipelines.flux()
+    with pytest.raises(UsageError, match=r"weights of FluxTransformer2DModel .* are in no file.*load_pipeline"):
+        dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=disk")
+    with pytest.raises(UsageError, match=r"are in memory and cannot rest on disk: name their files \(weights=…\)"):
+        dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0", params_backend="disk")
+
+
+def test_weights_cannot_rest_on_another_accelerator() -> None:
+    with pytest.raises(
+        UsageError, match="weights cannot rest on sim1 and be read on sim0: let them rest on cpu or disk"
+    ):
+        dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0", params_backend="sim1", rig="sim0,sim1")
+
+
+def test_a_module_with_files_rests_on_disk(tmp_path: Path) -> None:
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).eval()
+    file = tmp_path / "m.safetensors"
+    save_file(module.state_dict(), file)
+    module.to("meta")
+    x = torch.ones(2, 64)
+    compiled = dovetail.compile(module, (x.to("meta"),), backend="sim0&sim1", params_backend="disk", weights=file)
+    found = compiled(x)
+    assert in_use() == [0, 0, 0]
+    module.load_state_dict(load_file(file), assign=True)
+    with torch.no_grad():
+        assert torch.equal(found, module(x))
