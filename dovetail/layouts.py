@@ -1,8 +1,8 @@
 """Finds a module's weights in a file, whatever names the file has for them.
 
 Tried in this order, and the first that has every weight of the module is it: the library's own names, old ones too;
-the same behind a prefix, as one file for a whole pipeline has them; names as published, through diffusers' converter
-for the class.
+the same behind a prefix, as one file for a whole pipeline has them; llama.cpp's names, in a GGUF file of a text
+encoder; names as published, through diffusers' converter for the class.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 
 from .compiler.errors import WeightError
 from .compiler.program import Program
+from .gguf_names import under_own_names
 from .runtime.weights import tensors_of_module
 from .single_file import Arranged, Lacking, Layout, as_stored, converted
 
@@ -69,8 +70,12 @@ class Wanted:
         return found.shaped(self.shapes[name]) if found and found.pieces is not None else None
 
 
-def find_weights(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], where: Path) -> Layout | None:
+def find_weights(
+    wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], where: Path, architecture: str = ""
+) -> Layout | None:
     """Every weight that is wanted, under its first name, as pieces of what a file stores.
+
+    ``architecture`` is what a GGUF file says it is.
 
     None when the module's library does more than rename what the file has, and only it can load that.
 
@@ -79,7 +84,7 @@ def find_weights(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], where: P
     """
     best: tuple[int, Layout] = (0, {})
     lacking: list[str] = []
-    for layout in _layouts(wanted, as_stored(shapes), lacking):
+    for layout in _layouts(wanted, as_stored(shapes), architecture, lacking):
         if layout is None:
             return None
         found = {name: weight for name in wanted.names if (weight := wanted.take(name, layout)) is not None}
@@ -98,13 +103,14 @@ def _whole_shape(name: str, program: Program) -> tuple[int, ...]:
     return (max(rows), *slices[0].shape[1:]) if rows else slices[0].shape
 
 
-def _layouts(wanted: Wanted, stored: Layout, lacking: list[str]) -> Iterator[Layout | None]:
+def _layouts(wanted: Wanted, stored: Layout, architecture: str, lacking: list[str]) -> Iterator[Layout | None]:
     """The layouts that a file may have; None for one that only the module's library can read.
 
     Notes what the file lacks of a layout that it else has.
     """
     for layout in (stored, *_without_prefix(wanted, stored)):
         yield wanted.library_names(layout)
+    yield under_own_names([name for names in wanted.names.values() for name in names], stored, architecture)
     bare = {name.removeprefix(_ORIGINAL): weight for name, weight in stored.items() if name.startswith(_ORIGINAL)}
     for layout in (stored, bare, {_ORIGINAL + name: weight for name, weight in stored.items()}):
         try:

@@ -70,7 +70,8 @@ def under_names_of(wanted: Wanted, index: WeightIndex) -> WeightIndex | None:
     Raises:
         WeightError: the file is for another module, or lacks a weight, or has one in another shape.
     """
-    layout = find_weights(wanted, {name: entry.shape for name, entry in index.items()}, index.where)
+    shapes = {name: entry.shape for name, entry in index.items()}
+    layout = find_weights(wanted, shapes, index.where, str(index.metadata.get("general.architecture", "")))
     if layout is None:
         return None
     return index.holding({name: _entry(name, weight, index) for name, weight in layout.items()})

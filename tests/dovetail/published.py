@@ -175,3 +175,53 @@ def vae(state: State, levels: int) -> dict[str, torch.Tensor]:
             tensor = tensor[..., None, None] if tensor.ndim == 2 else tensor
         found[f"first_stage_model.{new}"] = tensor
     return found
+
+
+_T5 = {
+    "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b", "layer.0.layer_norm": "attn_norm",
+    "layer.0.SelfAttention.q": "attn_q", "layer.0.SelfAttention.k": "attn_k", "layer.0.SelfAttention.v": "attn_v",
+    "layer.0.SelfAttention.o": "attn_o", "layer.1.layer_norm": "ffn_norm", "layer.1.DenseReluDense.wi_0": "ffn_gate",
+    "layer.1.DenseReluDense.wi_1": "ffn_up", "layer.1.DenseReluDense.wo": "ffn_down",
+}  # fmt: skip
+
+
+def t5(state: State) -> dict[str, torch.Tensor]:
+    """A T5 encoder as llama.cpp names it."""
+    found = {
+        "token_embd.weight": state["shared.weight"],
+        "enc.output_norm.weight": state["encoder.final_layer_norm.weight"],
+    }
+    for name, tensor in state.items():
+        if name.startswith("encoder.block."):
+            _, _, block, layer = name.removesuffix(".weight").split(".", 3)
+            found[f"enc.blk.{block}.{_T5[layer]}.weight"] = tensor
+    return found
+
+
+_WAN = {
+    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+    "condition_embedder.time_proj": "time_projection.1",
+    "proj_out": "head.head",
+}  # fmt: skip
+_WAN_BLOCK = {
+    "attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o",
+    "ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2", "norm2": "norm3",
+}  # fmt: skip
+
+
+def wan(state: State) -> dict[str, torch.Tensor]:
+    """Wan as published, text to video."""
+    found = {}
+    for name, tensor in state.items():
+        layer, _, kind = name.rpartition(".")
+        if name.startswith("blocks."):
+            for own, theirs in _WAN_BLOCK.items():
+                layer = f"{layer}.".replace(f".{own}.", f".{theirs}.").removesuffix(".")
+        new = f"{_WAN.get(layer, layer)}.{kind}"
+        found[new.replace("scale_shift_table", "modulation" if "blocks." in name else "head.modulation").strip(".")] = (
+            tensor
+        )
+    return found

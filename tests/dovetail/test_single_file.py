@@ -24,6 +24,7 @@ WHERE = Path("model.safetensors")
 TINY: dict[str, tuple[Callable[[], Any], Inverse]] = {
     "flux": (lambda: tiny_pipelines.flux()[0].transformer, published.flux),
     "sd3": (lambda: tiny_pipelines.sd3()[0].transformer, published.sd3),
+    "wan": (lambda: tiny_pipelines.wan()[0].transformer, published.wan),
     "unet": (lambda: tiny_pipelines.sd()[0].unet, functools.partial(published.unet, layers=1)),
     "vae": (lambda: tiny_pipelines.sd()[0].vae, functools.partial(published.vae, levels=2)),
 }
@@ -43,6 +44,7 @@ FULL: dict[str, tuple[Callable[[], Any], Inverse]] = {
         ),
         functools.partial(published.vae, levels=4),
     ),
+    "Wan2.1-14B": (lambda: diffusers.WanTransformer3DModel(), published.wan),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dovetail
@@ -161,6 +161,42 @@ def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
     (path,) = tmp_path.glob("m.*")
     handle = dovetail.load_pipeline(flux, "diffusion=sim0&sim1,te=sim1,vae=sim0", weights={key: path})
     assert torch.equal(paint(handle, call).cpu(), paint(pipe, call))
+
+
+@pytest.mark.parametrize("rests", ["cpu", "disk"])
+def test_packed_weights_that_rest_elsewhere_compute_the_same_and_come_back_as_the_files_numbers(
+    rests: str, flux: Path, tmp_path: Path
+) -> None:
+    pipe, call = tiny_pipelines.flux()
+    held = save_gguf(published.flux(pipe.transformer.state_dict()), tmp_path / "m.gguf", "Q8_0")
+    numbers = spoken_back(held, pipe.transformer, published.flux)
+    pipe.transformer.load_state_dict(numbers)
+    handle = dovetail.load_pipeline(
+        flux, "diffusion=sim0&sim1", params_backend=rests, weights={"transformer": tmp_path / "m.gguf"}
+    )
+    assert torch.equal(paint(handle, call).cpu(), paint(pipe, call))
+    handle.pipe.transformer.save_pretrained(tmp_path / "saved")
+    handle.undo()
+    for state in (
+        load_file(tmp_path / "saved" / "diffusion_pytorch_model.safetensors"),
+        handle.pipe.transformer.state_dict(),
+    ):
+        assert state.keys() == numbers.keys()
+        assert all(torch.equal(state[name], number) for name, number in numbers.items())
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_text_encoder_is_loaded_from_a_file_of_llama_cpps(kind: str, flux: Path, tmp_path: Path) -> None:
+    encoder = tiny_pipelines.flux()[0].text_encoder_2
+    held = save_gguf(published.t5(encoder.state_dict()), tmp_path / "t5.gguf", kind, "t5encoder")
+    numbers = spoken_back(held, encoder, published.t5)
+    encoder.load_state_dict({**numbers, "encoder.embed_tokens.weight": numbers["shared.weight"]})
+    given = {"text_encoder_2": tmp_path / "t5.gguf"}
+    handle = dovetail.load_pipeline(flux, SPREAD, weights=given, components={"transformer": None})
+    ids = torch.tensor([[3, 5, 4, 1]])
+    with torch.no_grad():
+        wanted = encoder(ids)[0]
+    assert torch.equal(handle.pipe.text_encoder_2(ids)[0].cpu(), wanted)
 
 
 def _reinitialized(module: nn.Module, seed: int) -> Any:

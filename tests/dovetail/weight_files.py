@@ -13,9 +13,9 @@ from gguf.quants import dequantize, quantize
 State = Mapping[str, torch.Tensor]
 
 
-def save_gguf(state: State, path: Path, kind: str) -> dict[str, torch.Tensor]:
+def save_gguf(state: State, path: Path, kind: str, architecture: str = "test") -> dict[str, torch.Tensor]:
     """Writes a GGUF file, matrices in a type and the rest in F32; returns the numbers that the file then holds."""
-    writer = gguf.GGUFWriter(path, "test")
+    writer = gguf.GGUFWriter(path, architecture)
     held = {}
     for name, tensor in state.items():
         numbers = tensor.detach().to(torch.float32).numpy()
