@@ -27,4 +27,4 @@ def under_own_names(names: Iterable[str], stored: Layout, architecture: str) -> 
     known = get_tensor_name_map(kind, max(blocks, default=0) + 1)
     theirs = {name: known.get_name(name, (".weight", ".bias")) for name in names}
     theirs |= {name: known.get_name(f"model.{name}", (".weight", ".bias")) for name in names if not theirs[name]}
-    return {name: stored[their] for name, their in theirs.items() if their in stored}
+    return {name: stored[their] for name, their in theirs.items() if their and their in stored}
