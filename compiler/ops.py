@@ -21,7 +21,7 @@ def columns_of(packed: torch.Tensor, quant: str) -> int:
     return packed.shape[-1] // nbytes * elements
 
 
-@torch.library.register_fake("dovetail::quantized_linear", lib=LIBRARY)
+@torch.library.register_fake("dovetail::quantized_linear", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, quant: str) -> torch.Tensor:
     """The last dimension of x against the rows, as ``linear`` has it, in the dtype of x."""
     if x.shape[-1] != columns_of(packed, quant):
@@ -29,12 +29,12 @@ def _linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, qu
     return x.new_empty((*x.shape[:-1], packed.shape[0]))
 
 
-@torch.library.register_fake("dovetail::quantized_embedding", lib=LIBRARY)
+@torch.library.register_fake("dovetail::quantized_embedding", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _embedding(packed: torch.Tensor, indices: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
     return packed.new_empty((*indices.shape, columns_of(packed, quant)), dtype=dtype)
 
 
-@torch.library.register_fake("dovetail::dequantize", lib=LIBRARY)
+@torch.library.register_fake("dovetail::dequantize", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _dequantize(packed: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
     return packed.new_empty((*packed.shape[:-1], columns_of(packed, quant)), dtype=dtype)
 
@@ -43,13 +43,13 @@ LIBRARY.define("landing(Tensor like, int columns, ScalarType dtype) -> Tensor")
 LIBRARY.define("gather(Tensor(a!) out, Tensor[] parts) -> Tensor(a!)")
 
 
-@torch.library.register_fake("dovetail::landing", lib=LIBRARY)
+@torch.library.register_fake("dovetail::landing", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _landing(like: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Memory for a value of the leading sizes of ``like``, on its device."""
     return like.new_empty((*like.shape[:-1], columns), dtype=dtype)
 
 
-@torch.library.register_fake("dovetail::gather", lib=LIBRARY)
+@torch.library.register_fake("dovetail::gather", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _gather(out: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
     """The parts side by side in the last dimension of ``out``; a part that lies in its place is not copied."""
     columns = sum(part.shape[-1] for part in parts)

@@ -69,7 +69,7 @@ def _stays_apart(evidence: Evidence, node: Node, read: dict[Node, Rows]) -> bool
 
 def _gathered(node: Node, rows: dict[Node, Rows]) -> Iterator[Violation]:
     """What is wrong with the parts of a gather: they must follow each other, from the first column to the last."""
-    given = [rows.get(part, (0, 0)) for part in node.args[1]]  # type: ignore[union-attr]
+    given = [rows.get(part, (0, 0)) for part in node.args[1]]  # type: ignore[arg-type, union-attr]
     ends = [(0, 0), *given, (tensors_of(node)[0].shape[-1], 0)]
     if any(one[1] != other[0] for one, other in pairwise(ends)):
         said = ", ".join(f"{start}:{stop}" for start, stop in given)

@@ -15,7 +15,8 @@ from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Run, Sta
 
 def freed_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
     """The values that a run lets go of at their last reading."""
-    return [one.value for one in _following(schedule, index, (Free,)) if is_part_of(one, schedule[index])]
+    following = _following(schedule, index, (Free,))
+    return [one.value for one in following if isinstance(one, Free) and is_part_of(one, schedule[index])]
 
 
 def awaited_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
