@@ -42,13 +42,17 @@ class Layout:
 
 def _half(blocks: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block, as (blocks, 1, 1)."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float().unsqueeze(-1)
+    return _aligned(blocks, at, at + 2).view(torch.float16).float().unsqueeze(-1)
 
 
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
-    """Bytes of each block as words of eight or four, in memory of their own."""
-    part = blocks[:, start:stop].contiguous()
-    return part.view(torch.int64 if (stop - start) % 8 == 0 else torch.int32)
+    """Bytes of each block as words of eight or four."""
+    return _aligned(blocks, start, stop).view(torch.int64 if (stop - start) % 8 == 0 else torch.int32)
+
+
+def _aligned(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """Bytes of each block in memory of their own; those of a single block count as contiguous where they are."""
+    return blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
 
 
 def _mask(words: Tensor, byte: int) -> int:

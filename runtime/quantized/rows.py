@@ -31,6 +31,8 @@ def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:
         quant: their type.
         out: where the numbers go, of shape (rows, columns), contiguous.
     """
+    if not out.numel():
+        return
     if quant in FLOATS:
         out.copy_(packed.view(FLOATS[quant]))
         return
