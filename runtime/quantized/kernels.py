@@ -28,7 +28,7 @@ def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, quant: str) -> Tenso
             torch.mm(rows, weight.t(), out=result[:, start:stop])
         else:
             torch.addmm(begins[start:stop], rows, weight.t(), out=result[:, start:stop])
-    return out if begins is bias else out.add_(bias)
+    return out if bias is None or begins is not None else out.add_(bias)
 
 
 def _unpacked(packed: Tensor, quant: str, x: Tensor) -> Iterator[tuple[int, int, Tensor]]:
