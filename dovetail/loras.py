@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .component import Component
     from .pipelines import CompiledPipeline
 
+logger = logging.getLogger(__name__)
+
 MODES = ("auto", "immediately", "at_runtime")
 _IN_PROMPT = re.compile(r"<lora:([^<>]+)>")
 
@@ -137,7 +139,13 @@ def _load(handle: CompiledPipeline, lora: Lora) -> str:
     finally:
         for notice in notices:
             notice.removeFilter(_is_news)
-    if not any(name in names for names in pipe.get_list_adapters().values()):
+    taken_by = [part for part, names in pipe.get_list_adapters().items() if name in names]
+    if taken_by and not any(handle.components[part].role == "diffusion" for part in taken_by):
+        logger.warning(
+            "the LoRA %s has weights for %s alone, and none for what paints: it may have been made for another model",
+            lora.place, ", ".join(taken_by),
+        )  # fmt: skip
+    if not taken_by:
         raise UsageError(
             f"the LoRA {lora.place} has no weight for {type(pipe).__name__} (for {', '.join(_parts(pipe))}): "
             "it was made for another model"

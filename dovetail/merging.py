@@ -39,14 +39,18 @@ class Update:
     scale: float
 
     def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
-        """Rows of the update, on the host; half precision is computed in single, as peft does there."""
-        up = self.up.detach().to(_HOST)[slice(*rows or (None,))]
+        """Rows of the update, on the host; half precision is computed in single, as peft does there.
+
+        They are cut from the product of the whole matrices: with fewer rows a matmul may round otherwise.
+        """
+        up = self.up.detach().to(_HOST)
+        part = slice(*rows or (None,))
         if self.down is None:
-            return up * self.scale
+            return up[part] * self.scale
         down, dtype = self.down.detach().to(_HOST), up.dtype
         if dtype in (torch.float16, torch.bfloat16):
             up, down = up.float(), down.float()
-        return (_product(up, down) * self.scale).to(dtype)
+        return (_product(up, down)[part] * self.scale).to(dtype)
 
 
 def _product(up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

@@ -73,8 +73,10 @@ class Lora(Pass):
 
 
 def _matrix(node: Node) -> Weight | None:
-    """The weight that a node multiplies by."""
+    """The weight that a node multiplies by, which may be unpacked for it."""
     operand = node.args[1] if node.target in _MATMULS else None
+    if isinstance(operand, Node) and operand.target is torch.ops.dovetail.dequantize.default:
+        operand = operand.args[0]
     return weight_of(operand) if isinstance(operand, Node) else None
 
 

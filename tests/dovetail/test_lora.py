@@ -1,0 +1,345 @@
+"""Adapters of compiled pipelines: as peft applies them, beside the weights and merged, on one device and several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dovetail
+from dovetail.compiler.errors import UsageError
+from dovetail.merging import Update
+from dovetail.runtime import sim
+
+from . import tiny_pipelines
+from .tiny_loras import save_lora
+
+FILE = "pytorch_lora_weights.safetensors"
+MAKERS: Mapping[str, Callable[[], Any]] = {"flux": tiny_pipelines.flux, "sd": tiny_pipelines.sd}
+PARTS = {"flux": ["transformer", "text_encoder"], "sd": ["unet", "text_encoder"]}
+BACKENDS = ("sim0", "diffusion=sim0&sim1,te=sim1", "diffusion=sim0&sim1&sim2,te=sim2&sim0")
+SLOW = pytest.mark.slow
+SETS = ((["one"], [1.0]), (["one"], [0.4]), (["two"], [1.0]), (["one", "two"], [0.7, -0.3]))
+
+
+def paint(pipe: Any, call: dict[str, Any]) -> torch.Tensor:
+    """What a pipeline denoises in one step; adapters do not touch what decodes it."""
+    return tiny_pipelines.paint(pipe, {**call, "num_inference_steps": 1}, "latent").cpu()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _sims() -> Iterator[None]:
+    sim.enable()
+    yield
+    for index in range(3):
+        sim.reset_stats(index)
+
+
+@pytest.fixture(scope="module")
+def loras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Two LoRAs of one form for each pipeline, and one of another rank."""
+    folder = tmp_path_factory.mktemp("loras")
+    return {
+        name: [save_lora(maker()[0], folder / f"{name}{seed}", seed, rank=6 if seed == 3 else 4) for seed in (1, 2, 3)]
+        for name, maker in MAKERS.items()
+    }
+
+
+def with_loras(name: str, loras: Mapping[str, list[Path]]) -> tuple[Any, dict[str, Any]]:
+    pipe, call = MAKERS[name]()
+    load(pipe, loras[name])
+    return pipe, call
+
+
+def load(pipe: Any, loras: list[Path]) -> None:
+    for folder, adapter in zip(loras, ("one", "two"), strict=False):
+        pipe.load_lora_weights(folder, adapter_name=adapter)
+
+
+def compiled(name: str, backend: str, **options: Any) -> tuple[Any, dict[str, Any], list[str]]:
+    """A compiled pipeline, a call for it, and the names of what is compiled from now on."""
+    pipe, call = MAKERS[name]()
+    traced: list[str] = []
+    note = lambda step, program, _: traced.append(program.name) if step.name == "simplify" else None  # noqa: E731
+    dovetail.compile_pipeline(pipe, backend, callbacks=[note], **options)
+    return pipe, call, traced
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [pytest.param("flux", BACKENDS[0], marks=SLOW), ("flux", BACKENDS[2]), ("sd", BACKENDS[1])]
+)
+def test_adapters_do_what_they_do_in_eager_to_the_bit_and_exchanging_them_compiles_nothing(
+    name: str, backend: str, loras: Any
+) -> None:
+    eager, call = with_loras(name, loras)
+    pipe, _, traced = compiled(name, backend)
+    plain = paint(pipe, call)
+    load(pipe, loras[name])
+    seen = {}
+    for adapters, scales in SETS:
+        eager.set_adapters(adapters, scales)
+        pipe.set_adapters(adapters, scales)
+        picture = paint(pipe, call)
+        assert torch.equal(picture, paint(eager, call))
+        assert not torch.equal(picture, plain)
+        seen[tuple(adapters)] = len(traced)
+    assert seen["one",] == seen["two",] < seen["one", "two"]
+    pipe.unload_lora_weights()
+    assert torch.equal(paint(pipe, call), plain)
+    assert len(traced) == seen["one", "two"]
+
+
+def test_a_factor_given_with_a_call_multiplies_the_scale_and_compiles_nothing(loras: Any) -> None:
+    eager, call = with_loras("sd", loras)
+    pipe, _, traced = compiled("sd", "sim0&sim1")
+    load(pipe, loras["sd"])
+    first, count = paint(pipe, call), len(traced)
+    stronger = {**call, "cross_attention_kwargs": {"scale": 0.5}}
+    assert torch.equal(paint(pipe, stronger), paint(eager, stronger))
+    assert not torch.equal(paint(pipe, stronger), first)
+    assert len(traced) == count
+
+
+def test_adapters_may_be_switched_off_and_on_deleted_and_loaded_again(loras: Any) -> None:
+    pipe, call, _ = compiled("flux", "sim0&sim1")
+    plain = paint(pipe, call)
+    load(pipe, loras["flux"])
+    pipe.set_adapters(["one", "two"], [0.5, 0.5])
+    both = paint(pipe, call)
+    pipe.disable_lora()
+    assert torch.equal(paint(pipe, call), plain)
+    pipe.enable_lora()
+    assert torch.equal(paint(pipe, call), both)
+    pipe.delete_adapters("two")
+    one = paint(pipe, call)
+    pipe.delete_adapters("one")
+    assert torch.equal(paint(pipe, call), plain)
+    assert not torch.equal(one, both)
+    pipe.unload_lora_weights()
+    load(pipe, loras["flux"])
+    pipe.set_adapters(["one", "two"], [0.5, 0.5])
+    assert torch.equal(paint(pipe, call), both)
+
+
+@SLOW
+def test_an_adapter_of_another_rank_compiles_anew_and_is_right(loras: Any) -> None:
+    eager, call = MAKERS["flux"]()
+    pipe, _, _ = compiled("flux", "sim0&sim1")
+    for one in (eager, pipe):
+        one.load_lora_weights(loras["flux"][0], adapter_name="one")
+        one.load_lora_weights(loras["flux"][2], adapter_name="three")
+    paint(pipe, call)
+    for one in (eager, pipe):
+        one.set_adapters("three", 0.9)
+    assert torch.equal(paint(pipe, call), paint(eager, call))
+
+
+def test_an_adapter_whose_weights_are_swapped_in_place_compiles_nothing(loras: Any) -> None:
+    eager, call = MAKERS["flux"]()
+    first, second = (load_file(folder / FILE) for folder in loras["flux"][:2])
+    eager.transformer.load_lora_adapter(second, prefix="transformer", adapter_name="one")
+    pipe, _, traced = compiled("flux", "sim0&sim1")
+    pipe.transformer.load_lora_adapter(first, prefix="transformer", adapter_name="one")
+    paint(pipe, call)
+    count = len(traced)
+    pipe.transformer.load_lora_adapter(second, prefix="transformer", adapter_name="one", hotswap=True)
+    assert torch.equal(paint(pipe, call), paint(eager, call))
+    assert len(traced) == count
+
+
+@SLOW
+def test_a_pipeline_that_has_adapters_already_may_be_compiled(loras: Any) -> None:
+    pipe, call = with_loras("flux", loras)
+    eager = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, "sim0&sim1"):
+        assert torch.equal(paint(pipe, call), eager)
+        pipe.unload_lora_weights()
+        assert not torch.equal(paint(pipe, call), eager)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("flux", BACKENDS[1]), pytest.param("flux", BACKENDS[2], marks=SLOW), ("sd", BACKENDS[0])]
+)
+def test_merging_gives_the_bits_of_eager_and_taking_out_those_of_before(name: str, backend: str, loras: Any) -> None:
+    eager, call = with_loras(name, loras)
+    pipe, _, _ = compiled(name, backend)
+    plain = paint(pipe, call)
+    load(pipe, loras[name])
+    for one in (eager, pipe):
+        one.set_adapters(["one", "two"], [0.7, -0.3])
+        one.fuse_lora(components=PARTS[name], lora_scale=0.5)
+    assert torch.equal(paint(pipe, call), paint(eager, call))
+    assert pipe.num_fused_loras == 2
+    pipe.unfuse_lora(components=PARTS[name])
+    pipe.disable_lora()
+    assert torch.equal(paint(pipe, call), plain)
+    assert pipe.num_fused_loras == 0
+
+
+def test_what_is_merged_stays_when_the_pipeline_is_undone_and_when_the_adapter_is_unloaded(loras: Any) -> None:
+    pipe, call, _ = compiled("flux", "sim0&sim1")
+    paint(pipe, call)
+    load(pipe, loras["flux"][:1])
+    pipe.fuse_lora(components=PARTS["flux"])
+    merged = paint(pipe, call)
+    pipe.unload_lora_weights()
+    assert torch.equal(paint(pipe, call), merged)
+    dovetail.undo(pipe)
+    assert torch.equal(paint(pipe, call), merged)
+
+
+def test_saving_a_merged_pipeline_saves_what_eager_saves(loras: Any, tmp_path: Path) -> None:
+    eager, _ = with_loras("flux", loras)
+    pipe, _, _ = compiled("flux", "sim0&sim1")
+    load(pipe, loras["flux"])
+    for one in (eager, pipe):
+        one.fuse_lora(components=["transformer"])
+        one.unload_lora_weights()
+    pipe.transformer.save_pretrained(tmp_path)
+    saved = type(eager.transformer).from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in eager.transformer.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A saved pipeline whose weights may be split by rows, and a LoRA for it."""
+    folder = tmp_path_factory.mktemp("wide")
+    pipe, _ = tiny_pipelines.wide_flux()
+    pipe.save_pretrained(folder)
+    return folder, save_lora(pipe, folder / "lora", seed=4)
+
+
+@pytest.mark.parametrize(
+    ("split", "rests"),
+    [
+        ("row", ""),
+        ("row", "disk"),
+        *(
+            pytest.param(*one, marks=SLOW)
+            for one in [("row", "cpu"), ("layer", ""), ("layer", "cpu"), ("layer", "disk")]
+        ),
+    ],
+)
+def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split: str, rests: str, wide: Any) -> None:
+    folder, lora = wide
+    eager, call = tiny_pipelines.wide_flux()
+    eager.load_lora_weights(lora, adapter_name="one")
+    eager.set_adapters("one", 0.6)
+    eager.fuse_lora(components=["transformer"])
+    expected = {name.replace(".base_layer", ""): tensor for name, tensor in eager.transformer.state_dict().items()}
+    options = {"split_mode": f"diffusion={split}", "params_backend": f"diffusion={rests}" if rests else None}
+    with dovetail.load_pipeline(
+        folder, "diffusion=sim0&sim1&sim2", lora=f"{lora}:0.6", lora_apply_mode="immediately", **options
+    ) as handle:
+        paint(handle.pipe, call)
+        residence = handle.components["transformer"].residence
+        if split == "row" and not rests:
+            assert any(key[0] for held in residence.held() for key in held.parts)
+        whole = {held.name: _all_of(held) for held in residence.held() if ".lora_" not in held.name}
+        assert all(torch.equal(whole[name], expected[name]) for name in whole)
+        handle.pipe.unfuse_lora(components=["transformer", "text_encoder"])
+        handle.pipe.unload_lora_weights()
+        bare, _ = tiny_pipelines.wide_flux()
+        paint(handle.pipe, call)
+        original = dict(bare.transformer.named_parameters())
+        assert all(
+            torch.equal(_all_of(held), original[held.name]) for held in residence.held() if held.name in original
+        )
+
+
+def _all_of(held: Any) -> torch.Tensor:
+    """A weight in host memory, out of its slices where it is sliced."""
+    rows = {key[0]: part for key, part in (held.parts | held.staged).items() if key[0]}
+    if rows:
+        return torch.cat([rows[key].cpu() for key in sorted(rows)])
+    return held.whole(torch.device("cpu")).detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("out", "inward", "rank"), [(300, 256, 4), (1024, 700, 64), (5, 3, 1), (129, 2048, 17)])
+def test_rows_of_an_update_are_the_rows_of_the_update(out: int, inward: int, rank: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    update = Update(None, torch.randn(out, rank).to(dtype), torch.randn(rank, inward).to(dtype), 0.37)
+    whole = update.rows(None)
+    for start, stop in ((0, 1), (1, out), (out // 3, out // 2 + 1), (out - 1, out)):
+        assert torch.equal(update.rows((start, stop)), whole[start:stop])
+
+
+def test_adapters_that_are_no_plain_branches_are_compiled_in_and_not_merged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    eager, call = MAKERS["flux"]()
+    folder = save_lora(eager, tmp_path, seed=5, parts=("transformer",), use_dora=True)
+    pipe, _, _ = compiled("flux", "sim0&sim1")
+    for one in (eager, pipe):
+        one.load_lora_weights(folder, adapter_name="one")
+        one.set_adapters("one", 0.5)
+    assert torch.equal(paint(pipe, call), paint(eager, call))
+    assert "compiled in as they are" in caplog.text
+    for one in (eager, pipe):
+        one.set_adapters("one", 0.8)
+    assert torch.equal(paint(pipe, call), paint(eager, call))
+    with pytest.raises(UsageError, match="cannot be merged"):
+        pipe.fuse_lora(components=["transformer"])
+
+
+@pytest.mark.parametrize(
+    ("options", "merged"),
+    [
+        ({}, True),
+        ({"params_backend": "cpu"}, False),
+        ({"split_mode": "diffusion=row"}, False),
+        ({"lora_apply_mode": "at_runtime"}, False),
+        ({"split_mode": "diffusion=row", "lora_apply_mode": "immediately"}, True),
+    ],
+)
+def test_loras_asked_for_by_name_are_merged_where_that_costs_nothing(options: Any, merged: bool, wide: Any) -> None:
+    folder, lora = wide
+    with dovetail.load_pipeline(folder, "diffusion=sim0&sim1", lora=[f"{lora}:0.6"], **options) as handle:
+        assert handle.pipe.get_active_adapters() == ["lora"]
+        assert bool(handle.pipe.transformer.transformer_blocks[0].attn.to_q.merged_adapters) == merged
+
+
+def test_two_loras_asked_for_by_name_act_together(wide: Any) -> None:
+    folder, lora = wide
+    eager, call = tiny_pipelines.wide_flux()
+    for name in ("lora", "lora_0"):
+        eager.load_lora_weights(lora, adapter_name=name)
+    eager.set_adapters(["lora", "lora_0"], [0.6, 1.0])
+    with dovetail.load_pipeline(folder, "sim0", lora=[f"{lora}:0.6", lora], lora_apply_mode="at_runtime") as handle:
+        assert torch.equal(paint(handle.pipe, call), paint(eager, call))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ("no/such/file.safetensors:0.5", r"no LoRA is at no/such/file\.safetensors: give a \.safetensors file"),
+        ("{lora}:strong", "'strong' is no scale: write NAME:SCALE"),
+        ("{lora}:nan", "'nan' is no scale"),
+        ("{other}", r"has no weight for FluxPipeline \(for transformer, text_encoder\): it was made for another model"),
+        ("{damaged}", "does not fit FluxPipeline, or is damaged"),
+    ],
+)
+def test_a_lora_that_cannot_be_applied_is_one_clear_error(lora: str, message: str, wide: Any, tmp_path: Path) -> None:
+    other = save_lora(tiny_pipelines.sd()[0], tmp_path / "other", seed=6, parts=("unet",))
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"\x10\x00\x00\x00")
+    asked = lora.format(lora=wide[1], other=other, damaged=damaged)
+    with pytest.raises(UsageError, match=message):
+        dovetail.load_pipeline(wide[0], "sim0", lora=asked)
+
+
+def test_another_way_to_apply_than_there_is_is_refused(wide: Any) -> None:
+    with pytest.raises(UsageError, match="one of auto, immediately, at_runtime"):
+        dovetail.load_pipeline(wide[0], "sim0", lora=wide[1], lora_apply_mode="now")
+
+
+def test_a_pipeline_without_adapters_refuses_a_lora(wide: Any) -> None:
+    pipe, _ = tiny_pipelines.PIPELINES["pixart"]()
+    with pytest.raises(UsageError, match="takes no LoRA"):
+        dovetail.compile_pipeline(pipe, "sim0", lora=wide[1])
+    assert not hasattr(pipe, "_dovetail")
