@@ -227,7 +227,8 @@ class Component:
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
             refuse_what_is_no_function(call, self.module, args, kwargs)
-            with self._as_it_was(), without_caches(self.module), self.adapters.bare(self.module):
+            bare, shown = self.adapters.bare(self.module), self.residence.holdings.nothing_shown()
+            with self._as_it_was(), without_caches(self.module), bare, shown:
                 module = call.traceable()
                 program = trace(module, args, kwargs, dynamic_shapes=shapes)
         except TraceError as error:

@@ -7,7 +7,8 @@ has no data, a stand-in on meta keeps its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,13 +52,15 @@ class Files(Protocol):
 class Held:
     """One weight.
 
-    ``home`` is the device that a program gave it, ``before`` where it was when it was brought elsewhere. What is in
+    Where it has no data in the modules, ``tensor`` is on meta; modules may hold ``shown`` in its place, one number that
+    looks like all, so that libraries see a device. ``home`` is the device that a program gave it, ``before`` where it was when it was brought elsewhere. What is in
     ``parts`` stays, what is in ``staged`` is dropped with its phase.
     """
 
     name: str
     tensor: torch.Tensor
     slots: list[Slot] = field(default_factory=list)
+    shown: torch.Tensor | None = None
     files: Files | None = None
     updated: Updated | None = None
     home: Device | None = None
@@ -141,7 +144,7 @@ class Holdings:
         if id(tensor) not in self._held:
             one = known.get(id(tensor)) or Held(name, tensor)
             one.slots = []
-            self._held[id(tensor)] = one
+            self._held[id(tensor)] = self._held[id(one.tensor)] = one
         return self._held[id(tensor)]
 
     def of(self, tensor: torch.Tensor) -> Held:
@@ -161,7 +164,29 @@ class Holdings:
     def restore(self, held: Held, tensor: torch.Tensor) -> None:
         """Lets modules hold a tensor that they held before."""
         self._held.pop(id(held.tensor), None)
-        held.tensor = tensor
+        self._held.pop(id(held.shown), None)
+        held.tensor, held.shown = tensor, None
+        self._hand_out(held, tensor)
+
+    def show(self, held: Held, device: torch.device) -> None:
+        """Lets modules hold one number that looks like all of a weight without data, and lies on a device."""
+        one = torch.zeros((), dtype=held.tensor.dtype, device=device).expand(held.tensor.shape)
+        held.shown = nn.Parameter(one, requires_grad=held.tensor.requires_grad)
+        self._hand_out(held, held.shown)
+
+    @contextlib.contextmanager
+    def nothing_shown(self) -> Iterator[None]:
+        """Weights without data are on meta in all modules meanwhile, in the strides that they have."""
+        shown = [(held, held.shown) for held in self._held.values() if held.shown is not None]
+        for held, _ in shown:
+            self._hand_out(held, held.tensor)
+        try:
+            yield
+        finally:
+            for held, one in shown:
+                self._hand_out(held, one)
+
+    def _hand_out(self, held: Held, tensor: torch.Tensor) -> None:
         self._held[id(tensor)] = held
         for place, key in held.slots:
             place[key] = tensor

@@ -145,11 +145,14 @@ class Residence:
         return self.holdings.put(held, self.bring(held, there, lambda: held.whole(there)))
 
     def show(self, tensor: torch.Tensor, device: Device) -> None:
-        """Reads a weight that has no data yet to a device, or where it rests; one that is packed is left."""
+        """Reads a weight that has no data yet to a device or to host memory; one that has none there looks as if."""
         held = self.holdings.of(tensor)
-        if self.files is None or (held.entry and held.entry.is_packed):
+        if self.files is None:
             return
-        if self.rests:
+        if self.rests == "disk" or (held.entry and held.entry.is_packed):
+            self.holdings.take_out(held)
+            self.holdings.show(held, device.torch)
+        elif self.rests:
             self.rest(held, device.torch)
         else:
             self.place(tensor, device)
@@ -202,14 +205,16 @@ class Residence:
     def on_file_terms(self) -> Iterator[None]:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
-        back = [(held, held.tensor) for held in self.held() if held.tensor.is_meta or _is_elsewhere(held)]
-        for held, _ in back:
+        back = [(held, held.tensor, held.shown) for held in self.held() if held.tensor.is_meta or _is_elsewhere(held)]
+        for held, _, _ in back:
             self.holdings.put(held, held.whole(_HOST))
         try:
             yield
         finally:
-            for held, tensor in back:
+            for held, tensor, shown in back:
                 self.holdings.restore(held, tensor)
+                if shown is not None:
+                    self.holdings.show(held, shown.device)
 
     def undo(self) -> None:
         """Brings every weight back to where it was; one that had no data goes to host memory."""
