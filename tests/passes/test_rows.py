@@ -1,0 +1,199 @@
+"""How a row split rewrites the graph: batches, what stays apart, adapters, packed weights, the order of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
+
+from dovetail.compiler.devices import Device, make_device
+from dovetail.compiler.errors import PassError
+from dovetail.compiler.ops import GATHER, LANDING
+from dovetail.compiler.program import Adapter, Program, device_of, tensors_of, weight_of
+from dovetail.compiler.schedule import Copy
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.marks import LINEAR
+from dovetail.passes.pipeline import default_passes, parse_passes
+from dovetail.passes.verify_deep import verify_deep
+from dovetail.runtime import sim
+from dovetail.runtime.adapters import WithAdapters
+from dovetail.runtime.executor import Executor
+from dovetail.runtime.packing import pack
+from dovetail.runtime.weights import HeldWeights
+from dovetail.weight_files import set_types
+
+from .sample import DEVICES
+
+X = torch.linspace(-1, 1, 2 * 3 * 256).reshape(2, 3, 256)
+
+
+class Block(nn.Module):
+    """Three layers that read the same, and what is done with their results."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(256, 256) for _ in range(3))
+        self.use = use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(x, self.one(x), self.two(x), self.three(x))
+
+
+class Late(Block):
+    """The same, but what reads the first result stands before the other layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.one(x).softmax(-1)
+        return self.use(x, one, self.two(x), self.three(x))
+
+
+def model(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], block: type[Block] = Block) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(block(use), block(use)).eval()
+
+
+def split(module: nn.Module, devices: tuple[Device, ...] = DEVICES, adapters: tuple[Adapter, ...] = ()) -> Program:
+    sim.enable({device.index: device.total for device in DEVICES})
+    program = trace(module, (X,))
+    program.devices, program.adapters = devices, adapters
+    PassManager(default_passes((16, 10, 6)[: len(devices)], split_mode="row")).run(program)
+    verify_deep(program)
+    return program
+
+
+def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | None = None) -> Tensor:
+    assert program.schedule is not None
+    executor = Executor(program, program.schedule)
+    executor.bind(WithAdapters(HeldWeights.of_module(module, program), adapters or {}))
+    return executor([X.to(program.main.torch)])[0].cpu()  # type: ignore[no-any-return]
+
+
+def gathered(program: Program) -> list[Node]:
+    return [node for node in program.ops() if node.target is GATHER]
+
+
+def check(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], gathers: int, block: type[Block] = Block) -> Program:
+    """Each block gathers so many values, and the result is that of the module."""
+    module = model(use, block)
+    program = split(module)
+    assert len(gathered(program)) == 2 * gathers
+    with torch.no_grad():
+        assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
+    return program
+
+
+def test_what_three_layers_read_crosses_once_and_all_three_are_multiplied_by_before_anything_is_gathered() -> None:
+    program = check(lambda x, one, two, three: x + one.softmax(-1) * two.softmax(-1) + three.softmax(-1), 3)
+    assert len(program.segments) == 2 * 3 + 1, "a segment a device and block, and what is done in the end"
+    sent = [one for one in program.schedule if isinstance(one, Copy) and not one.into]  # type: ignore[union-attr]
+    assert len(sent) == 2 * 2
+
+
+def test_a_layer_that_reads_what_the_batch_reads_joins_it_however_late_it_stands() -> None:
+    program = check(lambda x, one, two, three: x + one * two.softmax(-1) + three.softmax(-1), 3, Late)
+    assert len(program.segments) == 2 * 3 + 1
+
+
+def test_elementwise_operations_on_results_of_a_batch_are_done_on_the_parts() -> None:
+    program = check(lambda x, one, two, three: x + (F.silu(one) * two.double().tanh().float() - 2 * three), 1)
+    (first, *_) = gathered(program)
+    assert all(tensors_of(part)[0].shape[-1] < 256 for part in first.args[1])  # type: ignore[arg-type, union-attr]
+
+
+def test_a_result_that_is_read_whole_as_well_is_gathered_before_and_not_twice() -> None:
+    check(lambda x, one, two, three: x + one.softmax(-1) + F.silu(one) + two.softmax(-1) + three.softmax(-1), 3)
+
+
+def test_a_cast_to_more_bytes_waits_until_the_parts_are_together() -> None:
+    program = check(lambda x, one, two, three: x + one.double().softmax(-1).float() + two + three, 3)
+    assert all(tensors_of(node)[0].dtype == torch.float32 for node in gathered(program))
+
+
+def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
+    program = check(lambda x, one, two, three: x + (one + two + three), 1)
+    for node in (node for node in program.ops() if node.target in LINEAR):
+        weight, bias = (weight_of(operand) for operand in node.args[1:3])  # type: ignore[arg-type]
+        assert weight is not None
+        assert bias is not None
+        assert weight.rows == bias.rows
+        assert device_of(node) == program.home[weight.name] == program.home[bias.name]
+
+
+def test_the_main_device_multiplies_after_the_others_were_launched_and_the_host_last() -> None:
+    cpu = make_device("cpu", 2**30)
+    for devices, order in (
+        ((DEVICES[0], DEVICES[1], cpu), ["sim0", "sim1", "sim0", "cpu", "sim0"]),
+        ((DEVICES[0], cpu), ["sim0", "cpu", "sim0"]),
+        ((cpu, DEVICES[0], DEVICES[1]), ["cpu", "sim0", "sim1", "cpu"]),
+    ):
+        module = model(lambda x, one, two, three: x + one + two + three)
+        program = split(module, devices)
+        found = [str(segment.device) for segment in program.segments]
+        assert found == [*order, *order[1:]]
+        assert device_of(next(node for node in program.ops() if node.target is LANDING)) == program.main
+        with torch.no_grad():
+            assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
+
+
+def adapters(rank: int) -> tuple[tuple[Adapter, ...], dict[str, Tensor]]:
+    """Two adapters of one layer, one of them with a bias, and one of another layer."""
+    forms = [Adapter("0.one", slot, (rank, 256), (256, rank), torch.float32, bias=slot == 1) for slot in range(2)]
+    forms.append(Adapter("1.two", 0, (rank, 256), (256, rank), torch.float32))
+    weights = {weight.name: weight for form in forms for weight in form.weights.values()}
+    held = {name: torch.randn(weight.shape) / 16 for name, weight in weights.items() if not weight.is_number}
+    numbers = {name: torch.tensor(0.5, dtype=torch.float64) for name, weight in weights.items() if weight.is_number}
+    return tuple(forms), held | numbers
+
+
+@pytest.mark.parametrize("rank", [4, 300])
+def test_a_branch_of_an_adapter_is_sliced_like_its_base_and_stays_apart_with_it(rank: int) -> None:
+    module, (forms, held) = model(lambda x, one, two, three: x + (F.silu(one) * two + three)), adapters(rank)
+    program = split(module, adapters=forms)
+    assert len(gathered(program)) == 2
+    ups = [w for w in program.weights.values() if w.kind == "adapter" and w.rows]
+    assert {w.whole for w in ups} == {f"{f.target}.lora.{f.slot}.up" for f in forms} | {"0.one.lora.1.bias"}
+    assert sum(w.shape[0] for w in ups) == 4 * 256
+    with torch.no_grad():
+        for form in forms:
+            layer = module.get_submodule(form.target)
+            layer.weight += 0.5 * held[form.name("up")] @ held[form.name("down")]
+            if form.bias:
+                layer.bias += 0.5 * held[form.name("bias")]
+        expected = module(X)
+    plain = model(lambda x, one, two, three: x + (F.silu(one) * two + three))
+    assert torch.allclose(run(program, plain, held), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K"])
+def test_packed_weights_are_sliced_in_whole_rows(quant: str) -> None:
+    module = model(lambda x, one, two, three: x + (F.silu(one) * two + three))
+    sim.enable({device.index: device.total for device in DEVICES})
+    program, tensors = trace(module, (X,)), dict(module.state_dict())
+    program.devices = DEVICES
+    set_types(program, {name: quant for name, weight in program.weights.items() if len(weight.shape) == 2})
+    with torch.no_grad():
+        for name in [name for name, weight in program.weights.items() if weight.quant]:
+            tensors[name] = torch.from_numpy(pack(tensors[name].numpy(), quant))
+            module.get_parameter(name).copy_(torch.ops.dovetail.dequantize(tensors[name], quant, torch.float32))
+    PassManager(default_passes((16, 10, 6), split_mode="row")).run(program)
+    verify_deep(program)
+    assert len(gathered(program)) == 2
+    matrices = [w for w in program.weights.values() if len(w.shape) == 2]
+    assert {w.quant for w in matrices} == {quant}
+    assert all(w.rows for w in matrices)
+    assert program.schedule is not None
+    executor = Executor(program, program.schedule)
+    executor.bind(HeldWeights(tensors, program))
+    with torch.no_grad():
+        assert torch.allclose(executor([X.to(program.main.torch)])[0].cpu(), module(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_is_sliced_once() -> None:
+    program = split(model(lambda x, one, two, three: x + one + two + three))
+    with pytest.raises(PassError, match="pass rows refuses one that is placed"):
+        PassManager(parse_passes("rows{shares=1:1:1}")).run(program)
