@@ -9,7 +9,6 @@ one that is read later, or rows of one, are read with the updates added. Updates
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,7 +96,7 @@ class Merges:
         self._touched.clear()
         self._component.refresh_weights()
 
-    def _merge(self, wrapper: Wrapper, safe_merge: bool = False, adapter_names: Sequence[str] | None = None) -> None:
+    def _merge(self, wrapper: Wrapper, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """What peft calls merge."""
         from peft.tuners.tuners_utils import check_adapters_to_merge
 

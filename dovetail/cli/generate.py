@@ -10,6 +10,7 @@ import typer
 
 from ..compiler.errors import NotHereError
 from .call import PICTURE, Size, call_arguments
+from .lora_options import Loras
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, progress
 from .subject import Pipeline, dtype_of, find_pipeline, located
@@ -22,6 +23,7 @@ def generate(
     where: Where,
     size: Size,
     weights: WeightFiles,
+    loras: Loras,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")],
     model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
@@ -46,10 +48,11 @@ def generate(
     check_suffix(output)
     pipeline = find_pipeline(model)
     _check_rig(where, pipeline)
+    prompt, adapters = loras.arguments(prompt, pipeline)
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
     with progress("loading the pipeline"):
-        pipe = _load(pipeline, where, weights, dtype)
+        pipe = _load(pipeline, where, weights, dtype, adapters)
     arguments = call_arguments(pipe, given, pipeline.defaults)
     started = time.perf_counter()
     result = _paint(pipe, arguments, seed)
@@ -69,13 +72,14 @@ def _check_rig(where: Where, pipeline: Pipeline) -> None:
         )
 
 
-def _load(pipeline: Pipeline, where: Where, weights: WeightFiles, dtype: str | None) -> Any:
+def _load(pipeline: Pipeline, where: Where, weights: WeightFiles, dtype: str | None, adapters: dict[str, Any]) -> Any:
     from .. import load_pipeline
 
     pipeline = located(pipeline)
     handle = load_pipeline(
         pipeline.place,
         **where.arguments,
+        **adapters,
         weights=weights.given(pipeline),
         passes=where.passes or None,
         dtype=dtype_of(pipeline, dtype),

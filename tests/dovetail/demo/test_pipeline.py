@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
+import dovetail
 from dovetail.demo import CALL_DEFAULTS, adapter, folder
 from dovetail.demo.check import read
 from dovetail.demo.draw import Scene, Thing, held_out_captions, in_blue
@@ -107,3 +108,17 @@ def test_with_its_adapter_it_paints_the_same_shapes_at_the_same_places_in_blue(p
 
 def test_the_adapter_is_at_most_200_kilobytes() -> None:
     assert adapter().stat().st_size <= 200_000
+
+
+@pytest.mark.parametrize("mode", ["at_runtime", "immediately"])
+def test_its_adapter_works_on_matrices_that_are_split_by_rows(mode: str) -> None:
+    with dovetail.load_pipeline(
+        folder(),
+        "diffusion=sim0&sim1&sim2",
+        dtype=torch.float32,
+        split_mode="diffusion=row",
+        lora=adapter(),
+        lora_apply_mode=mode,
+    ) as handle:
+        handle.pipe.set_progress_bar_config(disable=True)
+        assert read(paint(handle.pipe, [CAPTION], [0])[0]) == in_blue(SCENE)
