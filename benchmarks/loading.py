@@ -22,8 +22,8 @@ weights.
 A virtual machine may hand free memory back to its host, and then touching it again is what costs: compare sim0, whose
 memory is as fresh, with the fresh read there.
 
-With `--residency disk` (or `cpu`) the component is cut over simulated devices and its weights rest there (*staged*): the
-first call brings those of each segment to its device, and *peak* is held against the bytes of the largest segment's.
+With `--residency disk` (or `cpu`) the component is cut over simulated devices, its weights rest there (*staged*), and
+the first call brings those of each segment to its device: *peak* is held against the bytes of the largest segment's.
 """
 
 from __future__ import annotations
