@@ -325,6 +325,7 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
         ),
         weights={name: node.meta["weight"] for name, node in draft.weights.items()},
         devices=draw(devices()),
+        rests=draw(st.sampled_from(["", "cpu", "disk"])),
     )
     places = st.sampled_from(program.devices)
     program.home = {name: draw(places) for name in program.weights}

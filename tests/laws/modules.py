@@ -151,6 +151,7 @@ class ModuleCase:
     rig: str
     backend: str
     shares: str
+    rests: str | None = None
 
     def expected(self) -> Any:
         with torch.no_grad():
@@ -175,4 +176,5 @@ def module_cases(draw: Draw) -> ModuleCase:
     shares = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count).filter(any))
     names = [f"sim{index}" for index in range(count)]
     rig = ",".join(f"{name}={size}MiB" for name, size in zip(names, sizes, strict=True))
-    return ModuleCase(module, (x, cond), kwargs, rig, "&".join(names), ",".join(map(str, shares)))
+    rests = draw(st.sampled_from([None, "cpu"]))
+    return ModuleCase(module, (x, cond), kwargs, rig, "&".join(names), ",".join(map(str, shares)), rests)

@@ -25,6 +25,7 @@ few = settings(max_examples=12)
 def compiled(case: ModuleCase) -> CompiledModule:
     return dovetail.compile(
         case.module, case.args, case.kwargs, backend=case.backend, rig=case.rig, tensor_split=case.shares,
+        params_backend=case.rests,
         callbacks=[lambda step, program, change: verify(program)],
     )  # fmt: skip
 
