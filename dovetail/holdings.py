@@ -53,8 +53,8 @@ class Held:
     """One weight.
 
     Where it has no data in the modules, ``tensor`` is on meta; modules may hold ``shown`` in its place, one number that
-    looks like all, so that libraries see a device. ``home`` is the device that a program gave it, ``before`` where it was when it was brought elsewhere. What is in
-    ``parts`` stays, what is in ``staged`` is dropped with its phase.
+    looks like all, so that libraries see a device. ``home`` is the device that a program gave it, ``before`` where it
+    was when it was brought elsewhere. What is in ``parts`` stays, what is in ``staged`` is dropped with its phase.
     """
 
     name: str
