@@ -13,6 +13,9 @@ import torch
 from .errors import WeightError
 from .quantization import packed_shape, row_bytes
 
+_MOST_DIMENSIONS = 64  # as in PyTorch
+_COUNTABLE = 2**59  # numbers of up to 16 bytes, in bytes that PyTorch can count
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
@@ -121,6 +124,13 @@ def stored_bytes(shape: Sequence[int], dtype: torch.dtype, quant: str) -> int:
     if not quant or not shape:
         return math.prod(shape) * dtype.itemsize
     return math.prod(shape[:-1]) * row_bytes(quant, shape[-1])
+
+
+def can_be_shape(shape: Sequence[object]) -> bool:
+    """Whether sizes that a file gives are those of a tensor: few, whole, and no more together than can be counted."""
+    if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < _COUNTABLE for size in shape):
+        return False
+    return math.prod(size or 1 for size in shape if isinstance(size, int)) < _COUNTABLE
 
 
 def _cut(pieces: Sequence[Piece], first: int, last: int) -> Iterator[Piece]:

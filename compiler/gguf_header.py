@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .entries import Piece, StoredFile, WeightEntry, check_layout, clipped, damaged, stored_bytes
+from .entries import Piece, StoredFile, WeightEntry, can_be_shape, check_layout, clipped, damaged, stored_bytes
 from .errors import WeightError
 from .quantization import QUANT_TYPES
 
@@ -63,7 +63,7 @@ class _Header:
         self._opened = opened
         self.at = 0
 
-    def bytes(self, count: int, what: str) -> bytes:
+    def take(self, count: int, what: str) -> bytes:
         """The next bytes; raises WeightError when there are not so many."""
         self._require(count, what)
         found = self._opened.read(count)
@@ -84,11 +84,11 @@ class _Header:
 
     def number(self, code: str, what: str) -> Any:
         """The next number, of a type as `struct` writes it."""
-        return struct.unpack(f"<{code}", self.bytes(struct.calcsize(f"<{code}"), what))[0]
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
 
     def numbers(self, code: str, count: int, what: str) -> tuple[Any, ...]:
         """The next numbers of one type."""
-        return struct.unpack(f"<{count}{code}", self.bytes(count * struct.calcsize(f"<{code}"), what))
+        return struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"), what))
 
     def count(self, least: int, what: str) -> int:
         """The next number, of things that have a least number of bytes each, so that so many can be there."""
@@ -99,7 +99,7 @@ class _Header:
 
     def text(self, what: str) -> str:
         """The next text, which its length comes before."""
-        found = self.bytes(self.number("Q", what), what)
+        found = self.take(self.number("Q", what), what)
         try:
             return found.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ class _Header:
 
     def skip_text(self, what: str) -> None:
         """Passes over the next text; a vocabulary has hundreds of thousands."""
-        self.skip(_LENGTH.unpack(self.bytes(8, what))[0], what)
+        self.skip(_LENGTH.unpack(self.take(8, what))[0], what)
 
     def damaged(self, why: str) -> WeightError:
         """The error for a header that lies."""
@@ -135,7 +135,7 @@ def _count(header: _Header, least: int, what: str) -> int:
 
 
 def _check_version(header: _Header) -> None:
-    if header.bytes(4, "its magic number") != MAGIC:
+    if header.take(4, "its magic number") != MAGIC:
         raise header.damaged("it does not begin with GGUF")
     version: int = header.number("I", "its version")
     if version & 0xFFFF == 0 and version:
@@ -211,6 +211,8 @@ def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
 
 def _entry(header: _Header, name: str, tensor: Tensor, data: int, metadata: Mapping[str, Any]) -> WeightEntry:
     shape, number, offset = tensor
+    if not can_be_shape(shape):
+        raise header.damaged(f"{name} has the sizes {list(shape)}, which no tensor has")
     kind = _type_names().get(number, f"number {number}")
     if kind not in QUANT_TYPES and kind not in _DTYPES:
         known = ", ".join(dict.fromkeys((*QUANT_TYPES, *_DTYPES)))

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .entries import Piece, StoredFile, WeightEntry, check_layout, clipped, damaged, stored_bytes
+from .entries import Piece, StoredFile, WeightEntry, can_be_shape, check_layout, clipped, damaged, stored_bytes
 from .errors import WeightError
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -31,7 +31,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 _LARGEST_HEADER = 100_000_000  # as in safetensors itself
 _LARGE_HEADER = 2**20
 _PARTS_OF_FILE = 32
-_MOST_DIMENSIONS = 64  # as in PyTorch
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, Any]]:
@@ -88,8 +87,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _entry(file: StoredFile, name: str, given: Any, offset: int) -> WeightEntry:
     start, end = given["data_offsets"]
     shape = tuple(given["shape"])
-    numbers = (start, end, *shape)
-    if len(shape) > _MOST_DIMENSIONS or not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+    if not can_be_shape(shape) or not all(type(one) is int and one >= 0 for one in (start, end)):
         raise damaged(file.path, f"{name} has sizes that are no sizes")
     if given["dtype"] not in DTYPES:
         what = clipped(f"{name} has dtype {given['dtype']!r}")

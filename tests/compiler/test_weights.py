@@ -35,6 +35,10 @@ BAD_HEADERS = {
         f'{{"w":{{"dtype":"F32","shape":{[2**60] * 10_000},"data_offsets":[0,4]}}}}'.encode(),
         "sizes that are no sizes",
     ),
+    "sizes past counting": (
+        f'{{"w":{{"dtype":"F32","shape":[0,{2**40},{2**40}],"data_offsets":[0,0]}}}}'.encode(),
+        "sizes that are no sizes",
+    ),
     "three offsets": (b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}', "its header cannot be read"),
     "no tensor": (b'{"w":4}', "its header cannot be read"),
     "a list as dtype": (b'{"w":{"dtype":[],"shape":[1],"data_offsets":[0,4]}}', "its header cannot be read"),
@@ -132,7 +136,8 @@ BAD_GGUF = {
     "a long name": (gguf(struct.pack("<Q", 2**60) + b"\0" * 40, counts=(1, 0)), "a tensor's name would have"),
     "a name that is no text": (gguf(struct.pack("<Q", 1) + b"\xff" * 40, counts=(1, 0)), "a tensor's name is no text"),
     "many dimensions": (gguf(text("w") + struct.pack("<IQQQ", 2**31, 1, 1, 1), counts=(1, 0)), "2147483648 dimensions"),
-    "a huge size": (padded(gguf(tensor(sizes=(2**62, 2**62)), counts=(1, 0)), 32), "w ends at byte"),
+    "a huge size": (padded(gguf(tensor(sizes=(2**40,)), counts=(1, 0)), 32), "w ends at byte"),
+    "sizes past counting": (padded(gguf(tensor(sizes=(0, 2**40, 2**40)), counts=(1, 0)), 32), "which no tensor has"),
     "an unknown type": (padded(gguf(tensor(kind=99), counts=(1, 0)), 32), "w has type number 99, supported are F32,"),
     "a type not supported": (
         padded(gguf(tensor(kind=16), counts=(1, 0)), 32),

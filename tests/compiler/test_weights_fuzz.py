@@ -122,6 +122,7 @@ def mutants(seed: bytes, header: int, first: int, count: int) -> Iterator[tuple[
 
 
 def lies_within(entry: WeightEntry, size: int) -> bool:
+    torch.empty(entry.shape, dtype=entry.dtype, device="meta")  # which fails for what can be no tensor
     inside = all(0 <= piece.start <= piece.end <= size for piece in entry.pieces)
     return inside and (not entry.quant or entry.packed().nbytes == entry.nbytes)
 
