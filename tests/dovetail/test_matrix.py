@@ -1,0 +1,166 @@
+"""Every way to split × every place to rest × every kind of file × every way to apply a LoRA × one to three devices."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import gguf
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import UsageError
+from dovetail.convert import plan_conversion
+from dovetail.runtime import sim
+
+from .tiny_pipelines import wide_flux
+
+SPLITS = ("layer", "row")
+RESTS = ("auto", "cpu", "disk")
+FILES = ("safetensors", "q8_0", "q4_k")
+LORAS = ("none", "at_runtime", "immediately")
+DEVICES = (1, 2, 3)
+SCALE = 0.7
+
+CELLS = list(itertools.product(SPLITS, RESTS, FILES, LORAS, DEVICES))
+
+
+def pairs(cell: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
+    return {(i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)}
+
+
+def covering(cells: list[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+    """Few cells in which every two settings meet."""
+    missing = set().union(*map(pairs, cells))
+    chosen: set[tuple[Any, ...]] = set()
+    while missing:
+        best = max(cells, key=lambda cell: len(pairs(cell) & missing))
+        chosen.add(best)
+        missing -= pairs(best)
+    return chosen
+
+
+QUICK = covering(CELLS)
+MATRIX = [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow) for cell in CELLS]
+
+
+@pytest.fixture(autouse=True)
+def _sims() -> None:
+    sim.enable()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved pipeline, its transformer's weights in GGUF files beside it, and a LoRA."""
+    folder = tmp_path_factory.mktemp("matrix")
+    pipe, _ = wide_flux()
+    pipe.save_pretrained(folder)
+    for kind in FILES[1:]:
+        plan_conversion(folder / "transformer", folder / f"{kind}.gguf", kind).run()
+    save_lora(pipe.transformer, folder / "lora")
+    return folder
+
+
+def save_lora(transformer: Any, folder: Path) -> None:
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    targets = ["to_q", "to_v", "to_out.0", "ff.net.0.proj", "proj_mlp", "proj_out"]
+    transformer.add_adapter(LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False), "made")
+    generator = torch.Generator().manual_seed(11)
+    state = get_peft_model_state_dict(transformer, adapter_name="made")
+    state = {name: torch.randn(t.shape, generator=generator) * 0.05 for name, t in state.items()}
+    diffusers.FluxPipeline.save_lora_weights(folder, transformer_lora_layers=state)
+    transformer.delete_adapters("made")
+
+
+@pytest.fixture(scope="module")
+def references(folder: Path) -> dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]:
+    """What eager yields for each file and way to apply a LoRA: in float32, and in float64."""
+    return {(kind, way): reference(folder, kind, way) for kind in FILES for way in LORAS}
+
+
+def reference(folder: Path, kind: str, way: str) -> tuple[torch.Tensor, torch.Tensor]:
+    pipe, _ = wide_flux()
+    if kind != "safetensors":
+        pipe.transformer.load_state_dict(dequantized(folder / f"{kind}.gguf"))
+    if way != "none":
+        pipe.load_lora_weights(folder / "lora", adapter_name="made")
+        pipe.set_adapters("made", SCALE)
+    exact = run(pipe.transformer, torch.float64)
+    if way == "immediately":
+        pipe.fuse_lora()
+    return run(pipe.transformer, torch.float32), exact
+
+
+def dequantized(path: Path) -> dict[str, torch.Tensor]:
+    return {
+        one.name: torch.tensor(gguf.dequantize(one.data, one.tensor_type)).reshape(*map(int, reversed(one.shape)))
+        for one in gguf.GGUFReader(path).tensors
+    }
+
+
+def run(transformer: nn.Module, dtype: torch.dtype) -> torch.Tensor:
+    import copy
+
+    model = transformer if dtype == torch.float32 else copy.deepcopy(transformer).to(dtype)
+    with torch.no_grad():
+        return model(**inputs(dtype))[0]
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    return {
+        "hidden_states": noise(1, 16, 16),
+        "encoder_hidden_states": noise(1, 8, 32),
+        "pooled_projections": noise(1, 32),
+        "timestep": torch.tensor([0.6], dtype=dtype),
+        "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(4.0), torch.arange(4.0)).to(dtype),
+        "txt_ids": torch.zeros(8, 3, dtype=dtype),
+        "return_dict": False,
+    }
+
+
+def error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((result.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("split", "rest", "kind", "way", "devices"), MATRIX)
+def test_every_combination_agrees_with_eager_or_is_refused(
+    folder: Path, references: Any, split: str, rest: str, kind: str, way: str, devices: int
+) -> None:
+    options: dict[str, Any] = {
+        "backend": "diffusion=" + "&".join(f"sim{index}" for index in range(devices)),
+        "split_mode": f"diffusion={split}",
+        "tensor_split": ",".join(["5", "3", "2"][:devices]),
+        "params_backend": f"diffusion={rest}",
+        "weights": {} if kind == "safetensors" else {"transformer": folder / f"{kind}.gguf"},
+        "lora": [] if way == "none" else [f"{folder / 'lora'}:{SCALE}"],
+        "lora_apply_mode": "auto" if way == "none" else way,
+    }
+    if way == "immediately" and kind != "safetensors":
+        with pytest.raises(UsageError, match="quantized"), dovetail.load_pipeline(folder, **options) as handle:
+            handle.pipe.transformer(**inputs())
+        return
+    with dovetail.load_pipeline(folder, **options) as handle, torch.no_grad():
+        results = [handle.pipe.transformer(**inputs())[0] for _ in range(2)]
+        used = {device.name for device in handle.programs["transformer"][0].program.devices}
+    eager, exact = references[kind, way]
+    assert torch.equal(*results)
+    assert len(used) == devices
+    if split == "layer" and way != "immediately":
+        assert torch.equal(results[0], eager)
+    assert error(results[0], exact) <= 1.05 * error(eager, exact)
+
+
+def test_the_quick_cells_bring_every_two_settings_together() -> None:
+    assert set().union(*map(pairs, QUICK)) == set().union(*map(pairs, CELLS))
+    assert len(QUICK) < 25
