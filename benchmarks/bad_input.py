@@ -109,7 +109,7 @@ CASES = (
     Case("spec", "dovetail generate x --backend vae=disk", 2),
     Case("spec", "dovetail generate x --split-mode rows", 2),
     Case("spec", "dovetail generate x --split-mode diffusion=tensor", 2),
-    Case("spec", "dovetail generate x --params-backend te=sim0&disk", 2),
+    Case("spec", "dovetail generate x --params-backend 'te=sim0&disk'", 2),
     Case("spec", "dovetail generate x --tensor-split 3,x", 2),
     Case("spec", "dovetail generate x --max-vram cuda0=6GX", 2),
     Case("spec", "dovetail generate x --max-vram 120%", 2),
