@@ -10,7 +10,7 @@ from torch import Tensor
 from ...compiler.ops import LIBRARY, columns_of
 from .rows import FLOATS, dequantize_rows
 
-_CHUNK = 2**23  # bytes of weight unpacked at once for a product
+_CHUNK = 14_000_000  # bytes of weight unpacked at most at once: for each chunk a product packs x anew
 _GRAIN = 64  # a product of fewer rows may take a kernel that rounds differently
 
 
@@ -37,7 +37,7 @@ def _unpacked(packed: Tensor, quant: str, x: Tensor) -> Iterator[tuple[int, int,
         yield 0, len(packed), packed.view(x.dtype)
         return
     columns = columns_of(packed, quant)
-    spans = list(_spans(len(packed), _CHUNK // (columns * x.dtype.itemsize)))
+    spans = list(_spans(len(packed), _CHUNK // (columns * x.dtype.itemsize) - _GRAIN))
     chunk = x.new_empty((max(stop - start for start, stop in spans), columns))
     for start, stop in spans:
         weight = chunk[: stop - start]
