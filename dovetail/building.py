@@ -22,6 +22,7 @@ from torch import nn
 from .compiler.errors import WeightError
 from .compiler.weights import WeightIndex
 from .layouts import Wanted
+from .runtime import quantized as quantized  # registers what unpacks packed weights
 from .runtime.reading import WeightReader
 from .runtime.weights import tensors_of_module
 from .weight_files import under_names_of

@@ -23,6 +23,7 @@ from .tiny_pipelines import paint
 from .weight_files import save_gguf
 
 SPREAD = "sim0&sim1"
+SLOW = pytest.mark.slow
 Inverse = Callable[[published.State], dict[str, torch.Tensor]]
 
 
@@ -117,8 +118,19 @@ def test_a_published_safetensors_file_computes_what_the_diffusers_model_does(nam
     assert torch.equal(compiled(**kwargs)[0], answer(with_state(module, module.state_dict()), call()))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
-@pytest.mark.parametrize("name", ["flux", "sd3"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("flux", "F16"),
+        ("flux", "Q8_0"),
+        ("sd3", "BF16"),
+        ("sd3", "Q8_0"),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (("flux", "F32"), ("flux", "BF16"), ("sd3", "F32"), ("sd3", "F16"))
+        ),
+    ],
+)
 def test_a_published_gguf_file_computes_what_the_diffusers_model_does_with_its_numbers(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -146,8 +158,7 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("key", ["transformer", "diffusion"])
-@pytest.mark.parametrize("kind", ["safetensors", "Q8_0"])
+@pytest.mark.parametrize(("kind", "key"), [("safetensors", "transformer"), ("Q8_0", "diffusion")])
 def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
     kind: str, key: str, flux: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +174,7 @@ def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
     assert torch.equal(paint(handle, call).cpu(), paint(pipe, call))
 
 
-@pytest.mark.parametrize("rests", ["cpu", "disk"])
+@pytest.mark.parametrize("rests", [pytest.param("cpu", marks=SLOW), "disk"])
 def test_packed_weights_that_rest_elsewhere_compute_the_same_and_come_back_as_the_files_numbers(
     rests: str, flux: Path, tmp_path: Path
 ) -> None:
@@ -218,8 +229,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, pipe
 
 
-@pytest.mark.parametrize("backend", ["sim0", SPREAD])
-@pytest.mark.parametrize("kind", ["own", "safetensors", "F32", "Q8_0"])
+@pytest.mark.parametrize("backend", [pytest.param("sim0", marks=SLOW), SPREAD])
+@pytest.mark.parametrize("kind", ["own", "safetensors", "Q8_0"])
 def test_of_two_components_with_the_same_names_and_shapes_each_gets_its_own(
     kind: str, backend: str, twins: tuple[Path, Any], tmp_path: Path
 ) -> None:
