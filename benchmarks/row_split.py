@@ -1,4 +1,4 @@
-"""How exact a row split is, and what crosses: ``python -m benchmarks.row_split [errors|marks|crossing|convs] [NAME …]``.
+"""How exact a row split is, what crosses: ``python -m benchmarks.row_split [errors|marks|crossing|convs] [NAME …]``.
 
 *errors*: small instances of real classes on simulated devices in shares 16:10:6(:4); the error of the split against
 float64, relative to that of eager in the same dtype; how many rows of all matrices the bytes of the worst device are

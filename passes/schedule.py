@@ -146,7 +146,8 @@ def _landing(crossing: Crossing) -> Landing | None:
     if [reader.target for reader in readers] != [GATHER]:
         return None
     out, parts = readers[0].args
-    assert isinstance(out, Node) and isinstance(parts, (list, tuple))
+    assert isinstance(out, Node)
+    assert isinstance(parts, (list, tuple))
     made = placement_of(out).segment
     if out.target is not LANDING or made is None or crossing.producer is None or made >= crossing.producer:
         return None

@@ -69,7 +69,7 @@ class _Layout:
         return {name: slot for (name, where), slot in self.staged.items() if where == device}
 
     def ends_of(self, copies: Sequence[Copy]) -> list[tuple[Copy, int, int]]:
-        """Copies with the slot of the value on its target, and that of the memory it lands in if it has none of its own."""
+        """Copies, each with the slot of the value on its target and that of the whole it lands in, -1 for none."""
         lands = [self.slots[copy.into.value, copy.target] if copy.into else -1 for copy in copies]
         return [(copy, self.slots[copy.value, copy.target], slot) for copy, slot in zip(copies, lands, strict=True)]
 

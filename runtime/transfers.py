@@ -56,7 +56,7 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
 
     It lands in memory of its own, or ``into`` a part of what is there; but not in host memory, where a copy that is
-    not dense would block the host. The value may be freed at once: its memory is not used again before the copy is done.
+    not dense would block the host. The value may be freed at once: its memory is used again when the copy is done.
     """
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:

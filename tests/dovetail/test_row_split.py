@@ -129,7 +129,9 @@ def test_one_device_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DoesNotFitError, match=r"needs .* of weights and .* of headroom on sim1, which has 96\.0 KiB free"):
+    with pytest.raises(
+        DoesNotFitError, match=r"needs .* of weights and .* of headroom on sim1, which has 96\.0 KiB free"
+    ):
         split(wide(), "sim0&sim1", rig="sim0=8MiB,sim1=96KiB", tensor_split="1,1")
 
 
