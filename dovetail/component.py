@@ -254,7 +254,7 @@ class Component:
             raise TraceError(f"{self._title(call)} cannot be split: {error}, {way_out}") from error
         logger.warning(
             "%s cannot be compiled and runs as it is, whole on %s, without its activations being freed early: %s",
-            self._title(call), main, error,
+            self._title(call), main, str(error),
         )  # fmt: skip
         self.residence.place_all(call.module, self._whole_on)
         return functools.partial(self._run_whole, call)
@@ -263,6 +263,8 @@ class Component:
         tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         home = next((tensor.device for tensor in tensors), None)
         main = self._whole_on.torch
+        if self.residence.rests:
+            self.residence.place_all(call.module, self._whole_on)
         there = [moved(value, main) for value in args]
         named = {name: moved(value, main) for name, value in kwargs.items()}
         with self._as_it_was():

@@ -11,6 +11,7 @@ Parameters that rest in host memory or on disk are brought to a device for the s
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -61,6 +62,7 @@ class Residence:
         self.holdings.add(module, files, updated)
         self._planned: dict[tuple[Held, tuple[int, int] | None], tuple[str, int]] = {}
         self._staged: set[Held] = set()
+        self._lent: set[Held] = set()
         self._names = {held.name for held in self.held()}
         self._origin = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), _HOST)
         if rests == "disk":
@@ -142,7 +144,7 @@ class Residence:
         there = held.home.torch
         if held.tensor.device == there:
             return held.tensor
-        return self.holdings.put(held, self.bring(held, there, lambda: held.whole(there)))
+        return self.holdings.put(held, self._bring(held, there, functools.partial(held.whole, there)))
 
     def show(self, tensor: torch.Tensor, device: Device) -> None:
         """Reads a weight that has no data yet to a device or to host memory; one that has none there looks as if."""
@@ -158,32 +160,37 @@ class Residence:
             self.place(tensor, device)
 
     def place_all(self, module: nn.Module, device: Device) -> None:
-        """Brings every weight of a part of the component to one device."""
+        """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
         self.survey()
         for held in self.held(module):
-            held.home = device if self._is_staged(held) else held.home
-            self.place(held.tensor, device)
+            if not self.rests or not isinstance(held.tensor, nn.Parameter):
+                self.place(held.tensor, device)
+            elif held.tensor.device != device.torch:
+                self.holdings.put(held, self._bring(held, device.torch, functools.partial(held.whole, device.torch)))
+                self._lent.add(held)
 
     def part(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         """What stays on a device beside the module's own tensor: rows, packed bytes, or a second copy; made once."""
         key = weight.rows, weight.quant, device
         if key not in held.parts:
-            held.parts[key] = self.bring(held, device, lambda: held.read(weight, device))
+            held.parts[key] = self._bring(held, device, functools.partial(held.read, weight, device))
         return held.parts[key]
 
     def stage(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a segment reads of a weight that rests elsewhere; it stays on the device until `release`."""
         key = weight.rows, weight.quant, device
         if key not in held.staged:
-            held.staged[key] = self.bring(held, device, lambda: self._from_rest(held, weight, device))
+            fetch = functools.partial(self._from_rest, held, weight, device)
+            held.staged[key] = self._bring(held, device, fetch)
         return held.staged[key]
 
     def rest(self, held: Held, device: torch.device) -> None:
         """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file."""
         if self.rests == "disk":
             self.holdings.take_out(held)
-        elif held.tensor.device != _HOST:
-            data = accelerator_of(device).pin(held.whole(_HOST))
+            return
+        data = accelerator_of(device).pin(held.whole(_HOST))
+        if held.tensor.device != _HOST or data.data_ptr() != held.tensor.data_ptr():
             self.holdings.put(held, data)
 
     def release(self) -> None:
@@ -191,6 +198,9 @@ class Residence:
         staged = [held for held in self.held() if held.staged]
         for held in staged:
             held.staged.clear()
+        for held in self._lent:
+            self.rest(held, held.tensor.device)
+        self._lent.clear()
         if self.files is not None and self.rests == "disk":
             self.files.reader.release([held.entry for held in staged if held.entry])
 
@@ -242,7 +252,7 @@ class Residence:
         for held in self.held():
             self.holdings.forget_parts(held)
 
-    def bring(self, held: Held, device: torch.device, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _bring(self, held: Held, device: torch.device, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What a fetch brings to a device; raises DoesNotFitError, which names the weight, when there is no room."""
         try:
             return fetch()

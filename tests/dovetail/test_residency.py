@@ -289,3 +289,47 @@ def test_a_module_with_files_rests_on_disk(tmp_path: Path) -> None:
     module.load_state_dict(load_file(file), assign=True)
     with torch.no_grad():
         assert torch.equal(found, module(x))
+
+
+@pytest.mark.parametrize("rests", ["cpu", pytest.param("disk", marks=SLOW)])
+def test_what_runs_as_it_is_leaves_with_its_phase_too(rests: str, saved: dict[str, Path]) -> None:
+    pipe, call = tiny_pipelines.wan()
+    pipe.vae.enable_tiling(16, 16, 8, 8)
+    call = {**call, "height": 32}
+    eager = paint(pipe, call)
+    handle = dovetail.load_pipeline(saved["wan"], "diffusion=sim0,te=sim0,vae=sim1", params_backend=f"vae={rests}")
+    handle.pipe.vae.enable_tiling(16, 16, 8, 8)
+    for _ in range(2):
+        assert torch.equal(paint(handle.pipe, call).cpu(), eager)
+        assert in_use()[1] < 100
+    handle.undo()
+    assert torch.equal(paint(handle.pipe, call), eager)
+
+
+def resident_peak() -> tuple[int, int]:
+    """Resident memory of this process now, and its peak, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sim0&sim1&sim2&sim3", "cpu"])
+def test_resident_memory_stays_below_what_the_largest_segment_needs(tmp_path: Path, backend: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(3072, 3072) for _ in range(8))).eval()  # which the C library maps one by one
+    file = tmp_path / "m.safetensors"
+    save_file(module.state_dict(), file)
+    x = torch.ones(8, 3072)
+    with torch.no_grad():
+        expected = module(x)
+    module.to("meta")
+    compiled = dovetail.compile(module, (x.to("meta"),), backend=backend, params_backend="disk", weights=file)
+    loads = [one for one in compiled.schedule if isinstance(one, Load)]
+    compiled.load()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before, _ = resident_peak()
+    found = [compiled(x) for _ in range(3)]
+    largest = max(sum(weight.nbytes for weight in load.weights) for load in loads)
+    assert resident_peak()[1] - before < 1.05 * largest + 8 * 2**20
+    assert all(torch.equal(one, expected) for one in found)
