@@ -48,15 +48,18 @@ class Wrapper:
     @property
     def active(self) -> list[str]:
         """The names of the adapters that a call applies beside the module, in order."""
-        if self.layer.disable_adapters or self.layer.merged:
+        if self.layer.disable_adapters or self.layer.merged_adapters:
             return []
-        return [name for name in self.layer.active_adapters if name in self.layer.lora_A]
+        there = self.layer._modules["lora_A"]._modules
+        return [name for name in self.layer.active_adapters if name in there]
 
     def tensors(self, adapter: str) -> dict[str, torch.Tensor]:
-        """The weights of one of its adapters, by their part."""
-        up = self.layer.lora_B[adapter]
-        bias = {} if up.bias is None else {"bias": up.bias}
-        return {"down": self.layer.lora_A[adapter].weight, "up": up.weight, **bias}
+        """The weights of one of its adapters, by their part; looked up directly, for it happens at every call."""
+        modules = self.layer._modules
+        down = modules["lora_A"]._modules[adapter]._parameters
+        up = modules["lora_B"]._modules[adapter]._parameters
+        found = {"down": down["weight"], "up": up["weight"]}
+        return found if up["bias"] is None else {**found, "bias": up["bias"]}
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Adapters:
         if not wrappers:
             return NO_BRANCHES
         for one in wrappers:
-            if one.layer.disable_adapters and one.layer.merged:  # as peft does in such a call
+            if one.layer.merged_adapters and one.layer.disable_adapters:  # as peft does in such a call
                 one.layer.unmerge()
         state = factor, tuple(map(_state, wrappers))
         if module not in self._read or self._read[module][0] != state:

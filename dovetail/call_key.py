@@ -20,9 +20,7 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 
 def plain_state(module: nn.Module) -> Hashable:
-    """The plain attributes of a module, which may steer what it computes (tiling, slicing); adapters are told apart
-    by their own state.
-    """
+    """The plain attributes of a module, which may steer what it computes; adapters have a state of their own."""
     return tuple(value for name, value in vars(module).items() if type(value) in _PLAIN and name not in _OF_ADAPTERS)
 
 

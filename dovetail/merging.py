@@ -124,6 +124,12 @@ class Merges:
 
     def _unmerge(self, wrapper: Wrapper) -> None:
         """What peft calls unmerge."""
+        noted = (update.layer for updates in self._updates.values() for update in updates)
+        if wrapper.layer.merged_adapters and not any(layer is wrapper.layer for layer in noted):
+            raise UsageError(
+                f"what is merged into {wrapper.path} was merged before the pipeline was compiled, so its base is lost: "
+                "call undo() on the handle, and unfuse_lora then"
+            )
         wrapper.layer.merged_adapters.clear()
         for name, updates in self._updates.items():
             kept = [update for update in updates if update.layer is not wrapper.layer]

@@ -192,6 +192,17 @@ def test_what_is_merged_stays_when_the_pipeline_is_undone_and_when_the_adapter_i
     assert torch.equal(paint(pipe, call), merged)
 
 
+@SLOW
+def test_what_was_merged_before_compiling_cannot_be_taken_out_of_a_compiled_pipeline(loras: Any) -> None:
+    pipe, call = with_loras("flux", loras)
+    pipe.fuse_lora(components=["transformer"])
+    eager = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, "sim0&sim1"):
+        assert torch.equal(paint(pipe, call), eager)
+        with pytest.raises(UsageError, match="was merged before the pipeline was compiled"):
+            pipe.unfuse_lora(components=["transformer"])
+
+
 def test_saving_a_merged_pipeline_saves_what_eager_saves(loras: Any, tmp_path: Path) -> None:
     eager, _ = with_loras("flux", loras)
     pipe, _, _ = compiled("flux", "sim0&sim1")
