@@ -14,10 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dovetail
+from dovetail.building import Built
 from dovetail.compiled import CompiledModule
+from dovetail.compiler.devices import make_device
 from dovetail.compiler.errors import ExecutionError, UsageError
 from dovetail.compiler.schedule import Load, Release
+from dovetail.compiler.weights import WeightIndex
+from dovetail.holdings import Holdings
+from dovetail.residence import Residence
 from dovetail.runtime import sim
+from dovetail.runtime.reading import WeightReader
 
 from . import tiny_pipelines
 from .tiny_pipelines import PIPELINES, paint
@@ -333,3 +339,38 @@ def test_resident_memory_stays_below_what_the_largest_segment_needs(tmp_path: Pa
     largest = max(sum(weight.nbytes for weight in load.weights) for load in loads)
     assert resident_peak()[1] - before < 1.05 * largest + 8 * 2**20
     assert all(torch.equal(one, expected) for one in found)
+
+
+def test_weights_without_data_in_one_range_of_a_file_are_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    save_file({"weight": first.weight.data, "bias": first.bias.data}, tmp_path / "w.safetensors")
+    index = WeightIndex.of_file(tmp_path / "w.safetensors")
+    weight = first.weight.data.clone()
+    holdings = Holdings()
+    residences = []
+    for module in (first, second):
+        module.to("meta")
+        files = Built(module, index, WeightReader())
+        residences.append(Residence(module, files, holdings=holdings))
+    assert first.weight is second.weight
+    residences[0].place(first.weight, make_device("sim1", 2**20))
+    assert second.weight.device == torch.device("sim", 1)
+    assert in_use()[1] == weight.nbytes
+    residences[0].undo()
+    residences[1].undo()
+    assert first.weight is second.weight
+    assert torch.equal(second.weight, weight)
+
+
+def test_equal_names_in_two_files_are_two_weights(tmp_path: Path) -> None:
+    modules = [nn.Linear(8, 8), nn.Linear(8, 8)]
+    holdings = Holdings()
+    expected = [module.weight.data.clone() for module in modules]
+    for number, module in enumerate(modules):
+        file = tmp_path / f"{number}.safetensors"
+        save_file(module.state_dict(), file)
+        module.to("meta")
+        residence = Residence(module, Built(module, WeightIndex.of_file(file), WeightReader()), holdings=holdings)
+        residence.complete()
+    assert all(torch.equal(module.weight, weight) for module, weight in zip(modules, expected, strict=True))
