@@ -155,10 +155,16 @@ def test_the_old_flags_stand_before_backend() -> None:
     assert "--clip-on-cpu" not in done("compile", "--help")
 
 
-def test_offloading_is_refused_as_long_as_it_is_not_there() -> None:
-    result = run("compile", "--offload-to-cpu")
-    assert result.exit_code == 2
-    assert "not available yet" in result.stderr
+def test_the_old_flag_for_offloading_stands_before_params_backend() -> None:
+    found = data("compile", "--backend", "sim0", "--offload-to-cpu", "--mmap", "--params-backend", "te=disk,vae=sim0")
+    assert [found[name]["weights_rest"] for name in COMPONENTS] == ["disk", "disk", "cpu", None]
+
+
+def test_a_plan_keeps_where_weights_rest(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    done("compile", "--component", "transformer", "--backend", "sim0&sim1", "--params-backend", "cpu", "-o", str(plan))
+    assert " from cpu" in done("compile", str(plan))
+    assert '"rests cpu"' in plan.read_text()
 
 
 def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None:
