@@ -169,7 +169,7 @@ class _Reader:
             aliases.append(json.loads(line.take()))
         rows = self._rows(line) if line.accept("rows") else None
         quant = line.take() if line.accept("packed") else ""
-        shape, dtype = line.numbers() if quant else _numbers_of(value)
+        shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
         persistent, frozen = not line.accept("transient"), line.accept("frozen")
         name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
         weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
@@ -284,3 +284,9 @@ class _Reader:
 def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of a weight; one that is a Python number is a float."""
     return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)
+
+
+def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a packed weight, whose value says how its bytes lie."""
+    shape, dtype = line.numbers()
+    return tuple(map(int, shape)), dtype

@@ -231,7 +231,7 @@ class Program:
 
     @property
     def tables(self) -> frozenset[str]:
-        """The names of the buffers and constants that lie in no block, and of numbers: they go to whoever reads them."""
+        """The names of numbers, and of buffers and constants that lie in no block: they go to whoever reads them."""
         inside = {weight.name for block in self.blocks for weight in block.weights if not weight.is_number}
         loose = (weight.name for weight in self.weights.values() if weight.kind != "parameter")
         return frozenset(loose) - inside

@@ -50,8 +50,8 @@ def compile(
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
             in host memory, from which each is brought for the segment that reads it; ``disk``, for weights in files.
         device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
-        split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of each
-            large matrix of the blocks, which may change the last bits of the result.
+        split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of
+            each large matrix of the blocks, which may change the last bits of the result.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.

@@ -27,11 +27,11 @@ class WeightSource(Protocol):
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""
-        return None
+        return
 
     def release(self, weights: Iterable[Weight], device: torch.device) -> None:
         """Hears that what it gave for a device is used no longer."""
-        return None
+        return
 
 
 def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
