@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +125,31 @@ def test_two_layers_of_one_weight_fetch_it_once_for_a_segment() -> None:
     assert len(load.weights) == 5
     with torch.no_grad():
         assert torch.equal(compiled(X), module(X))
+
+
+def test_each_thread_stages_for_itself() -> None:
+    module, compiled = staged("sim0&sim1")
+    compiled.load()
+    with torch.no_grad():
+        expected = {scale: module(X * scale) for scale in range(4)}
+    wrong: list[int] = []
+
+    def run(scale: int) -> None:
+        wrong.extend(scale for _ in range(10) if not torch.equal(compiled(X * scale), expected[scale]))
+
+    threads = [threading.Thread(target=run, args=(scale,)) for scale in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_plan_keeps_where_weights_rest(tmp_path: Path) -> None:
+    module, compiled = staged("sim0&sim1")
+    compiled.save(tmp_path / "plan.json")
+    again = dovetail.load(tmp_path / "plan.json", module)
+    assert again.program.rests == "cpu"
+    assert str(again.schedule) == str(compiled.schedule)
+    with torch.no_grad():
+        assert torch.equal(again(X), module(X))
