@@ -8,6 +8,7 @@ Every variant runs in a fresh process, once a round, with the file in the page c
 
 - *plain read*: `preadv` of the whole file, 64 MiB at a time, into buffers that were allocated and touched before;
 - *fresh read*: the same into buffers that are allocated when the clock runs, as a device that has none yet must;
+- *read_into*: dovetail's reader, into tensors of a simulated device that were touched before, as staging reuses them;
 - *from_pretrained*: diffusers' own loading, in bfloat16, to the CPU;
 - *cpu*, *sim0*: a module compiled over the file (`dovetail.compile(..., weights=FILE)`), loaded to the device.
 
@@ -49,7 +50,7 @@ from rich.table import Table
 GIB = 2**30
 STEP = 64 * 2**20
 FILE = "diffusion_pytorch_model.safetensors"
-VARIANTS = ("plain read", "fresh read", "from_pretrained", "cpu", "sim0")
+VARIANTS = ("plain read", "fresh read", "read_into", "from_pretrained", "cpu", "sim0")
 Result = dict[str, float]
 
 
@@ -178,6 +179,28 @@ def make_model_like(folder: Path) -> torch.nn.Module:
 
 
 @torch.inference_mode()
+def read_into(folder: Path) -> Result:
+    """Fills tensors of a simulated device that are there already, then calls a model whose weights these are."""
+    from dovetail.compiler.weights import WeightIndex
+    from dovetail.runtime import sim
+    from dovetail.runtime.reading import WeightReader
+
+    sim.enable()
+    index, reader = WeightIndex.of_file(folder / FILE), WeightReader()
+    state = {name: torch.ones(entry.shape, dtype=entry.dtype, device="sim:0") for name, entry in index.items()}
+    model = make_model_like(folder)
+    model.load_state_dict(state, assign=True)
+    call = {key: one.to("sim:0") if isinstance(one, torch.Tensor) else one for key, one in make_call().items()}
+    clock = Clock()
+    for name, entry in index.items():
+        reader.read_into(entry, state[name])
+    clock.lap("load")
+    model(**call)
+    clock.lap("first")
+    return clock.result
+
+
+@torch.inference_mode()
 def from_pretrained(folder: Path) -> Result:
     """Loads with diffusers."""
     from diffusers import FluxTransformer2DModel
@@ -220,6 +243,8 @@ def run_variant(variant: str, folder: Path, residency: str, devices: int) -> Res
     torch.set_num_threads(2)
     if variant.endswith(" read"):
         return plain_read(folder, fresh=variant == "fresh read")
+    if variant == "read_into":
+        return read_into(folder)
     if variant == "from_pretrained":
         return from_pretrained(folder)
     if variant == "staged":
