@@ -2,7 +2,8 @@
 
 A weight that rests in a GGUF type is multiplied with, or looked up in, by one operation that unpacks a chunk of rows
 at a time; so neither the weights' bytes nor the memory plan depend on unpacked copies. Whatever else reads such a
-weight reads the result of one node that unpacks it whole. Must run before weights are placed, by their bytes.
+weight reads the result of one node that unpacks it whole; that requires no gradient, and so a product with a view of it
+may round as one with a frozen weight does. Must run before weights are placed, by their bytes.
 """
 
 from __future__ import annotations
