@@ -29,8 +29,8 @@ class Gate(nn.Module):
 
 GOLDEN = """\
 program "Gate"
-passes simplify, blocks, place, pin, hoist, cut, reuse
-facts blocks found, cut, memory reused, pinned, placed
+passes simplify, quantize, blocks, lora, place, pin, hoist, cut, reuse
+facts blocks found, cut, memory reused, pinned, placed, quantized
 devices sim0=1GiB,sim1=1GiB
 takes ["x", "flag"] defaults {'flag': True}
 argument flag: = true
