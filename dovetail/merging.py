@@ -118,24 +118,30 @@ class Merges:
             self._add(base.bias, Update(wrapper.layer, tensors["bias"], None, scale))
 
     def _add(self, weight: torch.Tensor, update: Update) -> None:
-        name = self._component.residence.holdings.of(weight).name
+        name = self._name_of(weight)
         self._updates[name].append(update)
         self._touched[name] = None
 
     def _unmerge(self, wrapper: Wrapper) -> None:
         """What peft calls unmerge."""
-        noted = (update.layer for updates in self._updates.values() for update in updates)
-        if wrapper.layer.merged_adapters and not any(layer is wrapper.layer for layer in noted):
+        layer = wrapper.layer
+        if not layer.merged_adapters:
+            return
+        base = layer.get_base_layer()
+        held = [self._name_of(tensor) for tensor in (base.weight, base.bias) if tensor is not None]
+        ours = [name for name in held if any(update.layer is layer for update in self._updates[name])]
+        if not ours:
             raise UsageError(
                 f"what is merged into {wrapper.path} was merged before the pipeline was compiled, so its base is lost: "
                 "call undo() on the handle, and unfuse_lora then"
             )
-        wrapper.layer.merged_adapters.clear()
-        for name, updates in self._updates.items():
-            kept = [update for update in updates if update.layer is not wrapper.layer]
-            if len(kept) < len(updates):
-                self._updates[name] = kept
-                self._touched[name] = None
+        layer.merged_adapters.clear()
+        for name in ours:
+            self._updates[name] = [update for update in self._updates[name] if update.layer is not layer]
+            self._touched[name] = None
+
+    def _name_of(self, weight: torch.Tensor) -> str:
+        return self._component.residence.holdings.of(weight).name
 
     def _renew(self, held: Held) -> None:
         """Computes a weight anew from its base; one that has no data is read when it is needed."""
