@@ -150,4 +150,4 @@ def test_the_readme_starts_with_two_commands_of_one_line() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     assert [block.count("\n") for block in blocks[:2]] == [1, 1]
     assert ".venv/bin/dovetail generate" in blocks[0]
-    assert blocks[1].rstrip().endswith(".venv/bin/python -m pytest")
+    assert blocks[1].rstrip().endswith(".venv/bin/python -m pytest -n auto")
