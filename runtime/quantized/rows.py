@@ -18,7 +18,7 @@ from .native import native_unpack
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types whose rows are plain numbers."""
 
-_PIECE = 3 * 2**17  # numbers unpacked at once: fewer pay more calls, more leave the second-level cache
+_PIECE = 2**19  # numbers unpacked at once: fewer pay more calls, more leave the second-level cache
 
 
 def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:

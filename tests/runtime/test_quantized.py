@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 
 import gguf
 import numpy as np
@@ -18,6 +20,7 @@ from benchmarks.memory import peak_bytes
 from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
+from dovetail.runtime.quantized.native import native_unpack
 
 ops = torch.ops.dovetail
 PACKED = tuple(quant for quant in QUANT_TYPES if quant not in ("F32", "F16", "BF16"))
@@ -26,6 +29,25 @@ HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_
 """Where a block has numbers in half precision; elsewhere it has one at its start."""
 
 ODD = np.array([0, -0.0, 1, -1, 6e-8, -6e-8, 6.1e-5, 65504, -65504, np.inf, -np.inf, np.nan], np.float16)
+
+
+@contextmanager
+def with_libgguf() -> Iterator[None]:
+    """As libgguf is asked: while there is one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert native_unpack(torch.empty(0), "Q4_K")
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+INSTALLED = pytest.mark.skipif(find_spec("libgguf") is None, reason="libgguf is not installed")
+WAYS = pytest.mark.parametrize(
+    "way", [pytest.param(only_torch, id="torch"), pytest.param(with_libgguf, id="with libgguf", marks=INSTALLED)]
+)
+Way = Callable[[], AbstractContextManager[None]]
 
 
 def random_bytes(quant: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -52,23 +74,23 @@ def assert_bits(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(whole, expected.nan_to_num(nan=1, posinf=torch.inf, neginf=-torch.inf).view(torch.int32))
 
 
-@pytest.mark.parametrize("torch_alone", [True, False], ids=["torch", "with libgguf"])
+@WAYS
 @pytest.mark.parametrize("quant", QUANT_TYPES)
 @given(rows=st.integers(1, 9), blocks=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=6, deadline=None)
-def test_any_bytes_unpack_to_the_bits_of_gguf(quant: str, torch_alone: bool, rows: int, blocks: int, seed: int) -> None:
+def test_any_bytes_unpack_to_the_bits_of_gguf(quant: str, way: Way, rows: int, blocks: int, seed: int) -> None:
     packed = random_bytes(quant, rows, blocks * max(block_of(quant)[0], 32), seed)
-    with only_torch() if torch_alone else nullcontext():
+    with way():
         assert_bits(by_us(packed, quant), by_gguf(packed, quant))
 
 
-@pytest.mark.parametrize("torch_alone", [True, False], ids=["torch", "with libgguf"])
+@WAYS
 @pytest.mark.parametrize("quant", PACKED)
-def test_odd_scales_unpack_to_the_bits_of_gguf(quant: str, torch_alone: bool) -> None:
+def test_odd_scales_unpack_to_the_bits_of_gguf(quant: str, way: Way) -> None:
     packed = random_bytes(quant, len(ODD) ** 2, block_of(quant)[0])
     for at, numbers in zip(HALVES.get(quant, (0,)), (np.repeat(ODD, len(ODD)), np.tile(ODD, len(ODD))), strict=False):
         packed[:, at : at + 2] = numbers.view(np.uint8).reshape(-1, 2)
-    with only_torch() if torch_alone else nullcontext():
+    with way():
         assert_bits(by_us(packed, quant), by_gguf(packed, quant))
 
 
@@ -174,12 +196,10 @@ def test_what_is_known_of_an_operation_without_data_agrees_with_it(quant: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("quant", QUANT_TYPES)
-@pytest.mark.parametrize("torch_alone", [True, False], ids=["torch", "with libgguf"])
-def test_a_product_takes_less_than_twenty_megabytes_beside_its_result(
-    quant: str, dtype: torch.dtype, torch_alone: bool
-) -> None:
+@WAYS
+def test_a_product_takes_less_than_twenty_megabytes_beside_its_result(quant: str, dtype: torch.dtype, way: Way) -> None:
     packed = torch.zeros(packed_shape(quant, (1536, 12288)), dtype=torch.uint8)
     x = torch.zeros(3, 12288, dtype=dtype)
-    with only_torch() if torch_alone else nullcontext(), torch.inference_mode():
+    with way(), torch.inference_mode():
         peak = peak_bytes(lambda: ops.quantized_linear(x, packed, None, quant))
     assert x.element_size() * 3 * 1536 <= peak < 20e6
