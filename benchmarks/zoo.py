@@ -48,7 +48,7 @@ def _print_doubling() -> None:
     print(f"\n{'entry':16} {'layers':>9} {'passes s':>16} {'ratio':>6}")
     for name, depths in DOUBLED.items():
         programs = [trace_entry(deepened(name, depth))[0] for depth in depths]
-        few, many = (min(compile_entry(program, 2)[1].seconds for _ in range(3)) for program in programs)
+        few, many = (min(compile_entry(program, 2)[1].seconds for _ in range(5)) for program in programs)
         print(f"{name:16} {depths[0]:>3} → {depths[1]:<3} {few:>7.3f} → {many:.3f} {many / few:>6.2f}", flush=True)
 
 
