@@ -191,6 +191,7 @@ def read_into(folder: Path) -> Result:
     model = make_model_like(folder)
     model.load_state_dict(state, assign=True)
     call = {key: one.to("sim:0") if isinstance(one, torch.Tensor) else one for key, one in make_call().items()}
+    import_at_detach(torch.device("sim:0"))
     clock = Clock()
     for name, entry in index.items():
         reader.read_into(entry, state[name])
@@ -222,7 +223,7 @@ def with_dovetail(folder: Path, **options: Any) -> Result:
     start = time.perf_counter()
     compiled = dovetail.compile(make_model_like(folder), (), call, weights=folder / FILE, **options)
     compiling = time.perf_counter() - start
-    torch.empty(1, device=compiled.program.main.torch).detach()  # for which PyTorch imports half of itself, once
+    import_at_detach(compiled.program.main.torch)
     clock = Clock()
     compiled.load()
     clock.lap("load")
@@ -230,6 +231,11 @@ def with_dovetail(folder: Path, **options: Any) -> Result:
     clock.lap("first")
     loads = {segment.index: sum(weight.nbytes for weight in _read_by(segment)) for segment in compiled.program.segments}
     return {**clock.result, "compile": compiling, "segments": len(loads), "largest": max(loads.values())}
+
+
+def import_at_detach(device: torch.device) -> None:
+    """Has PyTorch import what it does when a tensor of a simulated device is first detached: half of itself, once."""
+    torch.empty(1, device=device).detach()
 
 
 def _read_by(segment: Any) -> set[Any]:
