@@ -212,10 +212,12 @@ def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
 def _copies_after(segment: Segment, sent: Sequence[tuple[Copy, int, int]]) -> dict[Node, list[tuple[Copy, int, int]]]:
     """For each node the copies of what it has made, or written last."""
     copies: dict[Node, list[tuple[Copy, int, int]]] = defaultdict(list)
+    places = {node: place for place, node in enumerate(segment.nodes)} if sent else {}
+    written = {storage: place for node, place in places.items() for storage in writes(node)}
     for copy in sent:
         value = copy[0].value.node
-        mine = {tensor.storage for tensor in tensors_of(value)}
-        copies[[node for node in segment.nodes if node is value or mine & writes(node)][-1]].append(copy)
+        last = max([places[value], *(written.get(tensor.storage, -1) for tensor in tensors_of(value))])
+        copies[segment.nodes[last]].append(copy)
     return copies
 
 

@@ -7,8 +7,10 @@ like others: fetched in the step that loads it, gone after the step that release
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.fx import Node
 from ..compiler.aliasing import readings
 from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
-from ..compiler.program import Program, Weight, origin_of, weight_of
+from ..compiler.program import Program, Weight, device_of, origin_of, tensors_of, weight_of
 from ..compiler.schedule import (
     Copy,
     Free,
@@ -29,13 +31,12 @@ from ..compiler.schedule import (
     Schedule,
     State,
     Wait,
-    resting_place,
 )
 from ..compiler.units import format_bytes
 from . import quantized as quantized  # registers the kernels that packed weights need
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
-from .folding import awaited_inside, freed_inside, is_folded, sent_inside
+from .folding import Folding
 from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
 from .weights import WeightSource
 
@@ -66,16 +67,40 @@ class _Layout:
 
     def weights_on(self, device: Device) -> dict[str, int]:
         """The slots of the weights that come and go on a device, by name."""
-        return {name: slot for (name, where), slot in self.staged.items() if where == device}
+        return self._staged_on[device]
 
     def ends_of(self, copies: Sequence[Copy]) -> list[tuple[Copy, int, int]]:
         """Copies, each with the slot of the value on its target and that of the whole it lands in, -1 for none."""
         lands = [self.slots[copy.into.value, copy.target] if copy.into else -1 for copy in copies]
         return [(copy, self.slots[copy.value, copy.target], slot) for copy, slot in zip(copies, lands, strict=True)]
 
-    def on(self, device: Device) -> dict[State, int]:
-        """The slots of what work on a device can see."""
-        return {state: slot for (state, where), slot in self.slots.items() if where == resting_place(state, device)}
+    def on(self, device: Device) -> Mapping[State, int]:
+        """The slots of what work on a device can see: the tensors there, and the Python numbers of all devices."""
+        return ChainMap(self._tensors_on[device], self._numbers)
+
+    @cached_property
+    def _staged_on(self) -> Mapping[Device, dict[str, int]]:
+        found: dict[Device, dict[str, int]] = defaultdict(dict)
+        for (name, device), slot in self.staged.items():
+            found[device][name] = slot
+        return found
+
+    @cached_property
+    def _tensors_on(self) -> Mapping[Device, dict[State, int]]:
+        found: dict[Device, dict[State, int]] = defaultdict(dict)
+        for (state, device), slot in self.slots.items():
+            if tensors_of(state.node):
+                found[device][state] = slot
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[State, int]:
+        found = self.slots.items()
+        return {
+            state: slot
+            for (state, device), slot in found
+            if not tensors_of(state.node) and device == device_of(state.node)
+        }
 
 
 def _made(instruction: Instruction) -> list[tuple[State, Device]]:
@@ -94,6 +119,8 @@ class Executor:
         self._program = program
         self._schedule = schedule.instructions
         self._layout = _Layout.of(program, schedule)
+        self._folding = Folding.of(self._schedule)
+        self._following = self._next_staged()
         self._leaves: list[Any] = list(program.output.args[0])  # type: ignore[arg-type]
         self.sources = self._generate()
         self._by_file = {source.filename: source for source in self.sources.values()}
@@ -184,15 +211,16 @@ class Executor:
             if isinstance(instruction, Run):
                 segment = instruction.segment
                 name = f"{self._program.name} segment {segment.index}"
+                folded = self._folding.runs[index]
                 sources[segment.index] = write_segment(
                     instruction,
                     self._layout.on(segment.device),
-                    frozenset(freed_inside(self._schedule, index)),
+                    folded.freed,
                     versions,
                     name,
                     self._layout.weights_on(segment.device),
-                    frozenset(awaited_inside(self._schedule, index)),
-                    self._layout.ends_of(sent_inside(self._schedule, index)),
+                    folded.awaited,
+                    self._layout.ends_of(folded.sent),
                 )
         return sources
 
@@ -206,7 +234,7 @@ class Executor:
     def _steps_of(self, index: int) -> list[Step]:
         instruction = self._schedule[index]
         slots = self._layout.slots
-        if not isinstance(instruction, (Load, Release, Run, Return)) and is_folded(self._schedule, index):
+        if index in self._folding.inside:
             return []
         match instruction:
             case Load() if self._is_staged(instruction):
@@ -232,8 +260,7 @@ class Executor:
         """Fetches weights, and tells their source which come after them."""
         load = self._schedule[index]
         assert isinstance(load, Load)
-        staged = (one for one in self._schedule[index + 1 :] if isinstance(one, Load) and self._is_staged(one))
-        following = next(staged, None)
+        following = self._following[index]
         places = [(self._layout.staged[weight.name, load.device], weight) for weight in load.weights]
 
         def fetch(slots: Slots) -> None:
@@ -243,6 +270,16 @@ class Executor:
                 self._source.advise(following.weights)
 
         return fetch
+
+    def _next_staged(self) -> dict[int, Load | None]:
+        """For each load of weights that come and go the next one, None behind the last."""
+        following: dict[int, Load | None] = {}
+        ahead: Load | None = None
+        for index in reversed(range(len(self._schedule))):
+            one = self._schedule[index]
+            if isinstance(one, Load) and self._is_staged(one):
+                following[index], ahead = ahead, one
+        return following
 
     def _is_staged(self, load: Load) -> bool:
         return any((weight.name, load.device) in self._layout.staged for weight in load.weights)

@@ -7,59 +7,74 @@ run is sent as soon as it is made, so that the rest of the run is no reason to w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
+from ..compiler.devices import Device
 from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Run, State, Wait, resting_place
 
 
-def freed_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
+@dataclass(frozen=True)
+class Folded:
+    """What takes effect inside one run: the values it frees and waits for, and the copies that it starts."""
+
+    freed: frozenset[State]
+    awaited: frozenset[State]
+    sent: tuple[Copy, ...]
+
+
+@dataclass
+class Folding:
+    """What takes effect inside each run, by the run's place in the schedule, and the places of all that does."""
+
+    runs: dict[int, Folded] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def of(schedule: Sequence[Instruction]) -> Folding:
+        """One pass: an instruction is looked at only by the run before it and the run after it."""
+        folding = Folding()
+        for place, one in enumerate(schedule):
+            if isinstance(one, Run):
+                folding._note(schedule, place, one)
+        return folding
+
+    def _note(self, schedule: Sequence[Instruction], place: int, run: Run) -> None:
+        freed = dict(_freed(schedule, place, run))
+        awaited = dict(_awaited(schedule, place, run))
+        sent = dict(_sent(schedule, place, run))
+        self.runs[place] = Folded(frozenset(freed.values()), frozenset(awaited.values()), tuple(sent.values()))
+        self.inside.update(freed, awaited, sent)
+
+
+def _freed(schedule: Sequence[Instruction], place: int, run: Run) -> Iterator[tuple[int, State]]:
     """The values that a run lets go of at their last reading."""
-    following = _following(schedule, index, (Free,))
-    return [one.value for one in following if isinstance(one, Free) and is_part_of(one, schedule[index])]
+    reads, device = frozenset(run.reads), run.segment.device
+    for at in takewhile(lambda at: isinstance(schedule[at], Free), range(place + 1, len(schedule))):
+        one = schedule[at]
+        if isinstance(one, Free) and one.value in reads and one.device == resting_place(one.value, device):
+            yield at, one.value
 
 
-def awaited_inside(schedule: Sequence[Instruction], index: int) -> list[State]:
+def _awaited(schedule: Sequence[Instruction], place: int, run: Run) -> Iterator[tuple[int, State]]:
     """The values that a run waits for at their first reading."""
-    before = takewhile(lambda one: isinstance(one, (Wait, Load)), reversed(schedule[:index]))
-    return [one.value for one in before if isinstance(one, Wait) and is_part_of(one, schedule[index])]
+    reads, device = frozenset(run.reads), run.segment.device
+    for at in takewhile(lambda at: isinstance(schedule[at], (Wait, Load)), range(place - 1, -1, -1)):
+        one = schedule[at]
+        if isinstance(one, Wait) and one.value in reads and one.device == one.target == device:
+            yield at, one.value
 
 
-def sent_inside(schedule: Sequence[Instruction], index: int) -> list[Copy]:
+def _sent(schedule: Sequence[Instruction], place: int, run: Run) -> Iterator[tuple[int, Copy]]:
     """The copies that a run starts when it has made what they send."""
-    sent, gone = [], set()
-    for one in _following(schedule, index, (Free, Release, Copy)):
+    yields, device = frozenset(run.yields), run.segment.device
+    gone: set[tuple[State, Device]] = set()
+    for at in takewhile(lambda at: isinstance(schedule[at], (Free, Release, Copy)), range(place + 1, len(schedule))):
+        one = schedule[at]
         if isinstance(one, Free):
             gone.add((one.value, one.device))
-        elif isinstance(one, Copy) and is_part_of(one, schedule[index]):
-            sent += [one] if (State(one.value.node), one.source) not in gone else []
-    return sent
-
-
-def is_folded(schedule: Sequence[Instruction], index: int) -> bool:
-    """Whether an instruction takes effect inside a run."""
-    one = schedule[index]
-    if isinstance(one, Wait):
-        after = (other for other in schedule[index:] if not isinstance(other, (Wait, Load)))
-        return is_part_of(one, next(after))
-    between = (Free, Release, Copy) if isinstance(one, Copy) else (Free,)
-    run = next((at for at in range(index, -1, -1) if not isinstance(schedule[at], between)), index)
-    if isinstance(one, Copy):
-        return any(one is other for other in sent_inside(schedule, run))
-    return is_part_of(one, schedule[run])
-
-
-def is_part_of(one: Instruction, run: Instruction) -> bool:
-    """Whether an instruction beside a run is about what it reads, or about what it makes."""
-    match run, one:
-        case Run(segment, reads, _), Free(value, device):
-            return value in reads and device == resting_place(value, segment.device)
-        case Run(segment, reads, _), Wait(value, _, target, device):
-            return value in reads and device == target == segment.device
-        case Run(segment, _, yields), Copy(value, source):
-            return State(value.node) in yields and source == segment.device
-    return False
-
-
-def _following(schedule: Sequence[Instruction], index: int, kinds: tuple[type[Instruction], ...]) -> list[Instruction]:
-    return list(takewhile(lambda one: isinstance(one, kinds), schedule[index + 1 :]))
+        elif isinstance(one, Copy) and one.source == device:
+            value = State(one.value.node)
+            if value in yields and (value, one.source) not in gone:
+                yield at, one

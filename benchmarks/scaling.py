@@ -1,0 +1,108 @@
+"""How the time to compile grows with the number of blocks: ``python -m benchmarks.scaling [BLOCKS …]``.
+
+A transformer on meta is split over four devices that are not there, by layers and by rows. Seconds are CPU seconds of
+this process: tracing, all passes, and making the executor (code generation and steps). Nothing runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.compiler.devices import make_device
+from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
+from dovetail.passes.base import PassManager
+from dovetail.passes.pipeline import default_passes
+from dovetail.runtime.executor import Executor
+
+BLOCKS = (15, 30, 60, 120)
+DEVICES = tuple(make_device(f"cuda{index}", 2**34) for index in range(4))
+WIDTH = 256  # the least that is split by rows
+HEAD = ("blocks", "split", "nodes", "segments", "instructions", "trace s", "passes s", "executor s")
+ROW = "{:>6} {:>6} {:>7} {:>9} {:>13} {:>8} {:>9} {:>11}"
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward after modulated norms."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.modulation, self.norm = nn.Linear(width, 3 * width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """The next hidden state, out of one of shape (batch, tokens, width) and an embedding (batch, width)."""
+        scale, shift, gate = self.modulation(F.silu(t))[:, None].chunk(3, -1)
+        y = self.norm(x) * (1 + scale) + shift
+        q, k, v = (layer(y).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        x = x + gate * self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Transformer(nn.Module):
+    """A chain of such blocks behind one embedding."""
+
+    def __init__(self, blocks: int, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """The last hidden state."""
+        t = self.embedding(t)
+        for block in self.blocks:
+            x = block(x, t)
+        return x
+
+
+def traced(blocks: int) -> Program:
+    """The program of a transformer without data, before any pass."""
+    with torch.device("meta"):
+        module = Transformer(blocks).eval()
+        return trace(module, (torch.ones(1, 8, WIDTH), torch.ones(1, WIDTH)))
+
+
+def split(program: Program, mode: str) -> Program:
+    """A copy of it after all passes, in equal parts over four devices."""
+    program = program.copy()
+    program.devices = DEVICES
+    return PassManager(default_passes((1.0, 1.0, 1.0, 1.0), split_mode=mode)).run(program)
+
+
+def make_executor(program: Program) -> Executor:
+    """The executor of a lowered program."""
+    assert program.schedule is not None
+    return Executor(program, program.schedule)
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    gc.collect()
+    start = time.process_time()
+    result = call()
+    return result, time.process_time() - start
+
+
+def main(counts: list[int]) -> None:
+    """Prints the table."""
+    print(ROW.format(*HEAD))
+    for count in counts or BLOCKS:
+        base, tracing = _timed(lambda count=count: traced(count))  # type: ignore[misc]
+        for mode in ("layer", "row"):
+            program, passes = _timed(lambda base=base, mode=mode: split(base, mode))  # type: ignore[misc]
+            _, making = _timed(lambda program=program: make_executor(program))  # type: ignore[misc]
+            sizes = (len(program.graph.nodes), len(program.segments), len(program.schedule))
+            times = (f"{seconds:.2f}" for seconds in (tracing, passes, making))
+            print(ROW.format(count, mode, *sizes, *times), flush=True)
+
+
+if __name__ == "__main__":
+    main([int(count) for count in sys.argv[1:]])
