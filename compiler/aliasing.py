@@ -91,8 +91,8 @@ def base_of(node: Node) -> Node | None:
         return None
     mine = {tensor.storage for tensor in tensors_of(node)} or writes(node)
     asks = not mine and alias_class(node.target) is Alias.VIEW
-    if (asks or node.target is operator.getitem) and isinstance(node.args[0], Node):
-        return node.args[0]
+    if asks or node.target is operator.getitem:
+        return next((first for first in node.args[:1] if isinstance(first, Node)), None)
     if not mine:
         return None
     for operand in node.all_input_nodes:

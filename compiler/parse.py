@@ -29,7 +29,8 @@ from .program import (
     weight_of,
 )
 from .signature import Constant, Signature, Tensor, leaf_path
-from .tokens import Line, find_target
+from .targets import find_target
+from .tokens import Line
 
 
 def parse_program(text: str) -> Program:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from . import ops as _ops  # noqa: F401  (programs name its operations)
-from .errors import ProgramTextError
 from .program import TensorType, Value
 from .sizes import evaluate
 from .words import DTYPES, SINGLETONS, dense_stride
@@ -22,8 +19,6 @@ from .words import DTYPES, SINGLETONS, dense_stride
 _TOKEN = re.compile(
     r'\s*(%[A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|-?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)|[A-Za-z_][\w.]*|//|[^\s\w])'
 )
-_OPERATORS = {name: getattr(operator, name) for name in operator.__all__}
-_MATHS = ("ceil", "floor", "trunc", "sqrt")
 
 
 @dataclass
@@ -137,19 +132,3 @@ class Line:
 def _split(text: str) -> Iterator[str]:
     """The parts between commas outside parentheses."""
     return (part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip())
-
-
-def find_target(name: str) -> Any:
-    """The operation of a name: an ATen or other registered op, a function of ``operator``, or a ``torch.sym_`` one."""
-    module, _, last = name.rpartition(".")
-    if module == "operator" and last in _OPERATORS:
-        return _OPERATORS[last]
-    if module == "torch" and last.startswith("sym_"):
-        return getattr(torch, last)
-    if module == "math" and last in _MATHS:
-        return getattr(math, last)
-    namespace, _, packet = module.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), last)
-    except AttributeError as error:
-        raise ProgramTextError(f"there is no operation {name} in torch {torch.__version__}") from error

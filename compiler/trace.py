@@ -24,11 +24,12 @@ from torch.utils._sympy.numbers import int_oo
 
 from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
-from .blame import cannot_trace, line_of_error
+from .blame import cannot_trace, line_of_error, line_of_stack
 from .errors import TraceError
 from .inline import inline_regions
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
+from .targets import name_of
 
 
 def trace(
@@ -60,6 +61,7 @@ def trace(
     _refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module)
     drop_frozen_devices(exported.graph)
+    _refuse_unknown_operations(exported, type(module).__name__)
     symbols = annotate(exported.graph, type(module).__name__)
     program = Program(
         name=type(module).__name__,
@@ -157,6 +159,20 @@ def _refuse_fake_constants(module: nn.Module, exported: ExportedProgram) -> None
             raise TraceError(
                 f"{type(module).__name__} computed the constant {name} {tuple(value.shape)} from tensors that have no "
                 "values while tracing: pass it as an input, or register it as a buffer when the module is made"
+            )
+
+
+def _refuse_unknown_operations(exported: ExportedProgram, name: str) -> None:
+    """Raises TraceError for an operation that no program may have, with the line that calls it."""
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and not name_of(node.target):
+            where = line_of_stack(node.meta.get("stack_trace") or "")
+            namespace = getattr(node.target, "namespace", "")
+            way_out = f"if you trust that library, call dovetail.compiler.targets.trust({namespace!r}) first"
+            own = namespace not in ("", "aten", "prims")
+            raise TraceError(
+                f"{name} calls {node.target}{f' at {where}' if where else ''}, which is no operation that a program "
+                f"may have: {way_out if own else 'rewrite this line without it, or compile a part without it'}"
             )
 
 

@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from .program import HERE, TensorType, Value
+from .targets import name_of
 
 DTYPES: dict[str, torch.dtype] = {short: dtype for dtype, short in dtype_abbrs.items()}
 _SINGLETONS: dict[Any, str] = {
@@ -75,8 +76,5 @@ def show_argument(value: Any) -> str:
 
 
 def show_target(target: Any) -> str:
-    """An operation: ``aten.add.Tensor``, ``operator.getitem`` or ``torch.sym_max``."""
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    module = "operator" if target.__module__ == "_operator" else target.__module__
-    return f"{module}.{target.__name__}"
+    """An operation: ``aten.add.Tensor``, ``operator.getitem`` or ``torch.sym_max``; another one as Python shows it."""
+    return name_of(target) or str(target)

@@ -76,7 +76,7 @@ class Evidence:
         """The operand whose memory a node's output lies in."""
         mine = self.storages[node] or self.writes.get(node, ())
         if node.target is operator.getitem or (not mine and kind is Alias.VIEW):
-            return node.args[0] if isinstance(node.args[0], Node) else None
+            return next((first for first in node.args[:1] if isinstance(first, Node)), None)
         for operand in self.operands[node] if mine else ():
             if any(map(self.storages.get(operand, ()).__contains__, mine)):
                 return operand

@@ -5,16 +5,52 @@ Every function yields what breaks its rule; none of them changes anything, and e
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias
 from ..compiler.program import Weight, placement_of
+from ..compiler.targets import name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
 from .pin import names_memory, returns, weights_through
+
+
+def targets(evidence: Evidence) -> Iterator[Violation]:
+    """Every op is one that a program may have, over arguments of the kinds that it takes, and numbers are numbers."""
+    for node in evidence.ops:
+        if not name_of(node.target):
+            yield Violation(
+                "targets", f"%{node.name} = {node.target!r:.120} is no operation that a program may have", node
+            )
+        elif yields_number(node.target) != (node.meta.get("value") is None):
+            yield Violation("targets", f"%{node.name} = {node.target} does not yield what its type says", node)
+        elif not isinstance(node.target, OpOverload) and not _takes(node):
+            yield Violation("targets", f"%{node.name} = {name_of(node.target)} takes numbers, or an item's index", node)
+
+
+def _takes(node: Node) -> bool:
+    """Whether a Python function has the operands it is listed for: numbers, or several results and an index."""
+    operands = list(node.args)
+    if node.kwargs:
+        return False
+    if node.target is operator.getitem:
+        several = len(operands) == 2 and isinstance(operands[0], Node) and operands[0].meta.get("value")
+        return isinstance(several, tuple) and type(operands[1]) is int and -len(several) <= operands[1] < len(several)
+    if node.target is getattr(torch, "sym_sum", None) and len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    return bool(operands) and all(map(_is_number, operands))
+
+
+def _is_number(operand: object) -> bool:
+    if isinstance(operand, Node):
+        return operand.meta.get("value", operand) is None
+    return isinstance(operand, (bool, int, float))
 
 
 def order(evidence: Evidence) -> Iterator[Violation]:

@@ -20,6 +20,7 @@ from .evidence import Evidence, Violation
 from .replay import replay
 
 CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
+    ("", rules.targets),
     ("", rules.order),
     ("", rules.weights),
     ("", rules.signature),
