@@ -28,6 +28,7 @@ from .blame import cannot_trace, line_of_error, line_of_stack
 from .errors import TraceError
 from .inline import inline_regions
 from .program import Program, Weight, origin_of, tensors_of, weight_of
+from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 from .targets import name_of
 
@@ -56,7 +57,7 @@ def trace(
     example = {
         name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
     }
-    with _frozen(module), _faked(module, mode):
+    with rolled_back(module, lambda tensor: _on_host(tensor, mode)), _frozen(module), _faked(module, mode):
         exported = _export(module, example, dynamic_shapes)
     _refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module)
@@ -142,6 +143,11 @@ def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
         return _fake_like(tensor, mode)
     return tensor.cpu()
+
+
+def _on_host(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A tensor that a module keeps for itself, in host memory with its values, or a fake where it has none."""
+    return _fake_like(tensor, mode) if tensor.is_meta or isinstance(tensor, FakeTensor) else tensor.cpu()
 
 
 def _fake(leaf: Any, mode: FakeTensorMode) -> Any:

@@ -1,0 +1,158 @@
+"""Keeps what a trace does to a module from outlasting it.
+
+While it is traced, a model meets fake tensors, and may keep them: in attributes, in dicts and lists beside them, in
+plain objects such as attention processors, and in functools' caches. All of these get back what they held before.
+Tensors that are kept there and are neither parameters nor buffers may lie on any device; the trace sees them on the
+host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_CONTAINERS = (dict, list, set)
+
+_CODE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+_LEAVES = (torch.Tensor, str, int, float, bytes, *_CODE)
+_NO_MODELS = ("torch", "builtins")
+
+
+@contextlib.contextmanager
+def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Gives attributes, containers and plain objects that a module reaches their contents back at the end.
+
+    ``on_host`` makes what stands for a tensor of another device meanwhile. Caches of functions that hold tensors are
+    cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
+    """
+    held = [(container, _copy(container)) for container in containers_of(module)]
+    caches = list(_caches(module))
+    _clear(caches)
+    try:
+        for container, before in held:
+            _restore(container, _on_host(before, on_host))
+        yield
+    finally:
+        for container, before in held:
+            _restore(container, before)
+        _clear(caches)
+
+
+def containers_of(module: nn.Module) -> Iterator[Any]:
+    """Every dict, list and set that attributes of a module and of its parts lead to, those of its objects included."""
+    seen: set[int] = set()
+    waiting: list[Any] = []
+    for child in module.modules():
+        seen.update(id(own) for own in (child._parameters, child._buffers, child._modules))
+        waiting.append(vars(child))
+    while waiting:
+        container = waiting.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        yield container
+        for value in list(container.values() if isinstance(container, dict) else container):
+            waiting.extend(_inside(value))
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """The containers that a value is or has; modules and what is no state of a model lead nowhere."""
+    if value is None or isinstance(value, (nn.Module, *_LEAVES)):
+        return
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _inside(item)
+    elif isinstance(value, _CONTAINERS):
+        yield value
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        yield vars(value)
+
+
+def _on_host(contents: Any, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Contents of a container in which tensors of other devices are replaced, in tuples too."""
+    if isinstance(contents, torch.Tensor):
+        return contents if contents.is_cpu else on_host(contents)
+    if type(contents) is dict:
+        return {key: _on_host(value, on_host) if _may_hold(value) else value for key, value in contents.items()}
+    if type(contents) in (list, tuple):
+        items = [_on_host(value, on_host) if _may_hold(value) else value for value in contents]
+        return items if isinstance(contents, list) else _tuple_of(contents, items)
+    return contents
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or type(value) is tuple
+
+
+def _tuple_of(before: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    return before if all(map(_is_same, items, before)) else tuple(items)
+
+
+def _copy(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _restore(container: Any, before: Any) -> None:
+    """Puts the contents of a container back in place, unless they are the same objects in the same order."""
+    if isinstance(container, dict):
+        _restore_keys(container, before)
+    elif len(container) != len(before) or not all(map(_is_same, container, before)):
+        container.clear()
+        container.extend(before) if isinstance(container, list) else container.update(before)
+
+
+def _restore_keys(container: dict[Any, Any], before: dict[Any, Any]) -> None:
+    """Changes nothing but what is not the same object, for other threads may read the module now."""
+    for key in container.keys() - before.keys():
+        dict.__delitem__(container, key)  # frozen configurations forbid their own methods
+    for key, value in before.items():
+        if key not in container or container[key] is not value:
+            dict.__setitem__(container, key, value)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _caches(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The caching functions of the packages that the classes of a module come from."""
+    classes = {cls for child in module.modules() for cls in type(child).__mro__}
+    packages = {cls.__module__.partition(".")[0] for cls in classes}.difference(_NO_MODELS)
+    for name, library in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and library is not None:
+            yield from _caches_in(library)
+
+
+def _caches_in(library: ModuleType) -> Iterator[Callable[..., Any]]:
+    for value in list(vars(library).values()):
+        if isinstance(value, functools._lru_cache_wrapper):
+            yield value
+        elif isinstance(value, type) and value.__module__ == library.__name__:
+            own = (getattr(one, "__func__", one) for one in vars(value).values())  # of a static method, the function
+            yield from (one for one in own if isinstance(one, functools._lru_cache_wrapper))
+
+
+def _clear(caches: list[Callable[..., Any]]) -> None:
+    for cache in caches:
+        if _holds_tensors(cache):
+            cache.cache_clear()  # type: ignore[attr-defined]
+
+
+def _holds_tensors(cache: Any) -> bool:
+    """Whether a tensor is among what a cache answers, or in a container among it."""
+    if not cache.cache_info().currsize:
+        return False
+    found = [one for one in gc.get_referents(cache) if one is not cache.__dict__ and not isinstance(one, _CODE)]
+    for _ in range(3):  # a table of answers, an answer, and what is in it
+        if any(isinstance(one, torch.Tensor) for one in found):
+            return True
+        found = gc.get_referents(*(one for one in found if isinstance(one, (dict, list, tuple, set))))
+    return any(isinstance(one, torch.Tensor) for one in found)

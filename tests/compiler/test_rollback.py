@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+import dovetail
+from dovetail.compiler.errors import TraceError
+from dovetail.compiler.rollback import containers_of
+from dovetail.compiler.trace import trace
+from dovetail.runtime import sim
+
+
+@functools.lru_cache
+def table(size: int) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+@functools.cache
+def tables(size: int) -> dict[str, tuple[torch.Tensor, ...]]:
+    return {"both": (torch.ones(size), torch.arange(size))}
+
+
+@functools.lru_cache
+def length(size: int) -> int:
+    return size
+
+
+class Cached(nn.Module):
+    @staticmethod
+    @functools.lru_cache
+    def own(size: int) -> torch.Tensor:
+        return torch.full((size,), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = length(x.shape[-1])
+        return x + table(size) + tables(size)["both"][0] + self.own(size)
+
+
+def test_a_functions_cache_serves_eager_and_the_next_trace_as_if_nothing_had_been_traced() -> None:
+    module, x = Cached(), torch.randn(2, 4)
+    length.cache_clear()
+    for _ in range(2):
+        compiled = dovetail.compile(module, (x,), backend="cpu")
+        assert type(table(4)) is torch.Tensor
+        assert torch.equal(compiled(x), module(x))
+    assert length.cache_info().currsize == 1
+
+
+class Remembers:
+    """What attention processors and embedders that are no modules do."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = None
+        self.by_size: dict[Any, Any] = {"kept": {"deep": []}}
+        self.history: list[Any] = [torch.ones(2)]
+        self.names: set[str] = {"a"}
+        self.processor = Remembers()
+        self.pair = (Remembers(),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.later = x * 2
+        self.by_size[x.shape] = self.seen
+        self.by_size["kept"]["deep"].append(self.seen)
+        self.history[0] = self.seen
+        self.names.add("b")
+        self.processor.last = self.pair[0].last = [self.seen]
+        return self.seen + 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_forward_keeps_while_it_is_traced_is_forgotten(fails: bool) -> None:
+    module = Keeping()
+    first = module.history[0]
+    if fails:
+        module.register_forward_hook(lambda *_: torch.ones(1).nonzero().shape[0] and fail())
+        with pytest.raises(TraceError):
+            trace(module, (torch.ones(2),))
+    else:
+        trace(module, (torch.ones(2),))
+    held = [leaf for container in containers_of(module) for leaf in pytree.tree_leaves(container)]
+    assert not [leaf for leaf in held if isinstance(leaf, FakeTensor)]
+    assert module.seen is None
+    assert not hasattr(module, "later")
+    assert module.by_size == {"kept": {"deep": []}}
+    assert module.history == [first]
+    assert module.names == {"a"}
+    assert module.processor.last is module.pair[0].last is None
+
+
+def fail() -> None:
+    raise RuntimeError("in a hook")
+
+
+class Elsewhere(nn.Module):
+    """Keeps tables of its own where it ran last, as models that fill a cache at their first call do."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.freqs = torch.arange(4.0).to(device)
+        self.cache = {"rope": (torch.ones(4).to(device), [torch.full((4,), 3.0).to(device)])}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, rest = self.cache["rope"]
+        return x + self.freqs.to(x.device) * first.to(x.device) - rest[0].to(x.device)
+
+
+def test_a_tensor_that_is_no_weight_may_lie_on_any_device() -> None:
+    sim.enable({0: 2**20, 1: 2**20})
+    module, x = Elsewhere("sim:1"), torch.randn(2, 4)
+    freqs = module.freqs
+    compiled = dovetail.compile(module, (x,), backend="sim0")
+    assert torch.equal(compiled(x), Elsewhere("cpu")(x))
+    assert module.freqs is freqs
+    assert module.cache["rope"][0].device == torch.device("sim:1")
