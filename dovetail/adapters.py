@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import libraries
 from .compiler.program import Adapter
 
 logger = logging.getLogger(__name__)
 
 _BASE = "base_layer"
-_PLAIN = ("Linear", "Conv1d", "Conv2d", "Conv3d")
-_SCALED_BY = ("joint_attention_kwargs", "attention_kwargs", "cross_attention_kwargs")
 
 
 def plain_name(name: str) -> str:
@@ -50,14 +49,11 @@ class Wrapper:
         """The names of the adapters that a call applies beside the module, in order."""
         if self.layer.disable_adapters or self.layer.merged_adapters:
             return []
-        there = self.layer._modules["lora_A"]._modules
-        return [name for name in self.layer.active_adapters if name in there]
+        return [name for name in self.layer.active_adapters if libraries.has_lora(self.layer, name)]
 
     def tensors(self, adapter: str) -> dict[str, torch.Tensor]:
         """The weights of one of its adapters, by their part; looked up directly, for it happens at every call."""
-        modules = self.layer._modules
-        down = modules["lora_A"]._modules[adapter]._parameters
-        up = modules["lora_B"]._modules[adapter]._parameters
+        down, up = libraries.lora_parts(self.layer, adapter)
         found = {"down": down["weight"], "up": up["weight"]}
         return found if up["bias"] is None else {**found, "bias": up["bias"]}
 
@@ -95,7 +91,7 @@ class Adapters:
 
     def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
         """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
-        stamp = _stamp(self._root)
+        stamp = libraries.adapter_configs(self._root)
         if len(stamp) != len(self._stamp) or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
             self._stamp = stamp
             self._found.clear()
@@ -134,17 +130,11 @@ class Adapters:
 
     def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
         """What diffusers multiplies all scales by, which is no argument of a program, and the other arguments."""
-        name = next((name for name in _SCALED_BY if isinstance(kwargs.get(name), dict)), None)
+        name = next((name for name in libraries.LORA_SCALES if isinstance(kwargs.get(name), dict)), None)
         if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(self._root)):
             return 1.0, kwargs
         others = {key: value for key, value in kwargs[name].items() if key != "scale"}
         return kwargs[name].get("scale", 1.0), {**kwargs, name: others or None}
-
-
-def _stamp(root: nn.Module) -> tuple[Any, ...]:
-    """The objects in which peft keeps what adapters a model has; other ones where some came or went."""
-    config = getattr(root, "peft_config", None)
-    return (config, *config, *config.values()) if isinstance(config, dict) else (config,)
 
 
 def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
@@ -156,11 +146,10 @@ def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
 
 def _is_plain(layer: Any) -> bool:
     """Whether all that a wrapper adds are low-rank branches; a convolution's must pad as the convolution does."""
-    if type(layer).__module__ != "peft.tuners.lora.layer" or type(layer).__name__ not in _PLAIN:
+    if not libraries.is_plain_lora(layer):
         return False
     base = layer.get_base_layer()
-    padded = getattr(base, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(base, "padding", 0), str)
-    return padded and not layer.lora_variant and not getattr(layer, "fan_in_fan_out", False)
+    return getattr(base, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(base, "padding", 0), str)
 
 
 def _tell_of_others(name: str, wrappers: Sequence[Wrapper]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import libraries
 from .compiler.errors import WeightError
 from .compiler.weights import WeightIndex
 from .layouts import Wanted
@@ -138,10 +139,10 @@ def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype
     with _empty(dtype or torch.get_default_dtype()):
         module = cls.from_config(config)
     module.register_to_config(_name_or_path=str(folder))
-    kept = cls._keep_in_fp32_modules or []
+    kept = libraries.float32_parts(cls)
     for name, tensor in _persistent(module).items():
         if dtype is not None and tensor.is_floating_point():
-            keep = any(part in name.split(".") for part in ([kept] if isinstance(kept, str) else kept))
+            keep = any(part in name.split(".") for part in kept)
             _set_dtype(module, name, torch.float32 if keep else dtype)
     return module
 
@@ -154,14 +155,13 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
         return None
     stored = next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
     dtype = dtype or config.dtype or stored
-    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
-        if part is not None:
-            part.dtype = dtype
+    for part in libraries.configs_in(config):
+        part.dtype = dtype
     config.name_or_path = str(folder)
     with _empty(dtype):
         module = cls(config)
     module.tie_weights()
-    for pattern, wide in module._get_dtype_plan(dtype).items():
+    for pattern, wide in libraries.dtype_exceptions(module, dtype).items():
         for name in (name for name in _persistent(module) if pattern in name):
             _set_dtype(module, name, wide)
     if module.can_generate() and (folder / "generation_config.json").is_file():

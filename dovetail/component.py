@@ -28,13 +28,14 @@ from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
 from .compiler.trace import trace
 from .holdings import Files, Holdings
+from .libraries import VAE_METHODS
 from .lora_loading import guard_module, release_module
 from .merging import Merges
 from .residence import Residence
 
 logger = logging.getLogger(__name__)
 
-_METHODS = ("_encode", "_decode")
+_METHODS = VAE_METHODS
 _SAVE = "save_pretrained"
 _MANY = 16
 """So many programs of one call are worth a warning: something that should be a tensor changes at each call."""

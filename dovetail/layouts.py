@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from . import libraries
 from .compiler.errors import WeightError
 from .compiler.program import Program
 from .gguf_names import under_own_names
@@ -129,10 +131,10 @@ def _without_prefix(wanted: Wanted, stored: Layout) -> Iterator[Layout]:
 def _under_library_names(module: Any, layout: Layout) -> Layout | None:
     if _is_of("diffusers", "ModelMixin", module):
         named = dict(layout)
-        module._fix_state_dict_keys_on_load(named)
+        libraries.update_old_names(module, named)
         return named
     if _is_of("transformers", "PreTrainedModel", module):
-        names = _transformers_names(module, layout)
+        names = libraries.names_after_loading(module, layout)
         return None if names is None else {names[name]: weight for name, weight in layout.items()}
     return layout
 
@@ -142,33 +144,11 @@ def _is_of(library: str, name: str, module: nn.Module) -> bool:
     return library in sys.modules and isinstance(module, getattr(importlib.import_module(library), name))
 
 
-def _transformers_names(module: Any, layout: Layout) -> dict[str, str] | None:
-    """The names under which transformers would load what the files hold; None where it would change tensors too."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    steps = get_model_conversion_mapping(module)
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-    converters = [step for step in steps if isinstance(step, WeightConverter)]
-    state = module.state_dict()
-    names = {}
-    for old in layout:
-        new, converted = rename_source_key(old, renamings, converters, module.base_model_prefix, state)
-        if new not in state and old in state:
-            new, converted = rename_source_key(old, [], [], module.base_model_prefix, state)
-        if converted is not None:
-            return None
-        names[old] = new
-    return names
-
-
 def _converter(classes: Iterable[type], config: dict[str, Any]) -> Any:
     """Diffusers' function from published names to its own, for the first of some classes that has one."""
-    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-
-    known = (SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__) for cls in classes)
-    entry = next(filter(None, known), None)
-    return entry and functools.partial(_convert, entry["checkpoint_mapping_fn"], config)
+    known = (libraries.converter_of(cls.__name__) for cls in classes)
+    function = next(filter(None, known), None)
+    return function and functools.partial(_convert, function, config)
 
 
 def _converter_called(name: str) -> Any:
@@ -210,17 +190,8 @@ def _misfit(wanted: Wanted, layout: Layout, shapes: Mapping[str, tuple[int, ...]
 
 def _likeness(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """What a file seems to be, by diffusers' knowledge of published checkpoints, or its first names."""
-    import torch
-    from diffusers.loaders.single_file_utils import (
-        DIFFUSERS_DEFAULT_PIPELINE_PATHS,
-        infer_diffusers_model_type,
-    )
-
     checkpoint = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    try:
-        kind = infer_diffusers_model_type(checkpoint)
-    except (IndexError, KeyError, AttributeError):
-        kind = "v1"
-    if kind != "v1":
-        return f"it looks like {DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]['pretrained_model_name_or_path']}"
+    repository = libraries.published_as(checkpoint)
+    if repository is not None:
+        return f"it looks like {repository}"
     return f"its weights are called {', '.join(sorted(shapes)[:3])}{', …' if len(shapes) > 3 else ''}"

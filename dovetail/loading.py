@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import libraries
 from .building import Built, build
 from .compiler.devices import Rig
 from .compiler.errors import UsageError, WeightError
@@ -180,19 +180,11 @@ def _build_all(
 
 
 def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: Mapping[str, Any]) -> Any:
-    notices = logging.getLogger("diffusers.pipelines.pipeline_loading_utils")
-    notices.addFilter(_is_news)
     try:
-        return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
+        with libraries.quiet_assembly():
+            return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
     except (OSError, ValueError) as error:
         raise WeightError(f"diffusers cannot load {folder}: {error}") from error
-    finally:
-        notices.removeFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Not that diffusers does not check the class of some components: it is the one that the folder names."""
-    return "cannot verify whether" not in record.getMessage()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

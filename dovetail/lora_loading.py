@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from . import libraries
 from .compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     data = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
     if isinstance(tensor, nn.Parameter):
         data = nn.Parameter(data, requires_grad=tensor.requires_grad)
-    data._is_hf_initialized = True  # type: ignore[attr-defined]  # or transformers would write random numbers into it
-    return data
+    return libraries.mark_initialized(data)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import libraries
 from .compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,19 +127,14 @@ def _load(handle: CompiledPipeline, lora: Lora) -> str:
     numbered = [lora.stem, *(f"{lora.stem}_{number}" for number in range(len(taken)))]
     name = next(name for name in numbered if name not in taken)
     where = {"weight_name": place.name} if place.is_file() else {}
-    notices = [logging.getLogger(f"diffusers.loaders.{module}") for module in ("peft", "lora_base")]
     try:
-        for notice in notices:
-            notice.addFilter(_is_news)
-        pipe.load_lora_weights(str(place.parent if place.is_file() else place), adapter_name=name, **where)
+        with libraries.quiet_lora_loading():
+            pipe.load_lora_weights(str(place.parent if place.is_file() else place), adapter_name=name, **where)
     except UsageError:
         raise
     except Exception as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"the LoRA {lora.place} does not fit {type(pipe).__name__}, or is damaged: {why}") from error
-    finally:
-        for notice in notices:
-            notice.removeFilter(_is_news)
     taken_by = [part for part, names in pipe.get_list_adapters().items() if name in names]
     if taken_by and not any(handle.components[part].role == "diffusion" for part in taken_by):
         logger.warning(
@@ -153,13 +149,8 @@ def _load(handle: CompiledPipeline, lora: Lora) -> str:
     return name
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a LoRA has nothing for one of the components: that it has something for one is checked here."""
-    return "No LoRA keys" not in record.getMessage()
-
-
 def _parts(pipe: Any) -> list[str]:
-    return [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
+    return [name for name in libraries.components_for_loras(pipe) if getattr(pipe, name, None) is not None]
 
 
 def _with_adapters(handle: CompiledPipeline) -> dict[str, Component]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from . import libraries
 from .compiler.errors import UsageError
 from .holdings import moved
 
@@ -98,13 +99,11 @@ class Merges:
 
     def _merge(self, wrapper: Wrapper, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """What peft calls merge."""
-        from peft.tuners.tuners_utils import check_adapters_to_merge
-
         layer = wrapper.layer
         if not self._touched:
             self.check()
-        for name in check_adapters_to_merge(layer, adapter_names):
-            if name in layer.lora_A:
+        for name in libraries.adapters_to_merge(layer, adapter_names):
+            if libraries.has_lora(layer, name):
                 self._note(wrapper, name, safe_merge)
                 layer.merged_adapters.append(name)
 

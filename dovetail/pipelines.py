@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import libraries
 from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
@@ -29,7 +30,7 @@ from .request import Request, one_backend
 
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MARK = "_dovetail"
-_END = "maybe_free_model_hooks"  # what every pipeline of diffusers calls at the end of a call
+_END = libraries.END_OF_CALL
 
 
 def compile_pipeline(
@@ -196,8 +197,8 @@ class CompiledPipeline:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
         for component in self.components.values():
             component.restore()
-            component.module.__dict__.pop("_hf_hook", None)
-        for name in (*_MOVES, *OF_PIPELINES, _END, "reset_device_map", "hf_device_map", _MARK):
+            component.module.__dict__.pop(libraries.HOOK, None)
+        for name in (*_MOVES, *OF_PIPELINES, _END, libraries.RESET_DEVICE_MAP, libraries.DEVICE_MAP, _MARK):
             self.pipe.__dict__.pop(name, None)
         _bring_state(self.pipe)
 
@@ -221,10 +222,10 @@ class CompiledPipeline:
             component.swap()
             if self.rig.present:
                 component.settle()
-            component.module.__dict__["_hf_hook"] = hook
+            component.module.__dict__[libraries.HOOK] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         own: dict[str, Any] = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
-        own |= {"hf_device_map": places, "reset_device_map": self.undo, _MARK: self}
+        own |= {libraries.DEVICE_MAP: places, libraries.RESET_DEVICE_MAP: self.undo, _MARK: self}
         if hasattr(self.pipe, _END):
             own[_END] = functools.partial(self._end, getattr(self.pipe, _END))
         self.pipe.__dict__.update(own)
@@ -304,7 +305,7 @@ def _bring_state(pipe: Any) -> None:
     for component in pipe.components.values():
         if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
             held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
-            vars(component).update({name: value.to(pipe._execution_device) for name, value in held.items()})
+            vars(component).update({name: value.to(libraries.execution_device(pipe)) for name, value in held.items()})
 
 
 class _ExecutionDevice:
@@ -321,7 +322,7 @@ class _ExecutionDevice:
 def _refuse_twice(pipe: Any) -> None:
     if _MARK in vars(pipe):
         raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
-    hooked = [name for name, module in modules_of(pipe).items() if hasattr(module, "_hf_hook")]
+    hooked = [name for name, module in modules_of(pipe).items() if hasattr(module, libraries.HOOK)]
     if hooked:
         raise UsageError(
             f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}, or another pipeline compiled "

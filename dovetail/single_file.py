@@ -13,15 +13,15 @@ module say afterwards whether that was right.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import libraries
 
 _ATEN = torch.ops.aten
 
@@ -65,7 +65,7 @@ def converted(convert: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], l
 
     Raises Lacking where it takes all but one.
     """
-    with _Noted() as noted, _quiet():
+    with _Noted() as noted, libraries.quiet_conversion():
         checkpoint = {name: noted.stand_in(weight) for name, weight in layout.items()}
         try:
             results = convert(checkpoint)
@@ -137,15 +137,3 @@ def _in_proportion(sizes: list[int], tensor: torch.Tensor, dim: int = 0) -> list
     if have == want or want == 0 or any(size * have % want for size in sizes):
         return sizes
     return [size * have // want for size in sizes]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps diffusers' remarks on a layout that is only tried to itself."""
-    logger = logging.getLogger("diffusers.loaders.single_file_utils")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before

@@ -1,0 +1,198 @@
+"""Every name of diffusers, transformers and peft that dovetail uses though their documentation does not promise it.
+
+The rest of dovetail calls these functions, and tests/dovetail/test_libraries.py has a test for each. A release of a
+library that renames something is met here and nowhere else. The tests run on the lowest versions that pyproject.toml
+declares, on the pinned ones and on the newest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+# diffusers and accelerate
+
+HOOK = "_hf_hook"
+"""The attribute in which accelerate keeps a module's hook; diffusers asks its ``execution_device``."""
+
+END_OF_CALL = "maybe_free_model_hooks"
+"""The method that every diffusers pipeline calls at the end of a call."""
+
+DEVICE_MAP, RESET_DEVICE_MAP = "hf_device_map", "reset_device_map"
+"""Where a pipeline keeps the devices of its components, and its method that forgets them."""
+
+VAE_METHODS = ("_encode", "_decode")
+"""What a VAE's ``encode`` and ``decode`` call for one tile, or for the whole."""
+
+LORA_SCALES = ("joint_attention_kwargs", "attention_kwargs", "cross_attention_kwargs")
+"""The arguments of a model's forward in which a pipeline passes the scale of all LoRAs."""
+
+
+def execution_device(pipe: Any) -> torch.device:
+    """The device on which a diffusers pipeline makes its own tensors."""
+    device: torch.device = pipe._execution_device
+    return device
+
+
+def float32_parts(cls: Any) -> tuple[str, ...]:
+    """The names of the submodules that from_pretrained of a diffusers class keeps in float32."""
+    kept = cls._keep_in_fp32_modules or ()
+    return (kept,) if isinstance(kept, str) else tuple(kept)
+
+
+def update_old_names(module: Any, named: dict[str, Any]) -> None:
+    """Renames, in place, the keys of a state dict which older releases of diffusers wrote for a module."""
+    module._fix_state_dict_keys_on_load(named)
+
+
+def converter_of(class_name: str) -> Callable[..., Any] | None:
+    """The function of diffusers that turns a published checkpoint into the names of a class, or None.
+
+    It takes ``checkpoint`` and ``config`` by keyword.
+    """
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    entry = SINGLE_FILE_LOADABLE_CLASSES.get(class_name)
+    return entry and entry["checkpoint_mapping_fn"]  # type: ignore[no-any-return]
+
+
+def published_as(checkpoint: Mapping[str, torch.Tensor]) -> str | None:
+    """The repository whose checkpoint a state dict resembles, by keys that diffusers looks for, or None."""
+    from diffusers.loaders import single_file_utils as utils
+
+    try:
+        kind = utils.infer_diffusers_model_type(checkpoint)
+    except (IndexError, KeyError, AttributeError):
+        return None
+    if kind == "v1":  # what diffusers answers when it recognizes nothing
+        return None
+    return str(utils.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"])
+
+
+@contextmanager
+def quiet_conversion() -> Iterator[None]:
+    """Silences what diffusers logs while one of its converters is tried."""
+    with _without_records("", "diffusers.loaders.single_file_utils"):
+        yield
+
+
+@contextmanager
+def quiet_assembly() -> Iterator[None]:
+    """Silences diffusers' remark that it cannot check the class of a component which is passed to from_pretrained."""
+    with _without_records("cannot verify whether", "diffusers.pipelines.pipeline_loading_utils"):
+        yield
+
+
+@contextmanager
+def quiet_lora_loading() -> Iterator[None]:
+    """Silences diffusers' remark that a LoRA has nothing for one of the components."""
+    with _without_records("No LoRA keys", "diffusers.loaders.peft", "diffusers.loaders.lora_base"):
+        yield
+
+
+@contextmanager
+def _without_records(sentence: str, *loggers: str) -> Iterator[None]:
+    """Drops the records of some loggers whose message contains a sentence."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return sentence not in record.getMessage()
+
+    noted = [logging.getLogger(name) for name in loggers]
+    for logger in noted:
+        logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        for logger in noted:
+            logger.removeFilter(is_other)
+
+
+def components_for_loras(pipe: Any) -> list[str]:
+    """The names of the components of a diffusers pipeline that can take a LoRA."""
+    return list(getattr(pipe, "_lora_loadable_modules", ()))
+
+
+# transformers
+
+
+def dtype_exceptions(module: Any, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
+    """Parts of weight names of a transformers model whose weights from_pretrained keeps in another dtype."""
+    plan: Mapping[str, torch.dtype] = module._get_dtype_plan(dtype)
+    return plan
+
+
+def configs_in(config: Any) -> list[Any]:
+    """A configuration of transformers and those of its parts."""
+    parts = (getattr(config, key, None) for key in getattr(config, "sub_configs", ()))
+    return [config, *(part for part in parts if part is not None)]
+
+
+def names_after_loading(module: Any, stored: Iterable[str]) -> dict[str, str] | None:
+    """The name under which transformers loads each stored weight; None where it would change tensors too."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    steps = get_model_conversion_mapping(module)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    state = module.state_dict()
+    names = {}
+    for old in stored:
+        new, converted = rename_source_key(old, renamings, converters, module.base_model_prefix, state)
+        if new not in state and old in state:
+            new, converted = rename_source_key(old, [], [], module.base_model_prefix, state)
+        if converted is not None:
+            return None
+        names[old] = new
+    return names
+
+
+def mark_initialized(tensor: torch.Tensor) -> torch.Tensor:
+    """Tells transformers not to write random numbers into a tensor; returns the tensor."""
+    tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    return tensor
+
+
+# peft
+
+_PLAIN_LORA = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+
+
+def is_plain_lora(layer: Any) -> bool:
+    """Whether a layer of peft adds low-rank products to a plain matmul or convolution and does nothing else."""
+    kind = type(layer)
+    if kind.__module__ != "peft.tuners.lora.layer" or kind.__name__ not in _PLAIN_LORA:
+        return False
+    return not layer.lora_variant and not getattr(layer, "fan_in_fan_out", False)
+
+
+def lora_parts(layer: Any, adapter: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of the two matrices of an adapter in a LoRA layer, down and up, by name.
+
+    They are looked up directly, past ``nn.Module.__getattr__``, for it happens at every call.
+    """
+    modules = layer._modules
+    return modules["lora_A"]._modules[adapter]._parameters, modules["lora_B"]._modules[adapter]._parameters
+
+
+def has_lora(layer: Any, adapter: str) -> bool:
+    """Whether a LoRA layer has an adapter of that name."""
+    return adapter in layer._modules["lora_A"]._modules
+
+
+def adapters_to_merge(layer: Any, names: Sequence[str] | None) -> list[str]:
+    """Which adapters peft's ``merge`` would merge: the named ones, or the active ones, without those merged already."""
+    from peft.tuners.tuners_utils import check_adapters_to_merge
+
+    return list(check_adapters_to_merge(layer, names))
+
+
+def adapter_configs(module: nn.Module) -> tuple[Any, ...]:
+    """The objects in which peft keeps the adapters of a model; other ones after some were added or deleted."""
+    config = getattr(module, "peft_config", None)
+    return (config, *config, *config.values()) if isinstance(config, dict) else (config,)
