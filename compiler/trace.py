@@ -27,6 +27,7 @@ from .annotate import annotate, drop_frozen_devices
 from .blame import cannot_trace, line_of_error, line_of_stack
 from .errors import TraceError
 from .inline import inline_regions
+from .layout_ops import RecordContiguous, part_broadcasts
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
@@ -64,6 +65,7 @@ def trace(
     drop_frozen_devices(exported.graph)
     _refuse_unknown_operations(exported, type(module).__name__)
     symbols = annotate(exported.graph, type(module).__name__)
+    part_broadcasts(exported.graph)
     program = Program(
         name=type(module).__name__,
         graph=exported.graph,
@@ -83,7 +85,7 @@ def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[st
     kwargs = {name: value for name, value in given.items() if name not in names}
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), RecordContiguous():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error

@@ -59,10 +59,8 @@ class CompiledModule:
         inputs = self.program.signature.flatten(args, kwargs)
         home = inputs[0].device if inputs else None
         main = self.program.main.torch
-        layouts = self.program.signature.tensors
-        laid_out = [_laid_out(x, tensor.stride) for x, tensor in zip(inputs, layouts, strict=True)]
-        placed = [x if x.device == main else start_copy(x, main).wait() for x in laid_out]
-        del inputs, laid_out, args, kwargs
+        placed = [x if x.device == main else start_copy(x, main).wait() for x in inputs]
+        del inputs, args, kwargs
         leaves = self._executor(placed)  # which takes the list over
         if home is not None and home != main:
             leaves = [start_copy(x, home).wait() if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -120,12 +118,3 @@ class CompiledModule:
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))
         return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
-
-
-def _laid_out(x: torch.Tensor, stride: tuple[int | str, ...]) -> torch.Tensor:
-    """An input in the strides of the trace, for copies that were no copies there have been dropped."""
-    if x.stride() == stride:
-        return x
-    if any(isinstance(step, str) for step in stride):
-        return x.contiguous()
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)  # type: ignore[arg-type]

@@ -5,14 +5,13 @@ Rules compare small ints instead of devices: a device is its position among the 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, writes
+from ..compiler.aliasing import Alias, alias_class, base_of, writes
 from ..compiler.devices import Device
 from ..compiler.program import Program, TensorType, Weight, tensors_of
 
@@ -68,19 +67,12 @@ class Evidence:
         kind = self.kinds[node] = alias_class(node.target)
         if kind is Alias.WRITE:
             self.writes[node] = writes(node)
-        base = self._base(node, kind)
+        base = base_of(node, self._storages_of)
         if base is not None:
             self.bases[node] = base
 
-    def _base(self, node: Node, kind: Alias) -> Node | None:
-        """The operand whose memory a node's output lies in."""
-        mine = self.storages[node] or self.writes.get(node, ())
-        if node.target is operator.getitem or (not mine and kind is Alias.VIEW):
-            return next((first for first in node.args[:1] if isinstance(first, Node)), None)
-        for operand in self.operands[node] if mine else ():
-            if any(map(self.storages.get(operand, ()).__contains__, mine)):
-                return operand
-        return None
+    def _storages_of(self, node: Node) -> tuple[int, ...]:
+        return self.storages.get(node, ())
 
     def place(self, device: Device | None) -> int:
         """The position of a device among the program's."""

@@ -3,7 +3,11 @@
 A view lives where its base lives. Where a model takes a view late (a modulation vector reshaped in every block), it
 would interrupt the run of nodes around it with a segment that computes nothing. Taken early, next to its base, it costs
 nothing, and equal views become one value, which then crosses once. A view that stands just before the run on its own
-device begins that run. Moving a view changes no bit: it names memory.
+device begins that run.
+
+Moving changes no bit: a view by its schema only names memory, whenever it is taken. What may be a copy under other
+strides than the trace's (``reshape``) moves only where nothing writes into its operand's memory or its own, and nobody
+hands that out.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, base_of
+from ..compiler.aliasing import Alias, alias_class, asks, base_of, possible_memory, reshapes, written_by
 from ..compiler.program import Program, device_of
 from .base import Change, Pass
 
@@ -29,12 +33,13 @@ class Hoist(Pass):
     def run(self, program: Program) -> Change:
         """Walks the graph once, moving each such view and merging it with an equal one that moved before."""
         moved: dict[Any, Node] = {}
-        follower = _followers(program)
+        views = _movable(program)
+        follower = _followers(program, views)
         count = 0
         here = program.main
         first = next(program.ops(), None)
         for node in list(program.ops()):
-            if not is_pure_view(node):
+            if node not in views:
                 here = device_of(node)
                 continue
             if device_of(node) == here:
@@ -55,19 +60,33 @@ class Hoist(Pass):
         return Change(count, "views moved")
 
 
-def _followers(program: Program) -> dict[Node, Node | None]:
+def _movable(program: Program) -> set[Node]:
+    """The views that may be taken earlier, and for which an equal one may stand."""
+    memory = possible_memory(program)
+    reshaped = {memory[node] for node in program.ops() if reshapes(node.target)}
+    touched = {memory[operand] for node in program.ops() for operand in written_by(node)}
+    touched |= {memory[operand] for operand in program.output.all_input_nodes}
+    views = (node for node in program.ops() if base_of(node) is not None and memory[node] not in reshaped)
+    return {node for node in views if _only_names_memory(node) or (_may_copy(node) and memory[node] not in touched)}
+
+
+def _only_names_memory(node: Node) -> bool:
+    """Whether an op reads no element, whatever the strides: it is a view, or asks for a size."""
+    return alias_class(node.target) is Alias.VIEW or asks(node.target)
+
+
+def _may_copy(node: Node) -> bool:
+    return alias_class(node.target) is Alias.MAYBE
+
+
+def _followers(program: Program, views: set[Node]) -> dict[Node, Node | None]:
     """For each node the next one that computes something."""
     followers: dict[Node, Node | None] = {}
     ahead: Node | None = None
     for node in reversed(list(program.ops())):
         followers[node] = ahead
-        ahead = ahead if is_pure_view(node) else node
+        ahead = ahead if node in views else node
     return followers
-
-
-def is_pure_view(node: Node) -> bool:
-    """Whether a node only names memory that another node made."""
-    return base_of(node) is not None and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
 
 
 def _move_behind_operands(node: Node, first: Node | None) -> None:

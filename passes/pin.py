@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, base_of
+from ..compiler.aliasing import Alias, alias_class, asks, base_of
 from ..compiler.devices import Device
 from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Placement, Program, Weight, device_of, tensors_of, weight_of
@@ -65,8 +65,8 @@ def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[
 
 
 def names_memory(node: Node) -> bool:
-    """Whether a node computes nothing: it views, casts or transposes its first operand."""
-    return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+    """Whether a node computes nothing: it is a view, or may be one (a cast, a ``reshape``), or asks for a size."""
+    return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE) or asks(node.target)
 
 
 def returns(node: Node) -> bool:

@@ -1,19 +1,22 @@
 """Drops what computes nothing: asserts, eval-mode dropout, casts and copies that do not, dead code, unused weights.
 
 A tenth to a seventh of an exported graph is such nodes. None of them changes a bit of the result, each costs a
-dispatch at run time, and their absence makes every later pass and every text shorter. Must run on a fresh trace: the
-storages it compares are those of the traced graph.
+dispatch at run time, and their absence makes every later pass and every text shorter.
+
+The strides of a trace are those of the kernels it assumed; where the program runs, others may be chosen. So nothing is
+dropped that would change strides if its operand had others: ``contiguous`` and whatever names a memory format stay,
+and so does a copy, unless its operand is dense under any strides (the result of an elementwise op, or a weight).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, writes
+from ..compiler.aliasing import Alias, alias_class, bound_arguments, possible_memory, written_by
 from ..compiler.program import Program, TensorType, tensors_of, value_of, weight_of
 from .base import Change, Pass
 from .storages import rename_storages
@@ -29,10 +32,15 @@ _CHECKS = {
     aten.sym_constrain_range_for_size.default,
     torch._check,
 }
-_IDENTITIES = frozenset(
-    "dropout feature_dropout alpha_dropout clone lift_fresh_copy _to_copy to type_as contiguous detach detach_ alias "
-    "reshape flatten unflatten view view_as expand expand_as slice narrow permute transpose squeeze".split()
-)
+_SAME_STRIDES = frozenset("detach detach_ alias slice narrow permute transpose squeeze expand expand_as".split())
+"""Views that have their operand's strides when they have its shape and its order of dimensions."""
+
+_NEW_STRIDES = frozenset("reshape flatten unflatten view view_as".split())
+"""Views that have their operand's strides when they have its shape, but for dimensions of size 1."""
+
+_CASTS = frozenset("to type_as".split())
+_COPIES = frozenset("clone _to_copy lift_fresh_copy".split())
+_DROPOUTS = frozenset("dropout feature_dropout alpha_dropout".split())
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,18 @@ def _drop_checks(program: Program) -> None:
 
 def _drop_identities(program: Program) -> None:
     """Lets the readers of a node that repeats its operand read the operand."""
-    touched = {storage for node in program.ops() for storage in writes(node)}
-    touched |= {tensor.storage for node in program.output.all_input_nodes for tensor in tensors_of(node)}
-    merged: dict[int, int] = {}
+    memory = possible_memory(program)
+    touched = {memory[operand] for node in program.ops() for operand in written_by(node)}
+    touched |= {memory[operand] for operand in program.output.all_input_nodes}
     sizes = _storage_bytes(program)
+    merged: dict[int, int] = {}
     for node in list(program.ops()):
         rename_storages(node, merged)
         source = node.args[0] if node.args else None
-        if isinstance(source, Node) and _repeats(node, source, touched, sizes):
+        if not isinstance(source, Node) or not _is_alike(node, source):
+            continue
+        apart = touched.isdisjoint((memory[node], memory[source]))
+        if _is_operand(node) or (apart and _is_needless_copy(node, source, sizes)):
             merged[tensors_of(node)[0].storage] = tensors_of(source)[0].storage
             node.replace_all_uses_with(source)
             program.graph.erase_node(node)
@@ -81,24 +93,75 @@ def _storage_bytes(program: Program) -> dict[int, int]:
     return sizes
 
 
-def _repeats(node: Node, source: Node, touched: set[int], sizes: dict[int, int]) -> bool:
-    """Whether a node yields its operand's elements in the same layout, and nobody could tell the two apart.
-
-    A copy whose memory, or its operand's, is written or handed out is not a repetition, nor is a copy of a part of
-    memory: it lets go of the rest.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket.__name__ not in _IDENTITIES:
-        return False
+def _is_alike(node: Node, source: Node) -> bool:
+    """Whether an ATen op yields one tensor that looks, in the trace, as its operand does."""
     mine, theirs = value_of(node), value_of(source)
-    if not isinstance(mine, TensorType) or not isinstance(theirs, TensorType):
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(mine, TensorType):
         return False
-    if (mine.shape, mine.dtype, mine.stride) != (theirs.shape, theirs.dtype, theirs.stride):
-        return False
-    if "dropout" in node.target.overloadpacket.__name__:
-        return not node.args[2]
-    if mine.storage == theirs.storage:
-        return True
-    return not touched & {mine.storage, theirs.storage} and sizes.get(theirs.storage, 0) <= mine.nbytes
+    return isinstance(theirs, TensorType) and (mine.shape, mine.dtype, mine.stride) == (
+        theirs.shape,
+        theirs.dtype,
+        theirs.stride,
+    )
+
+
+def _is_operand(node: Node) -> bool:
+    """Whether a node that looks like its operand is its operand, elements, memory and strides, under any strides."""
+    name = _name(node)
+    if name in _DROPOUTS:
+        return not _argument(node, "train")
+    if name in _CASTS:
+        return not _argument(node, "copy") and _keeps_format(node)
+    if name in _NEW_STRIDES:
+        return 1 not in tensors_of(node)[0].shape
+    return name in _SAME_STRIDES and _keeps_order(node)
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a view takes dimensions in their order, and every element of them."""
+    count = len(tensors_of(node)[0].shape)
+    match _name(node):
+        case "permute":
+            return [dim % count for dim in _argument(node, "dims")] == list(range(count))
+        case "transpose":
+            return (_argument(node, "dim0") - _argument(node, "dim1")) % max(count, 1) == 0
+        case "slice":
+            return bool(_argument(node, "step") == 1)
+    return True
+
+
+def _is_needless_copy(node: Node, source: Node, sizes: dict[int, int]) -> bool:
+    """Whether nobody could tell a copy from its operand: in strides, for a copy of dense memory keeps them.
+
+    A copy of a part of memory is needed: it lets go of the rest.
+    """
+    dense = weight_of(source) is not None or _is_elementwise(source)
+    fills = sizes.get(tensors_of(source)[0].storage, 0) <= tensors_of(node)[0].nbytes
+    return _name(node) in _COPIES and dense and fills and _keeps_format(node)
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether a node makes memory of its own elementwise, which is dense whatever its operands' strides are."""
+    target = node.target
+    computes = isinstance(target, torch._ops.OpOverload) and alias_class(target) is Alias.COMPUTE
+    return computes and torch.Tag.pointwise in target.tags and _name(node) not in _COPIES  # type: ignore[union-attr]
+
+
+def _keeps_format(node: Node) -> bool:
+    return _argument(node, "memory_format") in (None, torch.preserve_format)
+
+
+def _name(node: Node) -> str:
+    return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def _argument(node: Node, name: str) -> Any:
+    """What a node passes for an argument of its op, or the argument's default; None for one that it does not have."""
+    for argument, value in bound_arguments(node):
+        if argument.name == name:
+            return value
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    return next((argument.default_value for argument in schema if argument.name == name), None)
 
 
 def _drop_dead(program: Program) -> None:

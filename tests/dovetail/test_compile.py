@@ -148,7 +148,7 @@ def test_a_list_of_another_length_raises() -> None:
         compiled([x, x, x])
 
 
-def test_an_input_in_another_layout_is_laid_out_as_it_was_traced() -> None:
+def test_an_input_in_another_layout_is_used_as_it_is() -> None:
     class Flat(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.contiguous().view(-1) + 1
@@ -157,6 +157,15 @@ def test_an_input_in_another_layout_is_laid_out_as_it_was_traced() -> None:
     compiled = dovetail.compile(Flat(), (x,), backend="cpu")
     turned = torch.arange(12.0).reshape(4, 3).t()
     assert torch.equal(compiled(turned), Flat()(turned))
+
+
+def test_what_is_one_number_in_memory_may_be_expanded_in_the_example_or_in_the_call() -> None:
+    module, dense, expanded = nn.Linear(3, 3).eval(), torch.randn(4, 3), torch.randn(1, 3).expand(4, 3)
+    for example in (dense, expanded):
+        compiled = dovetail.compile(module, (example,), backend="sim0")
+        for x in (dense, expanded):
+            with torch.no_grad():
+                assert torch.equal(compiled(x), module(x))
 
 
 def test_results_come_back_to_where_the_call_came_from_and_may_be_written_to(model: Model, ids: torch.Tensor) -> None:

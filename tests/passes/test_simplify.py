@@ -40,7 +40,6 @@ def names(program: Program) -> list[str]:
         lambda x: torch.dropout(x * 2, 0.5, False),
         lambda x: (x * 2).to(torch.float32),
         lambda x: (x * 2).clone() + 0,
-        lambda x: (x * 2).contiguous(),
         lambda x: (x * 2).detach(),
         lambda x: (x * 2).reshape(2, 3),
         lambda x: (x * 2).expand(2, 3),
@@ -49,7 +48,7 @@ def names(program: Program) -> list[str]:
         lambda x: (x * 2).view(-1, 3),
         lambda x: (x * 2).type_as(x),
     ],
-    ids="dropout to clone contiguous detach reshape expand slice permute view type_as".split(),
+    ids="dropout to clone detach reshape expand slice permute view type_as".split(),
 )
 def test_what_repeats_its_operand_is_dropped(function: Callable[[Tensor], Tensor]) -> None:
     program = simplified(Applies(lambda x: function(x) + 1), torch.ones(2, 3))
@@ -61,11 +60,27 @@ def test_what_repeats_its_operand_is_dropped(function: Callable[[Tensor], Tensor
     [
         (lambda x: (x * 2).to(torch.float64), "to"),
         (lambda x: (x * 2).t().contiguous(), "contiguous"),
+        (lambda x: (x * 2).contiguous(), "contiguous"),  # x may come in other strides
+        (lambda x: (x * 2).clone(memory_format=torch.contiguous_format) + 1, "clone"),
+        (lambda x: (x * 2).to(memory_format=torch.contiguous_format) + 1, "to"),
+        (lambda x: torch.matmul(x, x.mT).clone() + 1, "clone"),
+        (lambda x: (x * 2)[None].reshape(1, 2, 3).sin(), "reshape"),  # may give the first dimension another stride
         (lambda x: (x * 2)[:1], "slice"),
         (lambda x: (x * 2).reshape(3, 2), "reshape"),
         (lambda x: torch.view_as_complex(x[:, :2].contiguous()).conj() * 1j, "_conj"),
     ],
-    ids=["to", "contiguous", "slice", "reshape", "conj"],
+    ids=[
+        "to",
+        "contiguous",
+        "needless contiguous",
+        "clone to a format",
+        "to a format",
+        "clone of a kernel's",
+        "reshape of one row",
+        "slice",
+        "reshape",
+        "conj",
+    ],
 )
 def test_what_changes_type_layout_or_elements_is_kept(function: Callable[[Tensor], Tensor], kept: str) -> None:
     module, x = Applies(function), torch.randn(2, 3)

@@ -1,0 +1,62 @@
+"""What the trace records that torch.export leaves out, and what each broadcast tensor views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import dovetail
+from dovetail.compiler.trace import trace
+
+
+class Contiguous(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * 2).contiguous()
+        return torch.Tensor.contiguous(y, memory_format=torch.contiguous_format) + 1
+
+
+def test_every_call_of_contiguous_is_recorded_though_the_trace_needs_none() -> None:
+    names = [node.target.overloadpacket.__name__ for node in trace(Contiguous(), (torch.ones(2, 3),)).ops()]  # type: ignore[union-attr]
+    assert names == ["mul", "contiguous", "contiguous", "add"]
+
+
+class Broadcast(nn.Module):
+    """The items of one op lie in memory on two devices; the second is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)
+        b = self.blocks[1](a)
+        p, q = torch.broadcast_tensors(a, b)
+        q.add_(1)
+        return p + b
+
+
+class Widened(Broadcast):
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)
+        b = self.blocks[1](a)
+        p, q, r = torch.broadcast_tensors(a[:, None], b, torch.ones(1))
+        return p * q + r
+
+
+@pytest.mark.parametrize("kind", [Broadcast, Widened])
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2"])
+def test_each_broadcast_tensor_views_its_own_operand_on_its_own_device(kind: type[Broadcast], backend: str) -> None:
+    module, x = kind().eval(), torch.randn(2, 8)
+    with torch.no_grad():
+        assert torch.equal(dovetail.compile(module, (x,), backend=backend)(x), module(x))
+
+
+def test_tensors_of_dynamic_sizes_are_broadcast() -> None:
+    module, x = Widened().eval(), torch.randn(4, 8)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", dynamic_shapes={"x": {0: Dim("b", min=2, max=64)}})
+    for size in (4, 7):
+        x = torch.randn(size, 8)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), module(x))
