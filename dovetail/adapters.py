@@ -89,6 +89,11 @@ class Adapters:
         self._found: dict[nn.Module, tuple[Wrapper, ...]] = {}
         self._read: dict[nn.Module, tuple[Hashable, Branches]] = {}
 
+    @property
+    def stamp(self) -> tuple[Any, ...]:
+        """Other objects when adapters came or went since the last look."""
+        return self._stamp
+
     def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
         """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
         stamp = libraries.adapter_configs(self._root)

@@ -30,6 +30,7 @@ class Call:
     was_own: bool
     answer: Callable[..., Any] | None = None
     whole: Callable[..., Any] | None = None
+    failures: int = 0
     programs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod

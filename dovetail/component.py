@@ -4,6 +4,7 @@ The ``forward`` of the component and of each of its parts gives way to a functio
 each kind and then runs the program. Pipelines call parts too (a text encoder's last norm, a VAE's decoder tile by tile
 while tiling is on), so each part is ready to be compiled by itself; inside a program none of them is called any more.
 A VAE's ``_encode`` and ``_decode`` are calls of their own: what ``encode`` and ``decode`` do around them stays Python.
+What cannot be traced runs by its parts (``by_parts.py``).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .adapters import NO_BRANCHES, Adapters, Branches
+from .adapters import Adapters, Branches
+from .by_parts import Parts
 from .call_key import call_key, plain_state, processor_state
-from .calls import CALL, Call, moved, refuse_what_is_no_function, without_caches
+from .calls import CALL, Call, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
@@ -52,9 +54,10 @@ class Component:
         role: what it is for.
         module: the module, which is changed in place.
         devices: main device first.
-        insists: whether it was asked by name to be on several devices, so that one must not do instead.
         finish: runs the passes on a traced program.
-        whole_on: where a call runs that cannot be compiled; the main device unless nothing shall run there.
+        whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
+        offer: says what is free for it on each of its devices; what the devices themselves say, if left out.
+        shares: weighs the devices in place of what is free, for what is placed before it is traced.
         files: where weights lie that have no data yet.
         holdings: the weights of all components of the pipeline.
         rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
@@ -69,9 +72,10 @@ class Component:
         module: nn.Module,
         devices: tuple[Device, ...],
         *,
-        insists: bool,
         finish: Finish,
         whole_on: Device | None = None,
+        offer: Callable[[Component], tuple[Device, ...]] | None = None,
+        shares: tuple[float, ...] = (),
         files: Files | None = None,
         holdings: Holdings | None = None,
         rests: str = "",
@@ -87,10 +91,12 @@ class Component:
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._attending: list[nn.Module] = []
-        self._insists = insists
+        self.shares = shares
+        self.parts = Parts(self)
         self._finish = finish
+        self._offer = offer
         self._enter = enter
-        self._whole_on = whole_on or devices[0]
+        self.whole_on = whole_on or devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._dtype = self._first_dtype()
 
@@ -117,11 +123,12 @@ class Component:
         """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
         first = next(self.module.parameters(), None)
         if first is not None:
-            self.residence.show(first, self._whole_on)
+            self.residence.show(first, self.whole_on)
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs."""
         self._forget()
+        self.parts.forget()
         self.merges.settle()
         self.residence.undo()
         for wrapper in self.adapters.wrappers(self.module):
@@ -130,11 +137,18 @@ class Component:
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
         self._forget()
+        self.parts.forget()
         self.residence.forget_copies()
         self.swap()
 
+    def offer(self) -> tuple[Device, ...]:
+        """Its devices, main device first, with what is free for it on each."""
+        return self._offer(self) if self._offer else self.devices
+
     def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answers a call with the program for its shapes and constants, which is compiled if there is none yet."""
+        if self.parts.frame and self.parts.frame.plain:
+            return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
         if self._first_dtype() is not self._dtype:
@@ -145,21 +159,23 @@ class Component:
         factor, others = self.adapters.without_factor(kwargs)
         branches = self.adapters.read(call.module, factor)
         self.merges.settle()
+        if self.parts.takes(call, args, kwargs):
+            return self.parts.run(call, *args, **kwargs)
         state = plain_state(self.module), processor_state(self._attending), branches.key
         key = *state, call_key(args, others)
-        program = call.programs.get(key)
+        program = call.programs.get(key) or call.whole
+        if program is None and self.parts.is_unsteady(call):
+            return self.parts.run(call, *args, **kwargs)
         if program is None:
             self._check_number(call)
             program = self._reuse(call, state, args, others) or self._compile(call, args, others, branches)
             call.programs[key] = program
         if not isinstance(program, CompiledModule):
-            if branches is not NO_BRANCHES:
-                self.residence.place_all(call.module, self._whole_on)
             return program(*args, **kwargs)
         if branches.held:
             program.exchange(branches.held)
         try:
-            return program(*args, **others)
+            return self.parts.answer(program, args, others)
         except Exception:
             self.residence.release()
             raise
@@ -208,7 +224,7 @@ class Component:
             logger.warning(
                 "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
                 "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
-                self._title(call), _MANY,
+                self.title(call), _MANY,
             )  # fmt: skip
 
     def _reuse(
@@ -223,8 +239,6 @@ class Component:
     def _compile(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
     ) -> Callable[..., Any]:
-        if call.whole is not None:
-            return call.whole
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         try:
             refuse_what_is_no_function(call, self.module, args, kwargs)
@@ -233,11 +247,10 @@ class Component:
                 module = call.traceable()
                 program = trace(module, args, kwargs, dynamic_shapes=shapes)
         except TraceError as error:
-            call.whole = self._run_as_it_is(call, error)
-            return call.whole
+            return self.parts.refuse(call, error)
         program.adapters = branches.form
         compiled = self._finish(self, program, module)
-        logger.info("compiled %s: %s", self._title(call), repr(compiled))  # a kept record must not keep the weights
+        logger.info("compiled %s: %s", self.title(call), repr(compiled))  # a kept record must not keep the weights
         return compiled
 
     def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -247,35 +260,11 @@ class Component:
         containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
 
-    def _run_as_it_is(self, call: Call, error: TraceError) -> Callable[..., Any]:
-        """Runs a call that cannot be traced on the main device; refuses where the weights are, or shall be, split."""
-        main = self.devices[0]
-        if len(self.devices) > 1 and (self._insists or self.residence.bytes_on().keys() - {main.name}):
-            way_out = f"or give it one device ({self.name}={main}), where it runs as it is"
-            raise TraceError(f"{self._title(call)} cannot be split: {error}, {way_out}") from error
-        logger.warning(
-            "%s cannot be compiled and runs as it is, whole on %s, without its activations being freed early: %s",
-            self._title(call), main, str(error),
-        )  # fmt: skip
-        self.residence.place_all(call.module, self._whole_on)
-        return functools.partial(self._run_whole, call)
-
-    def _run_whole(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        home = next((tensor.device for tensor in tensors), None)
-        main = self._whole_on.torch
-        if self.residence.rests:
-            self.residence.place_all(call.module, self._whole_on)
-        there = [moved(value, main) for value in args]
-        named = {name: moved(value, main) for name, value in kwargs.items()}
-        with self._as_it_was():
-            result = call.original(*there, **named)
-        return result if home is None else moved(result, home)
-
     def _first_dtype(self) -> torch.dtype | None:
         return next((parameter.dtype for parameter in self.module.parameters()), None)
 
-    def _title(self, call: Call) -> str:
+    def title(self, call: Call) -> str:
+        """The name of a call in messages."""
         return f"{self.name} ({type(self.module).__name__}).{call}"
 
 

@@ -66,11 +66,6 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")
 
 
-def is_named(request: Request, name: str, role: str) -> bool:
-    """Whether the devices were asked for this component or its role, and not for all."""
-    return any(key in (name, role) for key, _ in request.backend.named)
-
-
 def share_out(
     request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]
 ) -> dict[str, tuple[Device, ...]]:

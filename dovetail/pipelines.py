@@ -24,7 +24,7 @@ from .lora_loading import OF_PIPELINES, guard
 from .loras import Lora, apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
-from .pipeline_plan import check_names, count_held_as_free, is_named, modules_of, phase_of, share_out
+from .pipeline_plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .program_weights import ProgramWeights
 from .request import Request, one_backend
 
@@ -143,9 +143,10 @@ class CompiledPipeline:
                 roles[name],
                 modules[name],
                 devices,
-                insists=is_named(self._request, name, roles[name]),
                 finish=self._finish,
                 whole_on=self._whole_on(devices[0]),
+                offer=self._offer,
+                shares=self._request.shares_for(name, roles[name], devices),
                 files=(readers or {}).get(name),
                 holdings=holdings,
                 rests=self._request.rests_for(name, roles[name], devices),
@@ -213,7 +214,8 @@ class CompiledPipeline:
         for name, one in self.components.items():
             where = " & ".join(map(str, one.devices))
             rests = f", weights rest on {one.residence.rests}" if one.residence.rests else ""
-            lines.append(f"  {name} ({one.role}): {where}{rests}, {len(one.programs)} programs")
+            by_parts = ", by its parts" if one.parts.reasons else ""
+            lines.append(f"  {name} ({one.role}): {where}{rests}{by_parts}, {len(one.programs)} programs")
         return "\n".join(lines)
 
     def _swap(self) -> None:
@@ -271,6 +273,10 @@ class CompiledPipeline:
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
+        if component.parts.settled:
+            used = {home.name for home in program.home.values()}
+            program.devices = tuple(one for one in program.devices if one.name in used) or program.devices[:1]
+            mode = "layer"
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
         residence.shares = program.shares
         if program.rests:

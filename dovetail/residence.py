@@ -127,6 +127,15 @@ class Residence:
             if not weight.rows and (held.home is None or held.home.name not in names):
                 held.home = home
 
+    def assign(self, homes: Mapping[Held, Device]) -> None:
+        """Settles on which devices weights are read, those that have no home yet, and brings none there."""
+        for held, device in homes.items():
+            held.home = held.home or device
+            stages = self.rests == "disk" or (self.rests and not held.home.is_host)
+            if stages and isinstance(held.tensor, nn.Parameter):
+                self._planned[held, None] = held.home.name, held.nbytes
+                self._staged.add(held)
+
     def set_types(self, module: nn.Module, program: Program) -> None:
         """Lets each weight of a fresh program that has no data rest in the type in which its file has it."""
         tensors = tensors_by_name(module)
@@ -163,11 +172,22 @@ class Residence:
         """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
         self.survey()
         for held in self.held(module):
-            if not self.rests or not isinstance(held.tensor, nn.Parameter):
-                self.place(held.tensor, device)
-            elif held.tensor.device != device.torch:
-                self.holdings.put(held, self._bring(held, device.torch, functools.partial(held.whole, device.torch)))
-                self._lent.add(held)
+            self.lend(held, device)
+
+    def lend(self, held: Held, device: Device) -> None:
+        """Brings a weight to a device for modules that run as they are; one that rests elsewhere until `release`."""
+        if not self.rests or not isinstance(held.tensor, nn.Parameter):
+            self.place(held.tensor, device)
+        elif held.tensor.device != device.torch:
+            self.holdings.put(held, self._bring(held, device.torch, functools.partial(held.whole, device.torch)))
+            self._lent.add(held)
+
+    def copy_on(self, held: Held, device: torch.device) -> torch.Tensor:
+        """A second copy of a whole weight, for a module that runs as it is on another device than its home."""
+        key = None, "", device
+        if key not in held.parts:
+            held.parts[key] = self._bring(held, device, functools.partial(held.whole, device))
+        return held.parts[key]
 
     def part(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         """What stays on a device beside the module's own tensor: rows, packed bytes, or a second copy; made once."""

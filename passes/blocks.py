@@ -9,7 +9,7 @@ holds beside its units goes with the unit before it in graph order. No class and
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -29,8 +29,13 @@ class FindBlocks(Pass):
 
     def run(self, program: Program) -> Change:
         """Finds units by name, hands every weight of a stage to one of them, and orders them by first use."""
-        program.blocks = _collect(program, _find_units(_Module.of(program.weights)))
+        program.blocks = _collect(_by_first_use(program), _find_units(_Module.of(program.weights)))
         return Change(len(program.blocks), "blocks found")
+
+
+def blocks_by_name(weights: Mapping[str, Weight]) -> tuple[Block, ...]:
+    """The blocks among the weights of a module of which there is no graph, in the order of the names."""
+    return _collect(((weight, "") for weight in weights.values()), _find_units(_Module.of(weights)))
 
 
 @dataclass
@@ -149,13 +154,13 @@ def _alike(members: list[_Module]) -> bool:
     return alike >= 2 and alike > len(members) / 2
 
 
-def _collect(program: Program, units: list[str]) -> tuple[Block, ...]:
+def _collect(used: Iterable[tuple[Weight, str]], units: list[str]) -> tuple[Block, ...]:
     """Blocks with their weights, ordered by first use; strays of a stage join the unit used before them."""
     owner = _Owner(units)
     held: dict[str, list[Weight]] = defaultdict(list)
     waiting: list[tuple[str, Weight]] = []
     last = ""
-    for weight, module in _by_first_use(program):
+    for weight, module in used:
         name = module if weight.kind == "constant" else weight.name
         unit = owner.unit(name)
         if unit is None and owner.stage(name) is None:

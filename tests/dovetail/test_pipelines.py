@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.errors import NotHereError, SpecError, TraceError, UsageError
+from dovetail.compiler.errors import NotHereError, SpecError, UsageError
 from dovetail.runtime import sim
 
 from . import tiny_pipelines, tiny_text
@@ -259,11 +259,13 @@ def test_a_part_that_keeps_what_it_is_handed_runs_as_it_is(caplog: pytest.LogCap
     assert caplog.text.count("cannot be compiled") == 1
 
 
-def test_a_part_that_keeps_what_it_is_handed_cannot_be_split() -> None:
+def test_a_part_that_keeps_what_it_is_handed_is_split_by_its_parts() -> None:
     pipe, call = _tiled_wan()
-    dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim0&sim1")
-    with pytest.raises(TraceError, match=r"decoder is handed a list or dict.*give it one device \(vae=sim0\)"):
-        paint(pipe, call)
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim0&sim1")
+    assert torch.equal(paint(pipe, call).cpu(), eager)
+    assert handle.components["vae"].parts.reasons["decoder"].startswith("decoder is handed a list or dict")
+    assert {tensor.device.index for tensor in pipe.vae.decoder.parameters()} == {0, 1}
 
 
 def test_a_part_that_is_called_by_itself_is_compiled_by_itself() -> None:
@@ -373,13 +375,10 @@ def _moody() -> Any:
     return pipe, call
 
 
-@pytest.mark.parametrize("backend", [SPREAD, "sim0&sim1"])
-def test_what_cannot_be_traced_runs_as_it_is_on_one_device_and_says_so_once(
-    backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_traced_runs_as_it_is_on_one_device_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)
-    dovetail.compile_pipeline(pipe, backend)
+    dovetail.compile_pipeline(pipe, SPREAD)
     with caplog.at_level(logging.WARNING, "dovetail"):
         assert torch.equal(paint(pipe, call).cpu(), eager)
         assert torch.equal(paint(pipe, call).cpu(), eager)
@@ -388,11 +387,19 @@ def test_what_cannot_be_traced_runs_as_it_is_on_one_device_and_says_so_once(
     assert "cannot be compiled and runs as it is, whole on sim" in said[0]
 
 
-def test_what_cannot_be_traced_is_not_split_silently() -> None:
+def test_what_cannot_be_traced_is_split_by_its_parts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
-    dovetail.compile_pipeline(pipe, "te=sim0&sim1,diffusion=sim0,vae=sim0")
-    with pytest.raises(TraceError, match=r"text_encoder_2 \(Moody\).forward cannot be split.*text_encoder_2=sim0"):
-        paint(pipe, call)
+    eager = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, "te=sim0&sim1,diffusion=sim0,vae=sim0")
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        assert torch.equal(paint(pipe, call).cpu(), eager)
+        assert torch.equal(paint(pipe, call).cpu(), eager)
+    said = [record.getMessage() for record in caplog.records if "text_encoder_2" in record.getMessage()]
+    assert len(said) == 1
+    assert "cannot be compiled whole and is compiled by its parts" in said[0]
+    assert [program.program.name for program in handle.programs["text_encoder_2"]] == ["T5EncoderModel"]
+    assert {tensor.device.index for tensor in pipe.text_encoder_2.parameters()} == {0, 1}
+    assert "text_encoder_2 (te): sim0 & sim1, by its parts" in str(handle)
 
 
 def test_preparing_compiles_and_loads_and_the_first_picture_does_not() -> None:

@@ -1,0 +1,91 @@
+"""Gives every weight of a module a device without a graph of it, for a module that is compiled by its parts.
+
+The blocks are found from the names of the weights and go to the devices in contiguous ranges in the order of the names,
+by the rule of the layer split; where a module has fewer blocks than devices, its largest parts are taken apart until
+there are enough. Everything outside the blocks lies on the main device. The same weights, devices and shares always
+give the same answer, so that parts that are compiled at different times agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from ..compiler.devices import Device
+from ..compiler.errors import DoesNotFitError
+from ..compiler.program import Block, Weight
+from ..compiler.units import format_bytes
+from .blocks import blocks_by_name
+from .place import offers_of, split_blocks
+
+
+def assign(
+    name: str,
+    weights: Mapping[str, Weight],
+    devices: Sequence[Device],
+    shares: Sequence[float] = (),
+    given: Mapping[str, Device] | None = None,
+) -> dict[str, Device]:
+    """The device of every weight, by its name.
+
+    Args:
+        name: of the module, for messages.
+        weights: the module's weights by name, each once, in the order of its parts.
+        devices: main device first, with what is free on each.
+        shares: weighs the devices instead of their free memory.
+        given: weights that have a device already, and keep it.
+
+    Raises DoesNotFitError when a device cannot hold its weights.
+    """
+    offers = offers_of(devices, shares, 0)
+    units = units_of(weights, sum(offer > 0 for offer in offers))
+    inside = {weight.name for unit in units for weight in unit.weights}
+    rest = sum(weight.nbytes for weight in weights.values() if weight.name not in inside)
+    counts = split_blocks([unit.nbytes for unit in units], offers, rest)
+    homes = dict.fromkeys(weights, devices[0])
+    queue = iter(units)
+    for device, count in zip(devices, counts, strict=True):
+        for unit in islice(queue, count):
+            homes.update((weight.name, device) for weight in unit.weights)
+    known = {device.name: device for device in devices}
+    homes.update((key, known.get(device.name, device)) for key, device in (given or {}).items())
+    _check(name, weights, homes)
+    return homes
+
+
+def units_of(weights: Mapping[str, Weight], least: int = 1) -> tuple[Block, ...]:
+    """What is placed as one: the blocks, and where these are fewer than ``least``, the parts of the largest ones."""
+    units = list(blocks_by_name(weights)) or [Block("", tuple(weights.values()))]
+    while len(units) < least:
+        largest = max((unit for unit in units if _parts(unit)), key=lambda unit: unit.nbytes, default=None)
+        if largest is None:
+            break
+        place = units.index(largest)
+        units[place : place + 1] = _parts(largest)
+    return tuple(units)
+
+
+def _parts(unit: Block) -> list[Block]:
+    """The parts of a unit one level of modules below it; none where it is one module."""
+    depth = len(unit.name.split(".")) if unit.name else 0
+    held: dict[str, list[Weight]] = defaultdict(list)
+    for weight in unit.weights:
+        path = weight.name.split(".")[:-1]
+        held[".".join(path[: depth + 1])].append(weight)
+    if len(held) == 1 and next(iter(held)) == unit.name:
+        return []
+    return [Block(name, tuple(inside)) for name, inside in held.items()]
+
+
+def _check(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device]) -> None:
+    load: dict[Device, int] = defaultdict(int)
+    for key, weight in weights.items():
+        load[homes[key]] += weight.nbytes
+    for device, nbytes in load.items():
+        if nbytes > device.free:
+            raise DoesNotFitError(
+                f"{name} needs {format_bytes(nbytes)} of weights on {device}, which has {format_bytes(device.free)} "
+                f"free of {format_bytes(device.total)}: list more devices, give {device} a smaller share "
+                "(--tensor-split), or use a smaller dtype"
+            )

@@ -1,0 +1,272 @@
+"""Modules that cannot be traced whole, split over several devices by their parts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.component import Component
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    """A block with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.between(self.up(x))) * self.scale
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+
+class Numpy(Block):
+    """A block that goes through numpy."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().cpu().numpy() * 1.5).to(x.device)
+
+
+class Net(nn.Module):
+    """Blocks between two layers, and parameters that the net itself reads."""
+
+    def __init__(self, kinds: tuple[type[Block], ...]) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(kind() for kind in kinds)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.shift = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) + self.shift
+        for block in self.blocks:
+            x = block(x)
+        last: torch.Tensor = self.last(x)
+        return last
+
+
+class Settling(Net):
+    """A net that goes through its blocks until what they add is small."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) + self.shift
+        change = torch.full((), 2.0)
+        while change > 1e-3:
+            before = x
+            for block in self.blocks:
+                x = torch.tanh(block(x) * 0.2)
+            change = (x - before).abs().max()
+        last: torch.Tensor = self.last(x)
+        return last
+
+
+class Pipe:
+    """What a pipeline has to have."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.components = {"transformer": module}
+        self.transformer = module
+
+    @property
+    def _execution_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+KINDS = {
+    "numpy": lambda: Net((Block, Block, Block, Numpy, Block, Block)),
+    "all numpy": lambda: Net((Numpy,) * 6),
+    "loop": lambda: Settling((Block,) * 6),
+    "loop of numpy": lambda: Settling((Block, Numpy, Block, Block, Numpy, Block)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def _net(kind: str = "numpy") -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    module, x = KINDS[kind]().eval(), torch.randn(2, 5, WIDTH)
+    return module, x, module(x)
+
+
+def _split(module: nn.Module, backend: str = "sim0&sim1", **more: Any) -> Component:
+    return dovetail.compile_pipeline(Pipe(module), backend, **more).components["transformer"]
+
+
+def _bytes_on(module: nn.Module) -> dict[str, int]:
+    placed: Counter[str] = Counter()
+    for tensor in module.parameters():
+        placed[str(tensor.device)] += tensor.nbytes
+    return placed
+
+
+@pytest.mark.parametrize("backend", ["sim0&sim1", "sim0&sim1&sim2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_traced_is_split_over_its_blocks_and_changes_no_bit(kind: str, backend: str) -> None:
+    module, x, eager = _net(kind)
+    component = _split(module, backend)
+    assert torch.equal(module(x), eager)
+    assert torch.equal(module(x), eager)
+    placed = _bytes_on(module)
+    assert len(placed) == len(backend.split("&"))
+    assert max(placed.values()) < 2 * min(placed.values())
+    assert len(component.programs) == sum(type(block) is Block for block in module.blocks) + 2
+    component.restore()
+    assert torch.equal(module(x), eager)
+    assert _bytes_on(module).keys() == {"cpu"}
+
+
+def test_the_shares_of_devices_are_those_asked_for() -> None:
+    module, x, eager = _net()
+    _split(module, tensor_split="2,1")
+    assert torch.equal(module(x), eager)
+    placed = _bytes_on(module)
+    assert 1.5 < placed["sim:0"] / placed["sim:1"] < 3
+
+
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
+def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str) -> None:
+    module, x, eager = _net()
+    component = _split(module, backend, params_backend="cpu")
+    assert torch.equal(module(x), eager)
+    component.residence.release()
+    assert _bytes_on(module).keys() == {"cpu"}
+    assert torch.equal(module(x), eager)
+    assert len(component.programs) == 7
+
+
+def test_a_shape_that_cannot_be_traced_does_not_condemn_another_one() -> None:
+    class Choosy(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x if x.shape[1] < 6 or x.sum() > 0 else -x)
+
+    torch.manual_seed(0)
+    module, short, long = Choosy((Block,) * 4).eval(), torch.randn(1, 5, WIDTH), torch.randn(1, 6, WIDTH)
+    expected = module(short), module(long)
+    component = _split(module)
+    assert torch.equal(module(long), expected[1])
+    assert torch.equal(module(short), expected[0])
+    (program,) = (one for one in component.programs if one.program.name == "Choosy")
+    homes = {name: home.name for name, home in program.program.home.items()}
+    assert all(f"sim{dict(module.named_parameters())[name].device.index}" == home for name, home in homes.items())
+
+
+def test_what_cannot_be_traced_is_not_traced_again_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, _ = _net("all numpy")
+    component = _split(module)
+    tried: list[str] = []
+    refuse = component.parts.refuse
+    monkeypatch.setattr(component.parts, "refuse", lambda call, error: tried.append(str(call)) or refuse(call, error))
+    for length in (*range(2, 12), *range(2, 12)):
+        module(torch.randn(1, length, WIDTH))
+    assert Counter(tried) == Counter(dict.fromkeys(("forward", *(f"blocks.{index}" for index in range(6))), 3))
+
+
+def test_it_is_said_once_what_could_not_be_traced_and_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
+    module, x, _ = _net()
+    component = _split(module)
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        module(x)
+        module(x)
+        module(x[:1])
+    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("dovetail"))
+    assert "transformer (Net).forward cannot be compiled whole and is compiled by its parts" in said
+    assert "values cross about twice as often" in said
+    assert list(component.parts.reasons) == ["forward", "blocks.3"]
+
+
+def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> None:
+    torch.manual_seed(0)
+    module, x = Net((Block,) * 6).eval(), torch.randn(2, 5, WIDTH)
+    seen: list[torch.Tensor] = []
+    module.blocks[4].register_forward_hook(lambda _, args, result: seen.append(result) or result * 2)
+    eager, shown = module(x), seen.pop()
+    component = _split(module)
+    component.parts.leave([module.blocks[4]])
+    assert torch.equal(module(x), eager)
+    assert torch.equal(seen.pop().cpu(), shown)
+    assert not seen
+    assert len(component.programs) == 7
+
+
+def test_what_a_block_writes_into_its_arguments_reaches_the_caller() -> None:
+    class Writes(Block):
+        def forward(self, x: torch.Tensor, kept: list[torch.Tensor] | None = None) -> torch.Tensor:
+            x.mul_(2)
+            kept.append(x * 3)
+            return super().forward(x)
+
+    class Reads(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept: list[torch.Tensor] = []
+            for block in self.blocks:
+                x = x + block(x, kept)
+            last: torch.Tensor = self.last(x + torch.stack(kept).sum(0))
+            return last
+
+    torch.manual_seed(0)
+    module, x = Reads((Writes,) * 4).eval(), torch.randn(2, 5, WIDTH)
+    eager, written = module(given := x.clone()), given
+    _split(module)
+    given = x.clone()
+    assert torch.equal(module(given), eager)
+    assert torch.equal(given, written)
+
+
+class Cache:
+    """Keeps what each block computed."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def update(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        self.kept[index] = torch.cat([self.kept[index], x], 1) if index in self.kept else x
+        return self.kept[index]
+
+
+class Caching(nn.Module):
+    """Blocks that attend to what a cache has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        x = self.embed(ids)
+        for index, block in enumerate(self.blocks):
+            x = x + block(x if cache is None else cache.update(index, x).mean(1, keepdim=True))
+        return x
+
+
+def test_calls_with_a_cache_compile_nothing() -> None:
+    torch.manual_seed(0)
+    module, ids = Caching().eval(), torch.arange(12).view(1, 12)
+
+    def feed() -> torch.Tensor:
+        cache = Cache()
+        return torch.cat([module(ids[:, index : index + 1], cache=cache) for index in range(12)], 1)
+
+    eager, whole = feed(), module(ids)
+    component = _split(module)
+    assert torch.equal(feed(), eager)
+    assert not component.programs
+    assert {tensor.device.index for tensor in module.parameters()} == {0, 1}
+    assert torch.equal(module(ids), whole)
+    assert len(component.programs) == 1
