@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .devices import Device, Rig
+from .entries import can_be_shape, clipped
 from .errors import DovetailError, ProgramTextError
 from .program import (
     Block,
@@ -26,11 +28,14 @@ from .program import (
     place_node,
     placement_of,
     tensors_of,
+    value_of,
     weight_of,
 )
 from .signature import Constant, Signature, Tensor, leaf_path
+from .structure import count_leaves
 from .targets import find_target
 from .tokens import Line
+from .words import read_plain
 
 
 def parse_program(text: str) -> Program:
@@ -39,18 +44,22 @@ def parse_program(text: str) -> Program:
     Raises ProgramTextError, which names the line, for text that is not a program.
     """
     reader = _Reader()
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            reader.read(line)
-        except DovetailError:
-            raise
-        except (ValueError, KeyError, IndexError, SyntaxError, StopIteration, AttributeError, TypeError) as error:
-            raise ProgramTextError(
-                f"line {number} is not part of a program: {line.strip()[:120]!r}: {error}"
-            ) from error
-    return reader.finish()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            with _refusing(f"line {number} is not part of a program: {line.strip()[:120]!r}"):
+                reader.read(line)
+    with _refusing("the text is no program"):
+        return reader.finish()
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Turns whatever a text breaks into one error: a file may be anything."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+        raise ProgramTextError(clipped(f"{problem}: {why}")) from error
 
 
 @dataclass
@@ -75,20 +84,26 @@ class _Reader:
     defaults: dict[str, Any] = field(default_factory=dict)
     arguments: list[tuple[str, list[Any], str]] = field(default_factory=list)
     returns: str = ""
+    ended: bool = False
 
     def read(self, text: str) -> None:
+        """Reads one line; raises ValueError and its like for one that is no part of a program."""
         line = Line(text)
         word = line.take()
+        if self.ended:
+            raise ValueError("nothing follows the line that returns")
         if word.startswith("%"):
             self._node(word[1:], line)
-            return
-        getattr(self, f"_read_{word}")(line)
+        elif word in _LINES:
+            _LINES[word](self, line)
+        else:
+            raise ValueError(f"no line begins with {word}")
 
     def _read_program(self, line: Line) -> None:
-        self.name = json.loads(line.rest())
+        self.name = line.text_in_quotes()
 
     def _read_passes(self, line: Line) -> None:
-        self.history = tuple(re.findall(r"[^,{\s]+(?:\{[^}]*\})?", line.rest()))
+        self.history = tuple(line.rest().split(", "))
 
     def _read_facts(self, line: Line) -> None:
         self.facts = frozenset(filter(None, line.rest().split(", ")))
@@ -103,46 +118,66 @@ class _Reader:
 
     def _read_shares(self, line: Line) -> None:
         self.shares = tuple(map(float, line.rest().split(":")))
+        if not all(0 <= share < float("inf") for share in self.shares):
+            raise ValueError("a share is a number that is not negative")
 
     def _read_symbol(self, line: Line) -> None:
-        match = re.fullmatch(r"(\w+) = (\d+) in (-?\d+)\.\.(\d+)", line.rest())
+        match = re.fullmatch(r"([A-Za-z_]\w{0,60}) = (\d{1,19}) in (-?\d{1,19})\.\.(\d{1,19})", line.rest(), re.ASCII)
         if not match:
             raise ValueError("expected name = size in low..high")
-        self.symbols[match[1]] = int(match[2])
-        self.ranges[match[1]] = (int(match[3]), int(match[4]))
+        size, low, high = int(match[2]), int(match[3]), int(match[4])
+        if not low <= size <= high < 2**63:
+            raise ValueError(f"{size} is not in {low}..{high}")
+        self.symbols[match[1]] = size
+        self.ranges[match[1]] = (low, high)
 
     def _read_takes(self, line: Line) -> None:
-        names, _, defaults = line.rest().partition(" defaults ")
-        self.positional = tuple(json.loads(names))
-        self.defaults = ast.literal_eval(defaults)
+        line.take("[")
+        self.positional = tuple(line.items("]", line.text_in_quotes))
+        line.take("defaults")
+        line.take("{")
+        self.defaults = dict(line.items("}", lambda: self._default(line)))
+
+    def _default(self, line: Line) -> tuple[str, Any]:
+        name = line.text_in_quotes()
+        line.take(":")
+        return name, line.argument({})
 
     def _read_argument(self, line: Line) -> None:
-        name, _, rest = line.rest().partition(": ")
-        leaves, _, spec = rest.partition(" as [")
-        inner = Line(leaves)
+        word = line.take()
+        name = json.loads(word) if word.startswith('"') else word + line.take() if word == "*" else word
+        line.take(":")
         found = []
-        while inner.peek():
-            found.append(self._leaf(inner))
-            inner.accept(",")
-        self.arguments.append((name, found, f"[{spec}" if spec else ""))
+        while line.peek() and not line.accept("as"):
+            found.append(self._leaf(line))
+            line.accept(",")
+        spec = line.rest()
+        if count_leaves(spec) != len(found):
+            raise ValueError(f"the structure has {count_leaves(spec)} leaves, the line {len(found)}")
+        self.arguments.append((name, found, spec))
 
     def _leaf(self, line: Line) -> Any:
         if line.accept("="):
-            return (line.argument(self.nodes),)
+            return (line.argument({}),)
         line.take("tensor")
         return None
 
     def _read_returns(self, line: Line) -> None:
         self.returns = line.rest()
+        count_leaves(self.returns)
 
     def _read_block(self, line: Line) -> None:
-        self.blocks[json.loads(line.take())] = []
+        self.blocks[line.text_in_quotes()] = []
 
     def _read_cross(self, line: Line) -> None:
         self.crossings.append(line)
 
     def _read_return(self, line: Line) -> None:
-        self.graph.output(line.argument(self.nodes)).meta["value"] = None
+        results = line.argument(self.nodes)
+        if not isinstance(results, list) or any(isinstance(result, (list, tuple, slice)) for result in results):
+            raise ValueError("expected a list of results")
+        self.graph.output(results).meta["value"] = None
+        self.ended = True
 
     def _node(self, name: str, line: Line) -> None:
         line.take(":")
@@ -164,25 +199,28 @@ class _Reader:
         self._annotate(node, line)
 
     def _weight(self, kind: str, value: Value, line: Line) -> Weight:
-        name = json.loads(line.take())
+        name = line.text_in_quotes()
         aliases = []
         while line.accept("alias"):
-            aliases.append(json.loads(line.take()))
+            aliases.append(line.text_in_quotes())
         rows = self._rows(line) if line.accept("rows") else None
         quant = line.take() if line.accept("packed") else ""
         shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
         persistent, frozen = not line.accept("transient"), line.accept("frozen")
         name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
         weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
+        _check_weight(weight, value)
+        if name in self.weights:
+            raise ValueError(f"weight {name} stands twice")
         self.weights[name] = weight
         if line.accept("in"):
-            self.blocks[json.loads(line.take())].append(weight)
+            self.blocks[line.text_in_quotes()].append(weight)
         return weight
 
     def _rows(self, line: Line) -> tuple[int, int]:
-        start = int(line.take())
+        start = line.count()
         line.take(":")
-        return start, int(line.take())
+        return start, line.count()
 
     def _call(self, name: str, target: str, line: Line) -> Node:
         line.take("(")
@@ -200,9 +238,10 @@ class _Reader:
         direct = tuple(found for operand in node.all_input_nodes if (found := weight_of(operand)))
         if line.accept("@"):
             device = self.devices[line.take()]
-            segment = int(line.take()) if line.accept("#") else None
+            segment = line.count() if line.accept("#") else None
             if line.accept("uses"):
-                direct = tuple(self.weights[name] for name in line.argument(self.nodes))
+                line.take("[")
+                direct = tuple(self.weights[name] for name in line.items("]", line.text_in_quotes))
             if "pinned" in self.facts:
                 nbytes = sum(tensor.nbytes for tensor in tensors_of(node))
                 node.meta["placement"] = Placement(device, segment, direct, nbytes)
@@ -210,13 +249,16 @@ class _Reader:
             if weight:
                 self.home[weight.name] = device
         if line.accept("//"):
-            node.meta["origin"] = Origin(*line.text[line.position + 1 :].split(" : ", 2))
+            module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
+            node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
         elif node.op == "call_function" and line.rest():
             raise ValueError(f"unexpected {line.rest()!r}")
 
     def finish(self) -> Program:
-        if not self.name or self.graph.output_node() is None:
+        if not self.name or not self.ended:
             raise ProgramTextError("the text has no program: it must open with a line program and end with one return")
+        if "cut" in self.facts and not {"placed", "pinned"} <= self.facts:
+            raise ProgramTextError("a program that is cut was placed and pinned before, and its facts say otherwise")
         program = Program(
             name=self.name,
             graph=self.graph,
@@ -250,7 +292,7 @@ class _Reader:
 
     def _crossing(self, line: Line) -> Crossing:
         node = self.nodes[line.take()[1:]]
-        version = int(line.take()) if line.accept("'") else 0
+        version = line.count() if line.accept("'") else 0
         line.take("→")
         device = self.devices[line.take()]
         producer = self._end(line)
@@ -259,17 +301,20 @@ class _Reader:
 
     def _end(self, line: Line) -> int | None:
         if line.accept("#"):
-            return int(line.take())
+            return line.count()
         line.take("outside")
         return None
 
     def _signature(self) -> Signature:
-        inputs = iter([tensors_of(n)[0] for n in self.graph.find_nodes(op="placeholder") if weight_of(n) is None])
+        nodes = [node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None]
+        inputs = iter([value for node in nodes if isinstance(value := value_of(node), TensorType)])
+        if len(nodes) != sum(leaf is None for _, found, _ in self.arguments for leaf in found):
+            raise ProgramTextError(f"there are {len(nodes)} inputs, the arguments have another number of tensors")
         leaves: list[Tensor | Constant] = []
         for name, found, _ in self.arguments:
             for index, leaf in enumerate(found):
                 path = leaf_path(name, index, len(found))
-                kind = None if leaf else next(inputs)
+                kind = None if leaf else next(inputs)  # an input that is no tensor leaves one too few
                 leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf[0]))
         return Signature(
             positional=self.positional,
@@ -282,6 +327,17 @@ class _Reader:
         )
 
 
+def _check_weight(weight: Weight, value: Value) -> None:
+    """Raises ValueError where a weight, as it rests, is not what its node yields."""
+    if weight.rows and not weight.rows[0] < weight.rows[1]:
+        raise ValueError("a slice of a weight has rows")
+    if isinstance(value, tuple) or (value is None) != weight.is_number:
+        raise ValueError("a weight is one tensor, the scale of an adapter a number")
+    shape, dtype = weight.stored
+    if isinstance(value, TensorType) and (shape, dtype) != (value.sizes, value.dtype):
+        raise ValueError("a packed weight does not have as many bytes as its rows take")
+
+
 def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of a weight; one that is a Python number is a float."""
     return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)
@@ -290,4 +346,25 @@ def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
 def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of a packed weight, whose value says how its bytes lie."""
     shape, dtype = line.numbers()
-    return tuple(map(int, shape)), dtype
+    sizes = tuple(map(int, shape))
+    if not can_be_shape(sizes):
+        raise ValueError("a weight cannot have these sizes")
+    return sizes, dtype
+
+
+_LINES: dict[str, Callable[[_Reader, Line], None]] = {
+    "program": _Reader._read_program,
+    "passes": _Reader._read_passes,
+    "facts": _Reader._read_facts,
+    "devices": _Reader._read_devices,
+    "rests": _Reader._read_rests,
+    "shares": _Reader._read_shares,
+    "symbol": _Reader._read_symbol,
+    "takes": _Reader._read_takes,
+    "argument": _Reader._read_argument,
+    "returns": _Reader._read_returns,
+    "block": _Reader._read_block,
+    "cross": _Reader._read_cross,
+    "return": _Reader._read_return,
+}
+"""How each line that is no node is read, by its first word."""

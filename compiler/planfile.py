@@ -18,10 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from .devices import Rig
-from .errors import PlanFileError
+from .entries import clipped
+from .errors import PlanFileError, WeightError
 from .files import written_beside
 from .parse import parse_program
 from .program import Program
+from .safetensors_header import read_safetensors
 from .text import lines_of
 
 
@@ -31,7 +33,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["dovetail plan"] = "dovetail plan"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     torch: str = Field(description="the version of torch that traced the program")
     rig: str = Field(description="the devices it was compiled for, as --rig takes them")
     tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")
@@ -65,7 +67,7 @@ def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, tor
     plan = _read(path)
     rig = Rig.parse(plan.rig)
     program = parse_program("\n".join(plan.program))
-    return program, rig, _read_tensors(path, plan) if plan.tensors else {}
+    return program, rig, _read_tensors(path, plan, program) if plan.tensors else {}
 
 
 def _read(path: str | os.PathLike[str]) -> Plan:
@@ -77,20 +79,26 @@ def _read(path: str | os.PathLike[str]) -> Plan:
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise PlanFileError(f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}") from error
+        where = clipped(".".join(map(str, first["loc"])) or "the file")
+        why = f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}"
+        raise PlanFileError(f"{why}: compile it again") from error
 
 
-def _read_tensors(path: str | os.PathLike[str], plan: Plan) -> dict[str, torch.Tensor]:
+def _read_tensors(path: str | os.PathLike[str], plan: Plan, program: Program) -> dict[str, torch.Tensor]:
+    """The tensors beside a plan: those that it names, each as large as the weight that it is, before any is read."""
     beside = _beside(path)
     try:
-        found = load_file(beside)
+        entries, _ = read_safetensors(beside)
+    except WeightError as error:
+        raise PlanFileError(f"the plan {path} needs its tensors in {beside}: {error}: keep the two together") from error
+    shown = {name: f"{entry.dtype}{list(entry.shape)}" for name, entry in entries.items()}
+    weights = {name: f"{w.dtype}{list(w.shape)}" for name, w in program.weights.items() if not w.quant}
+    if shown != plan.tensors or any(weights.get(name) != kind for name, kind in shown.items()):
+        raise PlanFileError(f"{beside} holds other tensors than the plan {path} names: save the two together again")
+    try:
+        return load_file(beside)
     except (OSError, SafetensorError) as error:
         raise PlanFileError(f"the plan {path} needs its tensors in {beside}: {error}: keep the two together") from error
-    shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in found.items()}
-    if shown != plan.tensors:
-        raise PlanFileError(f"{beside} holds other tensors than the plan {path} names: save the two together again")
-    return found
 
 
 def _beside(path: str | os.PathLike[str]) -> Path:

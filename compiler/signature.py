@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import CallError
 from .sizes import evaluate
+from .structure import read_structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +79,11 @@ class Signature:
     @cached_property
     def trees(self) -> tuple[pytree.TreeSpec, ...]:
         """The structure of each argument."""
-        return tuple(map(_read_spec, self.specs))
+        return tuple(map(read_structure, self.specs))
 
     @cached_property
     def _out_tree(self) -> pytree.TreeSpec:
-        return _read_spec(self.out_spec)
-
-    @property
-    def structure(self) -> str:
-        """The structure of the result as JSON."""
-        return self.out_spec if isinstance(self.out_spec, str) else pytree.treespec_dumps(self.out_spec)
+        return read_structure(self.out_spec)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         given = name_arguments(self.positional, self.defaults, args, kwargs)
@@ -105,7 +101,7 @@ class Signature:
         symbols: dict[str, int] = {}
         for leaf, expected in zip(leaves, self.leaves, strict=True):
             if isinstance(expected, Constant):
-                if type(leaf) is not type(expected.value) or leaf != expected.value:
+                if not is_same(leaf, expected.value):
                     raise CallError(_constant_message(leaf, expected))
                 continue
             if not isinstance(leaf, torch.Tensor):
@@ -127,14 +123,14 @@ class Signature:
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, Tensor))
 
 
-def _read_spec(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
-    """A structure, read from its JSON where it comes from a file; no module is imported for it."""
-    if isinstance(spec, pytree.TreeSpec):
-        return spec
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two constants are of one type and equal; what is not equal to itself (NaN) is the same as its like."""
+    if type(one) is not type(other):
+        return False
     try:
-        return pytree.treespec_loads(spec) if spec else pytree.tree_structure(0)
-    except NotImplementedError as error:
-        raise CallError(f"a class in the structure {spec:.120} is not known yet: import its module first") from error
+        return one is other or bool(one == other) or bool(one != one and other != other)
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def leaf_path(name: str, index: int, count: int) -> str:

@@ -1,7 +1,8 @@
-"""Sizes that depend on symbols: the text of an integer expression, and its value.
+"""Sizes that depend on symbols, and relations between them: the text of an expression, and its value.
 
-A dynamic dimension is kept as text such as ``s0`` or ``2*s0 + 8``, so that a plan file stays data; it is evaluated by
-walking its syntax tree, never by running it.
+A dynamic dimension is kept as text such as ``s0`` or ``2*s0 + 8``, a guard as ``s0 > s1``, so that a plan file stays
+data. It is evaluated by walking its syntax tree, never by running it. A text is short, its tree is shallow, and every
+number on the way has at most 64 bits, so that a value costs little whatever the text is.
 """
 
 from __future__ import annotations
@@ -11,48 +12,116 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
+_LONGEST, _DEEPEST, _LARGEST = 1000, 60, 2**63
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _parse(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    if len(text) > _LONGEST:
+        raise ValueError(f"an expression of {len(text)} characters is too long")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"{text[:120]!r} is not an expression of integers") from error
 
 
 def evaluate(size: int | str, symbols: Mapping[str, int]) -> int:
     """The value of a size for given symbols.
 
-    Raises ValueError for text that is not an integer expression, and KeyError for an unknown symbol.
+    Raises ValueError for text that is not an integer expression, or whose value has more than 64 bits, and KeyError for
+    an unknown symbol.
     """
-    if isinstance(size, int):
-        return size
-    try:
-        return _value(_parse(size), symbols)
-    except SyntaxError as error:
-        raise ValueError(f"{size!r} is not an integer expression") from error
+    return size if isinstance(size, int) else _value(_parse(size), symbols, 0)
 
 
-def _value(tree: ast.expr, symbols: Mapping[str, int]) -> int:
+def holds(relation: str, symbols: Mapping[str, int]) -> bool:
+    """Whether a relation between sizes, such as ``s0 > s1`` or ``s0 % 2 == 0 and s0 < 9``, holds for given symbols.
+
+    Raises ValueError for text that is not a relation, and KeyError for an unknown symbol.
+    """
+    return _truth(_parse(relation), symbols, 0)
+
+
+def with_numbers(relation: str, symbols: Mapping[str, int]) -> str:
+    """A relation with the numbers on both sides, for messages: ``s0 > s1 (3 > 5)``.
+
+    >>> with_numbers("s0 % 2 == s1", {"s0": 7, "s1": 0})
+    's0 % 2 == s1 (1 == 0)'
+    """
+    match _parse(relation):
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            sign = ast.unparse(ast.Compare(ast.Name("a"), [op], [ast.Name("b")])).removeprefix("a ").removesuffix(" b")
+            return f"{relation} ({_value(left, symbols, 0)} {sign} {_value(right, symbols, 0)})"
+    names = {node.id for node in ast.walk(_parse(relation)) if isinstance(node, ast.Name)} & symbols.keys()
+    return f"{relation} ({', '.join(f'{name} = {symbols[name]}' for name in sorted(names))})"
+
+
+def _value(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:
+    value = _compute(tree, symbols, depth + 1)
+    if not -_LARGEST < value < _LARGEST:
+        raise ValueError("a size has more than 64 bits")
+    return value
+
+
+def _compute(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:
+    if depth > _DEEPEST:
+        raise ValueError(f"an expression is nested more than {_DEEPEST} deep")
     match tree:
-        case ast.Constant(value=int() as value):
+        case ast.Constant(value=value) if type(value) is int:
             return value
         case ast.Name(id=name):
             return symbols[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, symbols)
+            return -_value(operand, symbols, depth)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left, symbols, depth), _value(right, symbols, depth))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return _OPERATIONS[type(op)](_value(left, symbols), _value(right, symbols))
-        case ast.Call(func=ast.Name(id="Max" | "Min" as name), args=args):
-            return (max if name == "Max" else min)(_value(arg, symbols) for arg in args)
-        case ast.Call(func=ast.Name(id="FloorDiv"), args=[left, right]):
-            return _value(left, symbols) // _value(right, symbols)
-        case ast.Call(func=ast.Name(id="Mod" | "PythonMod"), args=[left, right]):
-            return _value(left, symbols) % _value(right, symbols)
-    raise ValueError(f"{ast.unparse(tree)!r} is not an integer expression")
+            return _apply(_OPERATIONS[type(op)], _value(left, symbols, depth), _value(right, symbols, depth))
+        case ast.Call(func=ast.Name(id="Max" | "Min" as name), args=[_, *_] as args, keywords=[]):
+            return (max if name == "Max" else min)(_value(arg, symbols, depth) for arg in args)
+        case ast.Call(func=ast.Name(id="FloorDiv" | "CleanDiv"), args=[left, right], keywords=[]):
+            return _apply(operator.floordiv, _value(left, symbols, depth), _value(right, symbols, depth))
+        case ast.Call(func=ast.Name(id="Mod" | "PythonMod"), args=[left, right], keywords=[]):
+            return _apply(operator.mod, _value(left, symbols, depth), _value(right, symbols, depth))
+    raise ValueError(f"{ast.unparse(tree)[:120]!r} is not an integer expression")
+
+
+def _apply(operation: Callable[[int, int], int], left: int, right: int) -> int:
+    if not right and operation in (operator.floordiv, operator.mod):
+        raise ValueError("a size is divided by zero")
+    return operation(left, right)
+
+
+def _power(base: int, exponent: int) -> int:
+    if exponent < 0 or base.bit_length() * exponent > 64:
+        raise ValueError("a power has more than 64 bits, or a negative exponent")
+    return int(base**exponent)
+
+
+def _truth(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> bool:
+    if depth > _DEEPEST:
+        raise ValueError(f"a relation is nested more than {_DEEPEST} deep")
+    match tree:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            return _COMPARISONS[type(op)](_value(left, symbols, depth), _value(right, symbols, depth))
+        case ast.BoolOp(op=op, values=values):
+            found = [_truth(value, symbols, depth + 1) for value in values]
+            return all(found) if isinstance(op, ast.And) else any(found)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _truth(operand, symbols, depth + 1)
+    raise ValueError(f"{ast.unparse(tree)[:120]!r} is not a relation between sizes")

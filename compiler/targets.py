@@ -113,6 +113,13 @@ def name_of(target: Any) -> str:
         return ""
 
 
+@cache
+def argument_names(op: OpOverload) -> frozenset[str]:
+    """The names of the arguments that an operation takes."""
+    return frozenset(argument.name for argument in op._schema.arguments)
+
+
+@cache
 def yields_number(target: Any) -> bool:
     """Whether an operation yields no tensor: a number, or nothing."""
     if isinstance(target, OpOverload):

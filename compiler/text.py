@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from .program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_of
 from .signature import Constant, Signature
-from .words import show_argument, show_target, show_value
+from .structure import count_leaves, is_leaf, show_structure
+from .words import show_argument, show_constant, show_name, show_plain, show_target, show_value
 
 _READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
 
@@ -64,13 +64,14 @@ def _segment(index: int | None) -> str:
 
 
 def _signature_lines(signature: Signature) -> Iterator[str]:
-    yield f"takes {json.dumps(signature.positional)} defaults {signature.defaults!r}"
+    defaults = ", ".join(f"{json.dumps(name)}: {show_constant(value)}" for name, value in signature.defaults.items())
+    yield f"takes {json.dumps(signature.positional)} defaults {{{defaults}}}"
     leaves = iter(signature.leaves)
-    for name, spec in zip(signature.names, signature.trees, strict=True):
-        shown = [_leaf(next(leaves)) for _ in range(spec.num_leaves)]
-        structure = "" if spec.is_leaf() else f" as {pytree.treespec_dumps(spec)}"
-        yield f"argument {name}: {', '.join(shown)}{structure}"
-    yield f"returns {signature.structure}"
+    for name, spec in zip(signature.names, signature.specs, strict=True):
+        shown = [_leaf(next(leaves)) for _ in range(count_leaves(spec))]
+        structure = "" if is_leaf(spec) else f" as {show_structure(spec)}"
+        yield f"argument {show_name(name)}: {', '.join(shown)}{structure}"
+    yield f"returns {show_structure(signature.out_spec)}"
 
 
 def _leaf(leaf: Any) -> str:
@@ -119,4 +120,6 @@ def _uses(node: Node) -> str:
 
 def _origin(node: Node) -> str:
     origin = origin_of(node)
-    return f"  // {origin.module} : {origin.cls} : {origin.source}" if origin.cls or origin.source else ""
+    if not origin.cls and not origin.source:
+        return ""
+    return f"  // {show_plain(origin.module)} : {show_plain(origin.cls)} : {show_plain(origin.source, last=True)}"

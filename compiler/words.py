@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import torch
@@ -73,6 +74,31 @@ def show_argument(value: Any) -> str:
             return f"device {json.dumps(str(value))}"
         case _:
             return _SINGLETONS.get(value) or f"opaque {json.dumps(repr(value))}"
+
+
+def show_constant(value: Any) -> str:
+    """A plain value with its tuples: ``(1, [2, none])``; what it is made of is written as arguments are."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(show_constant, value))})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(show_constant, value))}]"
+    return show_argument(value)
+
+
+def show_name(name: str) -> str:
+    """The name of an argument: a word as it is, with a star where it has one; anything else in quotes."""
+    return name if re.fullmatch(r"\*?[A-Za-z0-9_]+", name) else json.dumps(name)
+
+
+def show_plain(text: str, last: bool = False) -> str:
+    """Text after ``//``: on one line, no control characters, and no colon in what is not the last part."""
+    shown = json.dumps(text, ensure_ascii=not text.isprintable())[1:-1]
+    return shown if last else shown.replace(":", "\\u003a")
+
+
+def read_plain(shown: str) -> str:
+    """The text that ``show_plain`` wrote; raises ValueError for any other."""
+    return str(json.loads(f'"{shown}"'))
 
 
 def show_target(target: Any) -> str:

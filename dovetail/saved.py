@@ -14,7 +14,7 @@ from .compiler.weights import WeightIndex
 from .layouts import Wanted
 from .passes.base import PassManager
 from .passes.schedule import Lower
-from .passes.verify import Verify
+from .passes.verify import Verify, verify
 from .request import switch_on
 from .runtime.files import FileWeights
 from .runtime.weights import HeldWeights, tensors_of_module
@@ -33,9 +33,11 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
 
     Raises:
         PlanFileError: the file is not there, or is no plan.
+        ProgramTextError, VerificationError: what it describes is no program, or breaks a rule.
         WeightError: the weights cannot be read.
     """
     program, rig, tensors = load_plan(path)
+    verify(program)
     switch_on(rig)
     if "cut" in program.facts:
         PassManager((Lower(), Verify())).run(program)

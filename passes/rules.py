@@ -16,7 +16,8 @@ from torch.fx import Node
 
 from ..compiler.aliasing import Alias
 from ..compiler.program import Weight, placement_of
-from ..compiler.targets import name_of, yields_number
+from ..compiler.structure import count_leaves
+from ..compiler.targets import argument_names, name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
 from .pin import names_memory, returns, weights_through
 
@@ -30,13 +31,16 @@ def targets(evidence: Evidence) -> Iterator[Violation]:
             )
         elif yields_number(node.target) != (node.meta.get("value") is None):
             yield Violation("targets", f"%{node.name} = {node.target} does not yield what its type says", node)
-        elif not isinstance(node.target, OpOverload) and not _takes(node):
-            yield Violation("targets", f"%{node.name} = {name_of(node.target)} takes numbers, or an item's index", node)
+        elif not _takes(node):
+            yield Violation("targets", f"%{node.name} = {name_of(node.target)} does not take such arguments", node)
 
 
 def _takes(node: Node) -> bool:
-    """Whether a Python function has the operands it is listed for: numbers, or several results and an index."""
+    """Whether a Python function has numbers, or several results and an index, and an op arguments that it has."""
     operands = list(node.args)
+    if isinstance(node.target, OpOverload):
+        known = argument_names(node.target)
+        return len(operands) <= len(known) and node.kwargs.keys() <= known
     if node.kwargs:
         return False
     if node.target is operator.getitem:
@@ -83,9 +87,9 @@ def signature(evidence: Evidence) -> Iterator[Violation]:
     inputs, expected = sum(1 for _ in program.inputs()), len(program.signature.tensors)
     if inputs != expected:
         yield Violation("signature", f"the graph has {inputs} inputs, a call has {expected} tensors")
-    found, spec = len(program.output.args[0]), program.signature.out_spec  # type: ignore[arg-type]
-    if not isinstance(spec, str) and found != spec.num_leaves:
-        yield Violation("signature", f"the graph has {found} results, the module {spec.num_leaves}", program.output)
+    found, wanted = len(program.output.args[0]), count_leaves(program.signature.out_spec)  # type: ignore[arg-type]
+    if found != wanted:
+        yield Violation("signature", f"the graph has {found} results, the module {wanted}", program.output)
 
 
 def alias(evidence: Evidence) -> Iterator[Violation]:

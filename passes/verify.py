@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from ..compiler.errors import VerificationError
+from ..compiler.errors import DovetailError, VerificationError
 from ..compiler.program import Program
 from ..compiler.text import lines_of
 from . import rules, slice_rules
@@ -82,8 +82,15 @@ def verify(program: Program) -> None:
 
     Raises VerificationError, which names the rule and shows the place with the lines around it.
     """
-    for violation in violations(program):
-        raise VerificationError(explain(program, violation))
+    try:
+        found = next(violations(program), None)
+        message = explain(program, found) if found else ""
+    except DovetailError:
+        raise
+    except Exception as error:  # a program that was made by hand, or read, may lack what every rule takes for granted
+        raise VerificationError(f"{program.name} is no whole program: {type(error).__name__}: {error}") from error
+    if message:
+        raise VerificationError(message)
 
 
 def violations(program: Program) -> Iterator[Violation]:
@@ -109,7 +116,7 @@ def _surroundings(program: Program, violation: Violation) -> list[str]:
         return []
     try:
         lines = list(lines_of(program))[-len(nodes) :]
-    except (KeyError, LookupError, AttributeError, TypeError):  # what breaks the rule cannot be printed either
+    except Exception:  # what breaks the rule cannot be printed either
         lines = [str(node.format_node() or f"return {node.args}") for node in nodes]
     return _window(lines, nodes.index(violation.node))
 

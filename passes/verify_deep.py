@@ -7,18 +7,25 @@ value lies on the right device is asked at every node, since an op with one oper
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..compiler.aliasing import readings
 from ..compiler.devices import Device
-from ..compiler.errors import PassError, VerificationError
+from ..compiler.errors import DovetailError, PassError, VerificationError
 from ..compiler.program import HERE, Program, TensorType, Value, device_of, value_of, weight_of
 from ..compiler.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
 from ..compiler.sizes import evaluate
@@ -43,8 +50,13 @@ def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | Non
     if program.schedule is None:
         raise PassError(f"{program.name} has no schedule: run the passes up to schedule first")
     places = stand_ins or {device: device.torch for device in program.devices}
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        return _Rehearsal(program, places).run()
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False):
+        try:
+            return _Rehearsal(program, places).run()
+        except DovetailError:
+            raise
+        except Exception as error:  # outside the ops, which say what they are: a schedule that does not fit the graph
+            raise VerificationError(f"{program.name} cannot be run: {type(error).__name__}: {error}") from error
 
 
 class _Rehearsal:
@@ -97,9 +109,9 @@ class _Rehearsal:
         args, kwargs = map_arg((node.args, node.kwargs), operand)
         args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))
         try:
-            found = node.target(*args, **kwargs)  # type: ignore[operator]
-        except (DynamicOutputShapeException, DataDependentOutputException):
-            return self.make(value_of(node), device)  # only the data knows
+            found = _call(node.target, args, kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
+            return self.make(value_of(node), device)  # only the data knows, or only a kernel
         except Exception as error:
             raise self.broken(node, f"{type(error).__name__}: {error}") from error
         for problem in self.differences(value_of(node), found, self.places[device_of(node)]):
@@ -108,11 +120,19 @@ class _Rehearsal:
 
     def differences(self, value: Value, found: Any, place: torch.device) -> Iterator[str]:
         if isinstance(value, TensorType):
+            if not isinstance(found, torch.Tensor):
+                yield f"yields a {type(found).__name__}, its annotation says a tensor"
+                return
             expected = (self.sizes(value.shape), value.dtype, place)
             actual = (tuple(found.shape), found.dtype, found.device)
             if actual != expected:
                 yield f"yields {_show(actual)}, its annotation says {_show(expected)}"
+        elif value is None and not isinstance(found, int | float | complex | None):
+            yield f"yields a {type(found).__name__}, its annotation says a number"
         elif value is not None:
+            if not isinstance(found, (tuple, list)) or len(found) != len(value):
+                yield f"does not yield {len(value)} results, as its annotation says"
+                return
             for inner, item in zip(value, found, strict=False):
                 yield from self.differences(inner, item, place)
 
@@ -131,6 +151,16 @@ class _Rehearsal:
 
     def broken(self, node: Node, problem: str) -> VerificationError:
         return VerificationError(explain(self.program, Violation("deep", f"%{node.name} {problem}", node), LAW))
+
+
+def _call(target: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operation; a function on numbers only where its result has at most 64 bits."""
+    if target is operator.pow and args[0] and args[1] * math.log2(abs(args[0])) > 64:
+        raise OverflowError("a power has more than 64 bits")
+    found = target(*args, **kwargs)
+    if isinstance(found, int) and abs(found) >= 2**64:
+        raise OverflowError("a number has more than 64 bits")
+    return found
 
 
 def _show(kind: tuple[tuple[int, ...], torch.dtype, torch.device]) -> str:

@@ -39,12 +39,14 @@ _RESERVED = object()
 class SegmentSource:
     """The generated function of one segment.
 
-    ``text`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
-    the list of slots, and finds there the weights that only come for it. ``lines`` maps line numbers of the text to
-    nodes.
+    ``code`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
+    the list of slots, and finds there the weights that only come for it. ``text`` is the same with comments, for
+    people: what they say comes from the program, which may be a stranger's, so they are never compiled. ``lines`` maps
+    line numbers of both to nodes.
     """
 
     name: str
+    code: str
     text: str
     bound: dict[str, Any]
     weights: dict[str, Node]
@@ -59,7 +61,7 @@ class SegmentSource:
         namespace: dict[str, Any] = {}
         lines = self.text.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.text), None, lines, self.filename)
-        exec(compile(self.text, self.filename, "exec"), namespace)
+        exec(compile(self.code, self.filename, "exec"), namespace)
         return namespace["bind"]  # type: ignore[no-any-return]
 
     @property
@@ -79,6 +81,7 @@ class _Writer:
     staged: Mapping[str, int] = field(default_factory=dict)
     bound: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Node] = field(default_factory=dict)
+    weight_names: dict[Node, str] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
     places: dict[Device, torch.device] = field(default_factory=dict)
@@ -97,8 +100,8 @@ class _Writer:
 
     def local(self, state: State) -> str:
         if state not in self.names:
-            name = state.node.name + (f"_v{state.version}" if state.version else "")
-            while keyword.iskeyword(name) or self.taken.setdefault(name, state) != state:
+            name = _identifier(state.node.name) + (f"_v{state.version}" if state.version else "")
+            while self.taken.setdefault(name, state) != state:
                 name += "_"
             self.names[state] = name
         return self.names[state]
@@ -132,25 +135,43 @@ class _Writer:
         weight = weight_of(value)
         if weight is None:
             return self.local(self.state(reader, value))
+        name = self.weight_names.get(value) or self.name_weight(value)
         if weight.name in self.staged:
-            self.fetched[value.name] = self.staged[weight.name]
+            self.fetched[name] = self.staged[weight.name]
         else:
-            self.weights[value.name] = value
-        self.taken[value.name] = value
-        return value.name
+            self.weights[name] = value
+        return name
+
+    def name_weight(self, value: Node) -> str:
+        """A name for a weight, made unique among all names of the segment."""
+        name = _identifier(value.name)
+        while self.taken.setdefault(name, value) is not value:
+            name += "_"
+        self.weight_names[value] = name
+        return name
 
     def call(self, node: Node) -> str:
         if node.target is operator.getitem:
             return f"{self.expression(node, node.args[0])}[{self.expression(node, node.args[1])}]"
         arguments = [self.expression(node, argument) for argument in node.args]
-        arguments += [f"{key}={self.expression(node, value)}" for key, value in node.kwargs.items()]
+        arguments += [self.keyword(key, self.expression(node, value)) for key, value in node.kwargs.items()]
         return f"{self.function(node.target)}({', '.join(arguments)})"
+
+    def keyword(self, key: str, value: str) -> str:
+        """An argument by name; some operations have one that is a word of Python's (``from``)."""
+        return f"{key}={value}" if _identifier(key) == key else f"**{{{key!r}: {value}}}"
 
     def function(self, target: Any) -> str:
         if isinstance(target, torch._ops.OpOverload):
             suffix = "" if target._overloadname == "default" else f"_{target._overloadname}"
             return self.bind(f"{target.namespace}_{target.overloadpacket.__name__}{suffix}", target._op)
         return self.bind(target.__name__, target)
+
+
+def _identifier(name: str) -> str:
+    """A node's name as that of a variable; one that is no plain word of Python's gets another."""
+    plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+    return name if plain else "value_" + "".join(one if one.isascii() and one.isalnum() else "_" for one in name)
 
 
 def write_segment(
@@ -250,12 +271,15 @@ def _assemble(writer: _Writer, name: str) -> SegmentSource:
         *textwrap.wrap(parameters, 120, initial_indent="    ", subsequent_indent="    "),
         "):",
         "    def run(slots):",
-        f'        """Segment {segment.index} on {segment.device}: {_span(segment)}."""',
+        f'        """Segment {segment.index} on {segment.device}."""',
     ]
+    tail = ["    return run", ""]
+    code = "\n".join([*head, *(text for text, _ in writer.lines), *tail])
+    span = f'        """Segment {segment.index} on {segment.device}: {_printable(_span(segment))}."""'
     body = [text + (f"  # {_comment(node)}" if node else "") for text, node in writer.lines]
+    shown = "\n".join([*head[:-1], span, *body, *tail])
     lines = {len(head) + index: node for index, (_, node) in enumerate(writer.lines, 1) if node}
-    text = "\n".join([*head, *body, "    return run", ""])
-    return SegmentSource(name, text, writer.bound, writer.weights, lines)
+    return SegmentSource(name, code, shown, writer.bound, writer.weights, lines)
 
 
 def _span(segment: Segment) -> str:
@@ -265,4 +289,9 @@ def _span(segment: Segment) -> str:
 
 def _comment(node: Node) -> str:
     origin = origin_of(node)
-    return " · ".join(part for part in (origin.module, origin.source) if part).replace("\n", " ")
+    return _printable(" · ".join(part for part in (origin.module, origin.source) if part))
+
+
+def _printable(text: str) -> str:
+    """Text on one line, without characters that are not seen."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)

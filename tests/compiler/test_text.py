@@ -32,7 +32,7 @@ program "Gate"
 passes simplify, quantize, blocks, lora, place, pin, hoist, cut, reuse
 facts blocks found, cut, memory reused, pinned, placed, quantized
 devices sim0=1GiB,sim1=1GiB
-takes ["x", "flag"] defaults {'flag': True}
+takes ["x", "flag"] defaults {"flag": true}
 argument flag: = true
 argument x: tensor
 returns [1, {"type": "builtins.dict", "context": "[\\"y\\", \\"flag\\"]", "children_spec": [LEAF, LEAF]}]
