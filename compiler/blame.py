@@ -6,11 +6,13 @@ import linecache
 import re
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARIES = ("torch", __name__.rpartition(".")[0])
 
 
 def cannot_trace(name: str, where: str, why: str) -> str:
@@ -40,3 +42,9 @@ def innermost(stack: str) -> tuple[str, str] | None:
     frames: list[tuple[str, str]] = _FRAME.findall(stack)
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
     return own[-1] if own else None
+
+
+def is_of_model(frame: FrameType | None) -> bool:
+    """Whether a frame runs code of neither torch nor the compiler."""
+    name = frame.f_globals.get("__name__", "") if frame else _LIBRARIES[0]
+    return not any(name == library or name.startswith(f"{library}.") for library in _LIBRARIES)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 HOST, SIM = "cpu", "sim"
 KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
+_LACKING = {
+    "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+}
 _SPELLING = re.compile(r"([a-z]+):?(\d{1,4})?")
 
 
@@ -61,6 +64,16 @@ class Device:
         import torch
 
         return torch.device(self.kind) if self.is_host else torch.device(self.kind, self.index)
+
+    @property
+    def traced_as(self) -> str:
+        """The kind that a model sees while it is traced for this device: simulated ones compute as the host does."""
+        return HOST if self.is_simulated else self.kind
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The names of the dtypes of which no tensor can lie on this device."""
+        return _LACKING.get(self.kind, frozenset())
 
     @property
     def is_host(self) -> bool:

@@ -30,10 +30,11 @@ _NO_MODELS = ("torch", "builtins")
 def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Gives attributes, containers and plain objects that a module reaches their contents back at the end.
 
-    ``on_host`` makes what stands for a tensor of another device meanwhile. Caches of functions that hold tensors are
-    cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
+    ``on_host`` makes what stands for a tensor that is no parameter or buffer meanwhile. Caches of functions that hold
+    tensors are cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
     """
     held = [(container, _copy(container)) for container in containers_of(module)]
+    on_host = _once_each(on_host)
     caches = list(_caches(module))
     _clear(caches)
     try:
@@ -77,15 +78,26 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _on_host(contents: Any, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Contents of a container in which tensors of other devices are replaced, in tuples too."""
+    """Contents of a container in which tensors are replaced, in tuples too; a parameter only of another device."""
     if isinstance(contents, torch.Tensor):
-        return contents if contents.is_cpu else on_host(contents)
+        return contents if isinstance(contents, nn.Parameter) and contents.is_cpu else on_host(contents)
     if type(contents) is dict:
         return {key: _on_host(value, on_host) if _may_hold(value) else value for key, value in contents.items()}
     if type(contents) in (list, tuple):
         items = [_on_host(value, on_host) if _may_hold(value) else value for value in contents]
         return items if isinstance(contents, list) else _tuple_of(contents, items)
     return contents
+
+
+def _once_each(on_host: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = on_host(tensor)
+        return made[id(tensor)]
+
+    return once
 
 
 def _may_hold(value: Any) -> bool:

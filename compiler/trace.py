@@ -25,9 +25,11 @@ from torch.utils._sympy.numbers import int_oo
 from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
 from .blame import cannot_trace, line_of_error, line_of_stack
+from .devices import HOST
 from .errors import TraceError
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_broadcasts
+from .model_view import ModelView
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
@@ -40,6 +42,7 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Mapping[str, Any] | None = None,
+    kind: str = HOST,
 ) -> Program:
     """Traces a module in eval mode to a Program of ATen ops.
 
@@ -47,6 +50,7 @@ def trace(
         module: any module; its weights may be real, on any device, or on meta. It is left as it was.
         args, kwargs: an example call. Tensors may be on any device, meta included; only shapes and dtypes matter.
         dynamic_shapes: as torch.export takes it, keyed by the names of the arguments.
+        kind: of the main device, which the module sees when it asks where its tensors lie; none needs to be here.
 
     Raises:
         TraceError: the module cannot be exported, or writes into its inputs or weights.
@@ -58,8 +62,9 @@ def trace(
     example = {
         name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
     }
-    with rolled_back(module, lambda tensor: _on_host(tensor, mode)), _frozen(module), _faked(module, mode):
-        exported = _export(module, example, dynamic_shapes)
+    view = ModelView(type(module).__name__, kind)
+    with rolled_back(module, lambda tensor: _on_host(tensor, mode, view)), _frozen(module), _faked(module, mode):
+        exported = _export(module, example, dynamic_shapes, view)
     _refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module)
     drop_frozen_devices(exported.graph)
@@ -75,17 +80,20 @@ def trace(
         symbols=symbols,
     )
     _refuse_outside_writes(program)
+    view.check()
     return program
 
 
-def _export(module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None) -> ExportedProgram:
+def _export(
+    module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None, view: ModelView
+) -> ExportedProgram:
     surplus = [index for index, name in enumerate(given) if name.startswith("*")]
     names = list(given)[: surplus[-1] + 1 if surplus else 0]
     args = tuple(given[name] for name in names)
     kwargs = {name: value for name, value in given.items() if name not in names}
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), RecordContiguous():
+        with torch.no_grad(), RecordContiguous(), view:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
@@ -147,9 +155,13 @@ def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return tensor.cpu()
 
 
-def _on_host(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A tensor that a module keeps for itself, in host memory with its values, or a fake where it has none."""
-    return _fake_like(tensor, mode) if tensor.is_meta or isinstance(tensor, FakeTensor) else tensor.cpu()
+def _on_host(tensor: torch.Tensor, mode: FakeTensorMode, view: ModelView) -> torch.Tensor:
+    """A copy of a tensor that a module keeps for itself, in host memory, or a fake where it has no values."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return _fake_like(tensor, mode)
+    copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
+    view.keep(copy)
+    return copy
 
 
 def _fake(leaf: Any, mode: FakeTensorMode) -> Any:

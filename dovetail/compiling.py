@@ -86,10 +86,11 @@ def compile(
     )
     request.switch_on()
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
-    program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    devices = request.devices_for()
+    program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
     held = HeldWeights.of_module(module, program)
     source = held if index is None else source_of(index, program, held)
-    program.devices = request.devices_for()
+    program.devices = devices
     program.rests = _rests_for(request, program, index is not None)
     if homes is not None:
         _refuse_rows(request)

@@ -245,7 +245,7 @@ class Component:
             bare, shown = self.adapters.bare(self.module), self.residence.holdings.nothing_shown()
             with self._as_it_was(), without_caches(self.module), bare, shown:
                 module = call.traceable()
-                program = trace(module, args, kwargs, dynamic_shapes=shapes)
+                program = trace(module, args, kwargs, dynamic_shapes=shapes, kind=self.devices[0].traced_as)
         except TraceError as error:
             return self.parts.refuse(call, error)
         program.adapters = branches.form

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias
-from ..compiler.program import Weight, placement_of
+from ..compiler.program import Weight, origin_of, placement_of, tensors_of
 from ..compiler.structure import count_leaves
 from ..compiler.targets import argument_names, name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
@@ -133,6 +133,18 @@ def device(evidence: Evidence) -> Iterator[Violation]:
             if place != wanted:
                 here, there = evidence.name(place), evidence.name(wanted)
                 yield Violation("device", f"%{node.name} is on {here}, it belongs on {there}", node)
+
+
+def dtypes(evidence: Evidence) -> Iterator[Violation]:
+    """A device holds only values of dtypes that it has."""
+    lacking = {place: names for place, one in enumerate(evidence.program.devices) if (names := one.lacks)}
+    for node in evidence.nodes if lacking else ():
+        missing = lacking.get(evidence.device[node], frozenset())
+        found = [name for t in tensors_of(node) if (name := str(t.dtype).removeprefix("torch.")) in missing]
+        if found and node.op != "output":
+            here, where = evidence.name(evidence.device[node]), origin_of(node).source
+            at = f", from {where}" if where else ""
+            yield Violation("dtypes", f"%{node.name} is {found[0]}{at}, which {here} does not have", node)
 
 
 def view(evidence: Evidence) -> Iterator[Violation]:

@@ -30,6 +30,7 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
     ("placed", slice_rules.slices),
     ("placed", slice_rules.parts),
     ("pinned", rules.device),
+    ("pinned", rules.dtypes),
     ("pinned", rules.view),
     ("pinned", rules.pin),
     ("pinned", rules.storage),

@@ -196,6 +196,17 @@ def return_in_another_order(program: Program) -> None:
     edit(program, index, replace(at(program, index), values=at(program, index).values[::-1]))
 
 
+def put_on_a_device_a_dtype_that_it_lacks(program: Program) -> None:
+    apple = make_device("mps", 2**20)
+    program.devices = (apple, *program.devices[1:])
+    program.home = {name: apple if home == DEVICES[0] else home for name, home in program.home.items()}
+    for node in program.graph.nodes:
+        if device_of(node) == DEVICES[0]:
+            place_node(node, device=apple)
+    node = op(program, "zeros")
+    node.meta["value"] = replace(value_of(node), dtype=torch.float64)  # type: ignore[type-var]
+
+
 BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "targets": ("simplify", call_what_no_program_may),
     "order": ("simplify", read_before_it_is_made),
@@ -207,6 +218,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "slices": ("simplify,blocks,rows{shares=16:10:6}", give_two_devices_the_same_rows),
     "parts": ("simplify,blocks,rows{shares=16:10:6}", gather_parts_in_another_order),
     "device": ("simplify,blocks,place{shares=1:1:1},pin", put_an_input_on_another_device),
+    "dtypes": ("simplify,blocks,place{shares=1:1:1},pin", put_on_a_device_a_dtype_that_it_lacks),
     "view": ("simplify,blocks,place{shares=1:1:1},pin", part_a_view_from_its_base),
     "pin": ("simplify,blocks,place{shares=1:1:1},pin", run_a_layer_away_from_its_weight),
     "storage": ("simplify,blocks,place{shares=1:1:1},pin,hoist", spread_written_memory_over_two_devices),
