@@ -19,7 +19,7 @@ from .graphs import same_bits
 from .modules import ModuleCase, module_cases
 from .oracles import Clockwork, check_law_3, check_law_4
 
-few = settings(max_examples=12)
+few = settings(max_examples=settings().max_examples // 4)
 
 
 def compiled(case: ModuleCase) -> CompiledModule:
