@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ...compiler.errors import NotHereError
-from . import copies, device_module
+from . import copies, device_module, generators, indexing
 from .ledger import device_of, set_capacities
 from .tensor import HANDLERS, compute, dispatch
 
@@ -39,6 +39,8 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
             _require_the_backend()
             _setup_privateuseone_for_python_backend("sim", backend_module=device_module)
             copies.install()
+            indexing.install()
+            generators.install()
             _libraries.append(_register_kernels())
     set_capacities(capacities or {})
 

@@ -7,6 +7,7 @@ has, and not by what the op's schema promises: `reshape`, `contiguous` or `dropo
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
+from .generators import require_generator_of
 from .ledger import Buffer, SimDevice, device_of
+from .operands import takes_host_scalars
 from .streams import HOST, Stream, _chosen
 
 aten = torch.ops.aten
@@ -45,6 +48,22 @@ class SimTensor(torch.Tensor):
         """Builds the wrapper around the tensor that `__tensor_flatten__` named."""
         return wrap(inner["_inner"], device_of(device))
 
+    @property
+    def is_cpu(self) -> bool:
+        """Says no, but while deterministic algorithms are asked for.
+
+        `torch.nn.functional.interpolate` asks only then, and takes a slow decomposition for devices whose kernels are
+        not deterministic. The CPU's are, and round otherwise.
+        """
+        return torch.are_deterministic_algorithms_enabled()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Describes the tensor for a file: its values, and the device that `map_location` may change."""
+        if hasattr(self, "_is_param"):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
+        what = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, what
+
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Lets the memory be used again only when a stream is done with it."""
         self._buffer.keep(stream)
@@ -55,6 +74,12 @@ class SimTensor(torch.Tensor):
             memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if hasattr(self, "_is_param") else copied
         made: torch.Tensor = memo[id(self)]
         return made
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Copies the tensor to the host and returns an array, if `force` allows the copy."""
+        if not force:
+            raise TypeError(f"can't convert {self.device} device type tensor to numpy: copy it with Tensor.cpu() first")
+        return self.detach().cpu().numpy(force=True)
 
     def tolist(self) -> Any:
         """Returns the values as a number or as nested lists."""
@@ -98,7 +123,9 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)
     given = len(operands)
-    if any(_is_special(operand._inner) for operand in operands if type(operand) is SimTensor):
+    if kwargs and kwargs.get("generator") is not None:
+        require_generator_of(where.device, kwargs["generator"])
+    if traits.turns or any(_is_special(operand._inner) for operand in operands if type(operand) is SimTensor):
         result = _from_the_top(func, inner_args, inner_kwargs)
     else:
         result = func(*inner_args, **inner_kwargs)
@@ -119,8 +146,11 @@ _SKIPPED = tuple(
 
 
 def _is_special(inner: torch.Tensor) -> bool:
-    """Whether PyTorch treats a tensor on a level that calls from here skip: its gradient, or a lazy conjugate."""
-    return inner.requires_grad or inner.is_conj() or inner.is_neg()
+    """Whether PyTorch treats a tensor on a level that calls from here skip: its gradient, or a lazy conjugate.
+
+    Of a complex tensor the op itself may make one.
+    """
+    return inner.requires_grad or inner.is_neg() or inner.is_complex()
 
 
 def _from_the_top(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -161,13 +191,15 @@ def rewrap(tensor: SimTensor, inner: torch.Tensor) -> SimTensor:
 class _Traits:
     """What the schema of an op says that matters here."""
 
-    __slots__ = ("device_at", "is_answer", "reshapes", "writes")
+    __slots__ = ("device_at", "is_answer", "reshapes", "takes_host_scalars", "turns", "writes")
 
     def __init__(self, func: OpOverload) -> None:
         arguments = func._schema.arguments
         self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
         self.device_at = next(((i, a.name) for i, a in enumerate(arguments) if "Device" in str(a.real_type)), None)
         self.is_answer = func._schema.name in _ANSWERS
+        self.takes_host_scalars = takes_host_scalars(func)
+        self.turns = func._schema.name.startswith(_TURNING)
         self.reshapes = bool(self.writes) and (
             func._schema.name in _RESHAPES or any(a.is_out for a in arguments if a.alias_info)
         )
@@ -177,6 +209,8 @@ class _Traits:
 _ANSWERS = frozenset(
     f"aten::{name}" for name in ("_local_scalar_dense", "_unique2", "equal", "masked_select", "nonzero", "unique_dim")
 )
+# Inside, these may make a lazy conjugate of a real operand's transform.
+_TURNING = tuple(f"aten::{name}" for name in ("fft_", "_fft_", "istft", "stft"))
 _RESHAPES = frozenset(
     f"aten::{name}"
     for name in (
@@ -223,9 +257,9 @@ def _place(
             if where is None:
                 where = device
             elif where is not device:
-                raise _mixed(func, operands)
-        elif one.dim():
-            raise _mixed(func, operands)
+                raise _mixed(func, operands, traits)
+        elif one.dim() or not traits.takes_host_scalars:
+            raise _mixed(func, operands, traits)
     asked: torch.device | None = _argument(traits.device_at, args, kwargs) if traits.device_at else None
     if asked is None:
         assert where is not None, f"{func} has nothing on a sim device"
@@ -239,12 +273,13 @@ def _argument(at: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
     return args[position] if position < len(args) else kwargs.get(name)
 
 
-def _mixed(func: OpOverload, operands: Operands) -> RuntimeError:
-    places = " and ".join(dict.fromkeys(f"{one.device}" for one in operands if one.device.type == "sim" or one.dim()))
-    return RuntimeError(
-        f"{func} got tensors on {places}: all must be on one device (a CPU tensor without dimensions is accepted): "
-        "copy them to one device first"
+def _mixed(func: OpOverload, operands: Operands, traits: _Traits) -> RuntimeError:
+    scalars = traits.takes_host_scalars
+    places = " and ".join(
+        dict.fromkeys(f"{one.device}" for one in operands if one.device.type == "sim" or one.dim() or not scalars)
     )
+    but = "all must be on one device" + " (a CPU tensor without dimensions is accepted)" * scalars
+    return RuntimeError(f"{func} got tensors on {places}: {but}: copy them to one device first")
 
 
 def _note_reads(func: OpOverload, operands: Operands, stream: Stream) -> None:

@@ -120,7 +120,7 @@ def test_random_numbers_are_those_of_the_cpu(grad_mode):
     there = torch.randn(5, device="sim:0")
     torch.manual_seed(3)
     assert torch.equal(there.cpu(), torch.randn(5))
-    there = torch.randn(5, generator=torch.Generator().manual_seed(4), device="sim:0")
+    there = torch.randn(5, generator=torch.Generator("sim:0").manual_seed(4), device="sim:0")
     assert torch.equal(there.cpu(), torch.randn(5, generator=torch.Generator().manual_seed(4)))
 
 
