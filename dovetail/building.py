@@ -25,6 +25,7 @@ from .compiler.weights import WeightIndex
 from .layouts import Wanted
 from .runtime import quantized as quantized  # registers what unpacks packed weights
 from .runtime.reading import WeightReader
+from .runtime.transfers import moved
 from .runtime.weights import tensors_of_module
 from .weight_files import under_names_of
 
@@ -48,7 +49,7 @@ class Built:
             return self.reader.read(entry, tensor.dtype, device)
         packed = self.reader.read(entry.packed(), torch.uint8, torch.device("cpu"))
         dense: torch.Tensor = torch.ops.dovetail.dequantize(packed, entry.quant, tensor.dtype)
-        return dense.to(device)
+        return moved(dense, device)
 
 
 def build(

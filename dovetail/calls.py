@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .compiler.errors import TraceError
-from .runtime.transfers import start_copy
+from .runtime.transfers import handed
 
 CALL = "_dovetail_call"
 
@@ -84,9 +84,7 @@ def moved(value: Any, device: torch.device) -> Any:
     leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
     if all(leaf.device == device for leaf in leaves):
         return value
-    return pytree.tree_map(
-        lambda leaf: start_copy(leaf, device).wait() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    return pytree.tree_map(lambda leaf: handed(leaf, device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def refuse_what_is_no_function(

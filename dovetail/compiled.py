@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +16,10 @@ from .compiler.errors import NotHereError, PassError
 from .compiler.planfile import save_plan
 from .compiler.program import Program
 from .compiler.schedule import Schedule
+from .runtime.accelerator import Event, accelerator_of
 from .runtime.adapters import WithAdapters
 from .runtime.executor import Executor
-from .runtime.transfers import start_copy
+from .runtime.transfers import handed, start_copy
 from .runtime.weights import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -59,11 +61,14 @@ class CompiledModule:
         inputs = self.program.signature.flatten(args, kwargs)
         home = inputs[0].device if inputs else None
         main = self.program.main.torch
-        placed = [x if x.device == main else start_copy(x, main).wait() for x in inputs]
-        del inputs, args, kwargs
-        leaves = self._executor(placed)  # which takes the list over
+        coming = [start_copy(x, main) for x in inputs]
+        read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
+        placed = [one.wait() for one in coming]
+        del inputs, coming, args, kwargs
+        with _waited_for(read):
+            leaves = self._executor(placed)  # which takes the list over
         if home is not None and home != main:
-            leaves = [start_copy(x, home).wait() if isinstance(x, torch.Tensor) else x for x in leaves]
+            leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)
 
     def load(self) -> None:
@@ -118,3 +123,21 @@ class CompiledModule:
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))
         return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
+
+
+@contextlib.contextmanager
+def _waited_for(events: Sequence[Event]) -> Iterator[None]:
+    """Waits for copies out of host memory at the end: if it is pinned, they read it until then; it is the caller's."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # a device that is lost has raised already
+            _wait_for(events)
+        raise
+    _wait_for(events)
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        if event is not None:
+            event.synchronize()

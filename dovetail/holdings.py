@@ -21,6 +21,7 @@ from .compiler.entries import WeightEntry
 from .compiler.errors import WeightError
 from .compiler.program import Weight
 from .runtime.reading import WeightReader
+from .runtime.transfers import moved
 from .runtime.weights import check_matches, on_device
 
 Slot = tuple[dict[str, Any], str]
@@ -85,7 +86,7 @@ class Held:
             return moved(self.tensor, device)
         if self.files is not None and self.entry is not None:
             return self._with_updates(None, self.files(self.name, self.tensor, device))
-        return self.gathered().to(device, self.tensor.dtype)
+        return moved(self.gathered().to(self.tensor.dtype), device)
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program knows as a weight, on a device, from where it rests: rows of it, packed bytes, or all."""
@@ -213,8 +214,3 @@ class Holdings:
                     first.slots += held.slots
                     self.restore(first, first.tensor)
                     del self._held[id(held.tensor)]
-
-
-def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on a device, without a copy if it is there."""
-    return tensor if tensor.device == device else tensor.detach().to(device)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from . import libraries
 from .compiler.errors import UsageError
-from .holdings import moved
+from .runtime.transfers import moved
 
 if TYPE_CHECKING:
     from .adapters import Wrapper
@@ -43,11 +43,11 @@ class Update:
 
         They are cut from the product of the whole matrices: with fewer rows a matmul may round otherwise.
         """
-        up = self.up.detach().to(_HOST)
+        up = moved(self.up.detach(), _HOST)
         part = slice(*rows or (None,))
         if self.down is None:
             return up[part] * self.scale
-        down, dtype = self.down.detach().to(_HOST), up.dtype
+        down, dtype = moved(self.down.detach(), _HOST), up.dtype
         if dtype in (torch.float16, torch.bfloat16):
             up, down = up.float(), down.float()
         return (_product(up, down)[part] * self.scale).to(dtype)
@@ -83,7 +83,7 @@ class Merges:
     def updated(self, name: str, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
         """Rows of a weight, as they were read, with all that is merged into them."""
         for update in self._updates.get(name, ()):
-            data = (data + update.rows(rows).to(data.device)).to(data.dtype)
+            data = (data + moved(update.rows(rows), data.device)).to(data.dtype)
         return data
 
     def settle(self) -> None:

@@ -27,6 +27,7 @@ from .passes.pipeline import default_passes, parse_passes
 from .pipeline_plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .program_weights import ProgramWeights
 from .request import Request, one_backend
+from .runtime.transfers import moved
 
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MARK = "_dovetail"
@@ -311,7 +312,8 @@ def _bring_state(pipe: Any) -> None:
     for component in pipe.components.values():
         if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
             held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
-            vars(component).update({name: value.to(libraries.execution_device(pipe)) for name, value in held.items()})
+            there = libraries.execution_device(pipe)
+            vars(component).update({name: moved(value, there) for name, value in held.items()})
 
 
 class _ExecutionDevice:

@@ -11,8 +11,9 @@ from torch import nn
 from .compiler.devices import Device
 from .compiler.program import Program, Weight
 from .compiler.schedule import Load
-from .holdings import Held, moved
+from .holdings import Held
 from .residence import Residence, find_name, tensors_by_name
+from .runtime.transfers import moved
 from .runtime.weights import WeightSource, check_matches
 
 

@@ -27,6 +27,7 @@ from .compiler.units import format_bytes
 from .holdings import Files, Held, Holdings, Updated
 from .runtime.accelerator import accelerator_of
 from .runtime.files import rests_packed
+from .runtime.transfers import moved
 from .runtime.weights import tensors_of_module
 
 _HOST = torch.device("cpu")
@@ -290,7 +291,7 @@ class Residence:
     def _from_rest(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         if self.rests != "disk" and weight.quant:
             packed = self.part(held, replace(weight, name=weight.whole, rows=None), _HOST)
-            return packed[slice(*weight.rows or (None,))].to(device, non_blocking=True)
+            return moved(packed[slice(*weight.rows or (None,))], device)
         self.rest(held, device)
         return held.read(weight, device)
 

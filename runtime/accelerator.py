@@ -7,7 +7,7 @@ function does nothing and costs nothing, so that callers need no branches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,8 +35,8 @@ class Accelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def side_stream(self) -> Stream:
-        """Returns the device's one stream for copies, the same at each call."""
+    def side_stream(self, purpose: Hashable = None) -> Stream:
+        """Returns the device's one stream for a purpose besides computing, the same at each call."""
         return None
 
     def current_stream(self) -> Stream:
@@ -113,14 +113,13 @@ class StreamAccelerator(Accelerator):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._module: Any = torch.get_device_module(device)
+        self._side_streams: dict[Hashable, Stream] = {}
 
-    @functools.cached_property
-    def _side_stream(self) -> Stream:
-        return self._module.Stream(device=self.device)
-
-    def side_stream(self) -> Stream:
-        """Returns the device's one stream for copies, the same at each call."""
-        return self._side_stream
+    def side_stream(self, purpose: Hashable = None) -> Stream:
+        """Returns the device's one stream for a purpose besides computing, the same at each call."""
+        if purpose not in self._side_streams:
+            return self._side_streams.setdefault(purpose, self._module.Stream(device=self.device))
+        return self._side_streams[purpose]
 
     def current_stream(self) -> Stream:
         """Returns the stream that this thread's work on the device goes to."""
@@ -156,7 +155,7 @@ class StreamAccelerator(Accelerator):
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a CPU tensor in memory that copies to this device need not stage."""
-        return tensor.pin_memory()
+        return self.empty_on_host(tensor.size(), tensor.stride(), tensor.dtype).copy_(tensor)
 
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage."""
@@ -176,12 +175,16 @@ class StreamAccelerator(Accelerator):
 
 
 class SimAccelerator(StreamAccelerator):
-    """A simulated device: all host memory is alike to it, and a self-test leaves no trace in its counters."""
+    """A simulated device: what is pinned for it is a note, and a self-test leaves no trace in its counters."""
 
     probe_bytes = 256
 
     pin = Accelerator.pin
-    empty_on_host = Accelerator.empty_on_host
+
+    def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Makes a CPU tensor that simulated copies treat as pinned."""
+        made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
+        return made
 
     def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Gives the memory of the tensor, and counts one copy from the host."""

@@ -28,8 +28,9 @@ class _Slot:
 class Ring:
     """Sends host memory to one device, for one thread at a time (`with ring:`).
 
-    On a device with streams copies run on its side stream; what comes next on the stream that is current at the end
-    comes after them, and they come after what was on it at the beginning.
+    On a device with streams copies run on its side stream for weights; what comes next on the stream that is current
+    at the end comes after them, and they come after what was on it at the beginning. So a target may be memory that
+    the current stream has used and will use, and nothing else need be said about it.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -40,15 +41,21 @@ class Ring:
 
     def __enter__(self) -> Ring:
         self._lock.acquire()
-        self._stream = self._accelerator.side_stream()
-        self._follow(self._stream, self._accelerator.current_stream())
+        try:
+            self._stream = self._accelerator.side_stream("weights")
+            self._follow(self._stream, self._accelerator.current_stream())
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._follow(self._accelerator.current_stream(), self._stream)
-        self._lock.release()
+        try:
+            self._follow(self._accelerator.current_stream(), self._stream)
+        finally:
+            self._lock.release()
 
     def next(self, count: int) -> torch.Tensor:
         """Bytes of host memory to fill, once they have been sent if they were in use."""
@@ -66,8 +73,7 @@ class Ring:
             cast = slot.bytes("cast", source.numel() * target.dtype.itemsize).view(target.dtype)
             source = cast.copy_(source)
         with self._accelerator.use(self._stream):
-            target.copy_(source, non_blocking=True)
-        self._accelerator.keep(target, self._stream)
+            target.copy_(source, non_blocking=self._accelerator.has_streams)
         slot.sent = self._accelerator.record(self._stream)
 
     def _follow(self, later: Stream, earlier: Stream) -> None:

@@ -1,9 +1,12 @@
 """Copies between devices that overlap with computing, where the devices have streams, and arrive intact.
 
+Every byte that goes from one accelerator to another goes through `start_copy`, and weights through `moved`.
+
 A copy keeps the exact strides of the value, since the same strides mean the same kernels and so the same bits. It
-runs on the side streams of both devices: these wait for what has been launched before, and whoever uses the result
-waits for them (`Arrival.wait`). Some boards damage direct copies between two devices. So the first copy between a
-pair is preceded by a self-test, and a pair that fails it copies through host memory from then on.
+runs on side streams of both devices, one for each peer and direction, so that no link waits for another: these wait
+for what has been launched before, and whoever uses the result waits for them (`Arrival.wait`). Some boards damage
+direct copies between two devices. So the first copy between a pair is preceded by a self-test, and a pair that fails
+it copies through host memory from then on.
 """
 
 from __future__ import annotations
@@ -29,43 +32,77 @@ class Arrival:
         done: the event to wait for, or None when there is nothing to wait for.
     """
 
-    __slots__ = ("_done", "_there", "_value", "_waited")
+    __slots__ = ("_there", "_value", "_waited", "done")
 
     def __init__(self, value: torch.Tensor, there: Accelerator, done: Event = None) -> None:
         self._value = value
         self._there = there
-        self._done = done
+        self.done = done
         self._waited = done is None
 
     def wait(self) -> torch.Tensor:
         """Returns the value, to be used on the device's current stream."""
         if not self._waited:
             stream = self._there.current_stream()
-            self._there.wait(stream, self._done)
+            self._there.wait(stream, self.done)
             self._there.keep(self._value, stream)
             self._waited = True
         return self._value
 
+    def settle(self) -> None:
+        """Blocks the host until the copy has read the value."""
+        if self.done is not None:
+            self.done.synchronize()
+
     def fence(self, source: torch.device) -> None:
         """Lets the device that the value came from go on only when the copy has read it."""
         here = accelerator_of(source)
-        here.wait(here.current_stream(), self._done)
+        here.wait(here.current_stream(), self.done)
 
 
 def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | None = None) -> Arrival:
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
 
     It lands in memory of its own, or ``into`` a part of what is there; but not in host memory, where a copy that is
-    not dense would block the host. The value may be freed at once: its memory is used again when the copy is done.
+    not dense would block the host, and only if the value is contiguous, for others are gathered in host memory when
+    they go through it. The value may be freed at once, and so may what it lands in: memory on a device is used again
+    when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
     """
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:
         return Arrival(value, there)
-    if there.is_host:
+    if there.is_host or not value.is_contiguous():
         into = None
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
         return _bounce(value, here, there, into)
     return _send(value, here, there, into=into)
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device, to be used on the current stream: detached, or itself where it is there already.
+
+    What comes from pinned host memory is on its way when this returns. What goes to the host is there, and in memory
+    that is not pinned: it may stay for long.
+    """
+    if tensor.device == device:
+        return tensor
+    here, there = accelerator_of(tensor.device), accelerator_of(device)
+    if here.is_host or there.is_host:
+        return tensor.detach().to(device, non_blocking=there.has_streams)
+    return start_copy(tensor.detach(), device).wait()
+
+
+def handed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An argument or a result on a device: no memory of a caller is read any more, and none is pinned.
+
+    A strided value has its strides on an accelerator; to the host it goes as `moved` takes it.
+    """
+    if value.device == device or accelerator_of(device).is_host:
+        return moved(value, device)
+    coming = start_copy(value, device)
+    if accelerator_of(value.device).is_host:
+        coming.settle()
+    return coming.wait()
 
 
 def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
@@ -98,7 +135,7 @@ def _send(
 
     Memory that it lands in may have been another value's until now: the copy is after the target's current stream too.
     """
-    side_here, side_there = here.side_stream(), there.side_stream()
+    side_here, side_there = here.side_stream(("to", there.device)), there.side_stream(("from", here.device))
     here.wait(side_here, here.record(here.current_stream()))
     there.wait(side_there, before)
     if into is not None:
@@ -108,6 +145,8 @@ def _send(
         streams.enter_context(there.use(side_there))
         arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=True)
         here.keep(value, side_here)
+        if into is not None:
+            there.keep(into, side_there)
         done = there.record(side_there) if there.has_streams else here.record(side_here)
     return Arrival(arrived, there, done)
 
@@ -116,7 +155,7 @@ def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator, into: to
     """Copies through host memory without blocking the host."""
     host = accelerator_of(torch.device("cpu"))
     halfway = _send(value, here, host)
-    return _send(halfway._value, host, there, halfway._done, into)
+    return _send(halfway._value, host, there, halfway.done, into)
 
 
 def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.Tensor:

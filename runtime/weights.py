@@ -10,7 +10,7 @@ from torch import nn
 
 from ..compiler.errors import WeightError
 from ..compiler.program import Program, Weight
-from .accelerator import accelerator_of
+from .transfers import moved
 
 
 class WeightSource(Protocol):
@@ -94,4 +94,4 @@ def on_device(weight: Weight, tensor: torch.Tensor, device: torch.device) -> tor
     if weight.rows is not None:
         rows = tensor[slice(*weight.rows)]
         tensor = rows.clone() if rows.device == device else rows
-    return tensor.to(device, non_blocking=accelerator_of(tensor.device).is_host)
+    return moved(tensor, device)

@@ -1,20 +1,25 @@
 """Copies between simulated devices and the host: their order on streams, their bytes, and their arrival.
 
 A non-blocking copy to the host arrives when the host waits for its stream, as on real devices; what stands there
-until then is a pattern of ones, which is NaN in every floating type. Copies between two devices run on the current
-stream of the source, which waits for the target's current stream before and is waited for by it after, as on CUDA.
+until then is a pattern of ones, which is NaN in every floating type. A non-blocking copy from pinned memory reads its
+source as late: when the host waits for its stream, or when its target is used; from other host memory it reads it at
+once, as the staging of CUDA does. Memory is pinned if `empty_pinned` made it. Copies between two devices run on the
+current stream of the source, which waits for the target's current stream before and is waited for by it after, as on
+CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .ledger import device_of
+from .regions import region_of
 from .streams import HOST, Delivery, RaceError, Stream, current_stream
 from .tensor import CPU, HANDLERS, SimTensor, aten, compute, wrap
 
@@ -46,7 +51,8 @@ def _copy_into(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Ten
         result: torch.Tensor = compute(func, args, kwargs)
         return result
     _order(func, source, target, target.numel() * target.element_size(), non_blocking)
-    _inside(target).copy_(_inside(source))
+    if not (non_blocking and _reads_late(source, target)):
+        _inside(target).copy_(_inside(source))
     _arrive(source, target, non_blocking)
     return target  # type: ignore[no-any-return]
 
@@ -63,6 +69,8 @@ def _convert(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tenso
         return result
     if device.type == "sim":
         device_of(device).require(source.numel() * (kwargs.get("dtype") or source.dtype).itemsize)
+    if isinstance(source, SimTensor) and source._buffer.coming:
+        source._buffer.settle()
     copied = func(_inside(source), **{**kwargs, "device": CPU, "non_blocking": False, "pin_memory": None})
     target = wrap(copied, device_of(device)) if device.type == "sim" else copied.to(device)
     non_blocking = bool(kwargs.get("non_blocking"))
@@ -91,7 +99,9 @@ def _order(func: OpOverload, source: torch.Tensor, target: torch.Tensor, size: i
     stream.launch()
     _read(func, source, stream)
     if isinstance(target, SimTensor):
-        target._buffer.write(stream, func)
+        part = target.numel() * target.element_size() < target._inner.untyped_storage().nbytes()
+        late = non_blocking and _reads_late(source, target)
+        target._buffer.write(stream, func, region_of(target._inner) if part else None, late)
     if meets:
         current_stream(target.device).wait_stream(stream)
     if not meets and not non_blocking:
@@ -102,14 +112,14 @@ def _read(func: OpOverload, source: torch.Tensor, stream: Stream) -> None:
     if isinstance(source, SimTensor):
         source._buffer.read(stream, func)
         return
-    if any(one.storage == source.untyped_storage()._cdata for one in HOST.pending):
+    storage = source.untyped_storage()._cdata
+    if HOST.filling(storage):
         HOST.deliver(stream.everything())
-    for one in HOST.pending:
-        if one.storage == source.untyped_storage()._cdata:
-            raise RaceError(
-                f"{func} on {stream} of {stream.device} reads host memory that a copy on {one.stream} of "
-                f"{one.stream.device} has not filled yet: let {stream} wait for {one.stream}"
-            )
+    for one in HOST.filling(storage):
+        raise RaceError(
+            f"{func} on {stream} of {stream.device} reads host memory that a copy on {one.stream} of "
+            f"{one.stream.device} has not filled yet: let {stream} wait for {one.stream}"
+        )
 
 
 def _count(source: torch.Tensor, target: torch.Tensor, size: int) -> None:
@@ -125,6 +135,9 @@ def _arrive(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> N
         corrupt = _broken.get((source.device.index, target.device.index)) if isinstance(source, SimTensor) else None
         if corrupt:
             corrupt(target._inner)
+        if non_blocking and _reads_late(source, target):
+            inner, stream = target._inner, current_stream(target.device)
+            target._buffer.expect(Delivery(stream, None, lambda: inner.copy_(source)))
         return
     if non_blocking:
         _hold_back(target, current_stream(source.device))
@@ -133,7 +146,30 @@ def _arrive(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> N
 def _hold_back(target: torch.Tensor, stream: Stream) -> None:
     value = target.clone()
     target.copy_(torch.full((target.element_size(),), 255, dtype=torch.uint8).view(target.dtype)[0])
-    HOST.pending.append(Delivery(stream, target.untyped_storage()._cdata, lambda: target.copy_(value)))
+    HOST.expect(Delivery(stream, target.untyped_storage()._cdata, lambda: target.copy_(value)))
+
+
+def empty_pinned(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Makes a CPU tensor in memory that copies to and from simulated devices treat as pinned."""
+    made = torch.empty_strided(size, stride, dtype=dtype)
+    for address in [address for address, storage in list(_pinned.items()) if storage.expired()]:
+        _pinned.pop(address, None)
+    storage = made.untyped_storage()
+    _pinned[storage._cdata] = StorageWeakRef(storage)
+    return made
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Says whether a CPU tensor lies in memory that `empty_pinned` made."""
+    return tensor.untyped_storage()._cdata in _pinned
+
+
+_pinned: dict[int, StorageWeakRef] = {}
+"""By the address of a storage; the weak reference keeps the address from being used again."""
+
+
+def _reads_late(source: torch.Tensor, target: torch.Tensor) -> bool:
+    return isinstance(target, SimTensor) and not isinstance(source, SimTensor) and is_pinned(source)
 
 
 def _inside(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from .copies import host_view
+from .copies import empty_pinned, host_view, is_pinned
 from .ledger import capacity, device_count, device_of, reset_peak, stats, uncounted
 from .streams import DeviceLike, Event, Stream, current_stream, default_stream, stream, synchronize
 from .tensor import rewrap
 
 __all__ = [
     "Event", "Stream", "current_device", "current_stream", "default_stream", "device_count", "empty_cache",
-    "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available", "is_initialized",
-    "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated",
-    "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize", "uncounted",
+    "empty_pinned", "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available",
+    "is_initialized", "is_pinned", "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info",
+    "memory_allocated", "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize", "uncounted",
 ]  # fmt: skip
 
 

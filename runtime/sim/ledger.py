@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ..host_memory import host_memory
-from .streams import DeviceLike, RaceError, Stream, default_stream, index_of
+from .regions import Region, are_apart
+from .streams import HOST, Delivery, DeviceLike, RaceError, Stream, default_stream, index_of
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,15 @@ class Buffer:
     """The ledger entry of one storage: its bytes, its last writer and the readers since.
 
     It belongs to the stream that was current when it was made: once freed, that stream may get the same memory again
-    at once. So a free while another stream still works on the buffer is a race with the next allocation, unless that
-    stream was recorded on it.
+    at once. So a free while another stream still works on the buffer is a race with the next allocation, unless a
+    stream was recorded on it that had waited for that work by the time of the free.
     """
 
-    __slots__ = ("_written", "device", "home", "kept", "reads", "size", "storage", "writer")
+    __slots__ = ("_written", "coming", "device", "home", "kept", "parts", "reads", "size", "storage", "writer")
 
     def __init__(self, device: SimDevice, storage: torch.UntypedStorage, stream: Stream) -> None:
         self.size = 0
+        self.coming: list[Delivery] | None = None
         if stream.hazards:
             _check_reuse(stream)
         self.device = device
@@ -84,13 +86,16 @@ class Buffer:
         self.home = self.writer = stream
         self._written = stream.now
         self.reads: dict[int, int] = {}
-        self.kept: set[int] | None = None
+        self.kept: list[Stream] | None = None
+        self.parts: list[tuple[Region, Stream, int]] | None = None  # written apart from one another since `_written`
         if device.counts:
             size = storage.nbytes()
             device.take(size)
             self.size = size
 
     def __del__(self) -> None:
+        if self.coming:
+            HOST.forget(self.coming)
         if self.size:
             self.device.give_back(self.size)
             self._leave_hazards()
@@ -103,30 +108,63 @@ class Buffer:
                 f"{what} on {stream} of {stream.device} reads a buffer last written on {writer} of {writer.device} "
                 f"without waiting: record an event on {writer} and let {stream} wait for it"
             )
+        for _, writer, time in self.parts or ():
+            if not stream.has_waited(writer.number, time):
+                raise RaceError(
+                    f"{what} on {stream} of {stream.device} reads a buffer of which {writer} of {writer.device} wrote "
+                    f"a part, without waiting: record an event on {writer} and let {stream} wait for it"
+                )
         self.reads[stream.number] = stream.now
+        if self.coming:
+            self.settle()
 
-    def write(self, stream: Stream, what: object) -> None:
-        """Notes that the operation launched last on a stream writes the buffer."""
-        for number, time in ((self.writer.number, self._written), *self.reads.items()):
+    def write(self, stream: Stream, what: object, region: Region | None = None, late: bool = False) -> None:
+        """Notes that the operation launched last on a stream writes the buffer, or no more than a part of it.
+
+        One that writes late, in the order of what else does (`expect`), lets nothing arrive before it.
+        """
+        parts = [one for one in self.parts or () if region is None or not are_apart(region, one[0])]
+        earlier = [(writer.number, time) for _, writer, time in parts]
+        for number, time in ((self.writer.number, self._written), *self.reads.items(), *earlier):
             if not stream.has_waited(number, time):
                 raise RaceError(
                     f"{what} on {stream} of {stream.device} writes a buffer that stream {number} still uses: "
                     f"record an event on stream {number} and let {stream} wait for it"
                 )
-        self.writer, self._written = stream, stream.now
-        self.reads.clear()
+        if region is None:
+            self.writer, self._written, self.parts = stream, stream.now, None
+            self.reads.clear()
+        else:
+            self.parts = [one for one in self.parts or () if one not in parts] + [(region, stream, stream.now)]
+        if self.coming and not late:
+            self.settle()
+
+    def expect(self, delivery: Delivery) -> None:
+        """Notes a copy from pinned memory, which reads its source when the host waits for it or the buffer is used."""
+        self.coming = [*(self.coming or ()), delivery]
+        HOST.expect(delivery)
+
+    def settle(self) -> None:
+        """Lets the copies from pinned memory arrive that are on their way to the buffer."""
+        coming, self.coming = self.coming or [], None
+        HOST.bring(coming)
 
     def keep(self, stream: Stream) -> None:
-        """Lets the memory be used again only when a stream is done with it, like `Tensor.record_stream`."""
-        self.kept = (self.kept or set()) | {stream.number}
+        """Lets the memory be used again only when a stream is done with it, like `Tensor.record_stream`.
+
+        What counts is what the stream has done or waited for by the time of the free.
+        """
+        self.kept = [*(self.kept or ()), stream]
 
     def _leave_hazards(self) -> None:
         last = self.reads
+        for _, writer, time in self.parts or ():
+            last[writer.number] = max(time, last.get(writer.number, 0))
         last.setdefault(self.writer.number, self._written)
         if len(last) == 1 and self.home.number in last:
             return
-        kept = self.kept or ()
-        self.home.hazards += [one for one in last.items() if one[0] not in kept and not self.home.has_waited(*one)]
+        safe = (self.home, *(self.kept or ()))
+        self.home.hazards += [one for one in last.items() if not any(stream.has_waited(*one) for stream in safe)]
 
 
 def _check_reuse(stream: Stream) -> None:

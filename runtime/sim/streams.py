@@ -9,7 +9,7 @@ is a thread's own affair, as on real devices.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -27,12 +27,13 @@ class RaceError(DovetailError, RuntimeError):
 
 
 class Host:
-    """The host's own clock, and the copies to it that are still on their way."""
+    """The host's own clock, and the copies to it and from it that are still on their way."""
 
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
-        self.pending: list[Delivery] = []
+        self.pending: dict[Delivery, None] = {}  # in the order of their launch
+        self._lock = threading.RLock()
 
     def join(self, clock: Clock) -> None:
         """Blocks the host until everything in `clock` is done."""
@@ -41,24 +42,46 @@ class Host:
         if self.pending:
             self.deliver(self.clock)
 
+    def expect(self, delivery: Delivery) -> None:
+        """Notes that a copy is on its way."""
+        with self._lock:
+            self.pending[delivery] = None
+
     def deliver(self, clock: Clock) -> None:
-        """Lets the copies arrive that are done once everything in `clock` is done."""
-        due = [one for one in self.pending if one.is_done(clock)]
-        self.pending = [one for one in self.pending if not one.is_done(clock)]
-        for one in due:
-            one.arrive()
+        """Lets the copies arrive that are done once everything in `clock` is done, in the order of their launch."""
+        with self._lock:
+            self.bring([one for one in self.pending if one.is_done(clock)])
+
+    def bring(self, due: Iterable[Delivery]) -> None:
+        """Lets copies arrive, each once."""
+        with self._lock, torch.inference_mode():
+            for one in due:
+                if one in self.pending:
+                    del self.pending[one]
+                    one.arrive()
+
+    def filling(self, storage: int) -> list[Delivery]:
+        """The copies that have not filled a storage of the host yet."""
+        with self._lock:
+            return [one for one in self.pending if one.storage == storage]
+
+    def forget(self, gone: Iterable[Delivery]) -> None:
+        """Lets copies come to nothing whose target is gone."""
+        with self._lock:
+            for one in gone:
+                self.pending.pop(one, None)
 
 
 class Delivery:
-    """A copy to the host that nobody has waited for yet.
+    """A copy to the host, or from its pinned memory, that nobody has waited for yet.
 
     Args:
         stream: the stream that the copy was put on.
-        storage: the address of the storage that it writes.
-        arrive: writes it.
+        storage: the address of the host's storage that it writes, or None when it writes a device's.
+        arrive: reads the source and writes the target.
     """
 
-    def __init__(self, stream: Stream, storage: int, arrive: Callable[[], object]) -> None:
+    def __init__(self, stream: Stream, storage: int | None, arrive: Callable[[], object]) -> None:
         self.stream = stream
         self.time = stream.now
         self.storage = storage
@@ -145,7 +168,8 @@ class Stream:
         HOST.join(self.everything())
 
     def query(self) -> bool:
-        """Says that the work is done, since simulated devices never lag behind."""
+        """Waits for the work and says that it is done, since simulated devices do theirs while the host waits."""
+        self.synchronize()
         return True
 
 
@@ -170,7 +194,8 @@ class Event:
         HOST.join(self.clock)
 
     def query(self) -> bool:
-        """Says that the work is done, since simulated devices never lag behind."""
+        """Waits for what was recorded and says that it is done, see `Stream.query`."""
+        self.synchronize()
         return True
 
 

@@ -7,6 +7,7 @@ has, and not by what the op's schema promises: `reshape`, `contiguous` or `dropo
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from .generators import require_generator_of
 from .ledger import Buffer, SimDevice, device_of
@@ -86,6 +88,8 @@ class SimTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if self._buffer.coming:
+            self._buffer.settle()
         return f"{self._inner!r}, device='{self.device}'"
 
 
@@ -125,10 +129,12 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     given = len(operands)
     if kwargs and kwargs.get("generator") is not None:
         require_generator_of(where.device, kwargs["generator"])
+    run: Callable[..., Any] = func
     if traits.turns or any(_is_special(operand._inner) for operand in operands if type(operand) is SimTensor):
-        result = _from_the_top(func, inner_args, inner_kwargs)
-    else:
-        result = func(*inner_args, **inner_kwargs)
+        run = functools.partial(_from_the_top, func)
+    if any(operand._buffer.coming for operand in operands if type(operand) is SimTensor):
+        run = functools.partial(_after_arrivals, run, operands, traits.may_view)
+    result = run(*inner_args, **inner_kwargs)
     if traits.reshapes:
         _follow_metadata(func, operands)
     wrapped = _wrap_all(result, operands, target, stream)
@@ -153,7 +159,20 @@ def _is_special(inner: torch.Tensor) -> bool:
     return inner.requires_grad or inner.is_neg() or inner.is_complex()
 
 
-def _from_the_top(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _after_arrivals(run: Callable[..., Any], operands: Operands, may_view: bool, *args: Any, **kwargs: Any) -> Any:
+    """Runs an op when the copies to its operands have arrived, which a view does not wait for: it reads no element."""
+    if may_view:
+        result = run(*args, **kwargs)
+        mine = {one.untyped_storage()._cdata for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)}
+        if mine <= {one._buffer.storage for one in operands if type(one) is SimTensor}:
+            return result
+    for one in operands:
+        if type(one) is SimTensor and one._buffer.coming:
+            one._buffer.settle()
+    return run(*args, **kwargs)
+
+
+def _from_the_top(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Runs an op on all levels that the CPU's tensors go through, and records no gradient.
 
     A view of a tensor that requires one does too, and a product with it takes another kernel, which rounds differently;
@@ -191,13 +210,14 @@ def rewrap(tensor: SimTensor, inner: torch.Tensor) -> SimTensor:
 class _Traits:
     """What the schema of an op says that matters here."""
 
-    __slots__ = ("device_at", "is_answer", "reshapes", "takes_host_scalars", "turns", "writes")
+    __slots__ = ("device_at", "is_answer", "may_view", "reshapes", "takes_host_scalars", "turns", "writes")
 
     def __init__(self, func: OpOverload) -> None:
         arguments = func._schema.arguments
         self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
         self.device_at = next(((i, a.name) for i, a in enumerate(arguments) if "Device" in str(a.real_type)), None)
         self.is_answer = func._schema.name in _ANSWERS
+        self.may_view = not self.writes and any(one.alias_info for one in func._schema.returns)
         self.takes_host_scalars = takes_host_scalars(func)
         self.turns = func._schema.name.startswith(_TURNING)
         self.reshapes = bool(self.writes) and (

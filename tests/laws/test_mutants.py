@@ -275,7 +275,7 @@ def dropped(subject: Subject, side: Callable[[Wait], bool]) -> list[tuple[Wait, 
 def separate_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each copy a stream of its own, so that waiting for another copy never stands in for waiting for it."""
     kind = type(accelerator_of(torch.device("sim", 0)))
-    monkeypatch.setattr(kind, "side_stream", lambda self: sim.Stream(self.device))
+    monkeypatch.setattr(kind, "side_stream", lambda self, purpose=None: sim.Stream(self.device))
 
 
 def test_every_dropped_wait_is_caught(subject: Subject) -> None:

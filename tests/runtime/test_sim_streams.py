@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.runtime import sim
+from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.sim.regions import Region, are_apart, region_of
+from dovetail.runtime.sim.streams import HOST
 
 sim.enable()
 pytestmark = pytest.mark.usefixtures("sim_devices")
@@ -148,6 +152,126 @@ def test_the_current_stream_is_a_threads_own():
         thread.join()
         assert sim.current_stream(0) is side
     assert seen == [sim.default_stream(0)]
+
+
+def pinned(*values: float) -> torch.Tensor:
+    return (
+        accelerator_of(torch.device("sim", 0))
+        .empty_on_host((len(values),), (1,), torch.float32)
+        .copy_(torch.tensor(values))
+    )
+
+
+@pytest.mark.parametrize("send", ["to", "copy_"])
+def test_a_copy_from_pinned_memory_reads_it_as_late_as_it_may(send):
+    source = pinned(1, 1, 1)
+    if send == "to":
+        there = source.to("sim:0", non_blocking=True)
+    else:
+        there = torch.empty(3, device="sim:0").copy_(source, non_blocking=True)
+    source.fill_(2)
+    view = there[1:]
+    source.fill_(3)
+    assert (view + 0).tolist() == [3, 3]
+    source.fill_(4)
+    assert there.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("wait", ["event", "stream", "device", "query"])
+def test_after_the_wait_pinned_memory_may_be_filled_again(wait):
+    source = pinned(1, 1, 1)
+    there = source.to("sim:0", non_blocking=True)
+    current = sim.current_stream(0)
+    {
+        "event": current.record_event().synchronize,
+        "stream": current.synchronize,
+        "device": lambda: sim.synchronize(0),
+        "query": current.query,
+    }[wait]()
+    source.fill_(2)
+    assert there.tolist() == [1, 1, 1]
+
+
+def test_copies_from_pinned_memory_arrive_in_the_order_of_their_stream():
+    first, second = pinned(1, 1), pinned(2)
+    there = torch.empty(2, device="sim:0")
+    there.copy_(first, non_blocking=True)
+    there[:1].copy_(second, non_blocking=True)
+    there.mul_(2)
+    there[1:].copy_(second, non_blocking=True)
+    assert there.tolist() == [4, 2]
+
+
+def test_a_blocking_copy_and_one_from_other_host_memory_read_it_at_once():
+    source, pageable = pinned(1, 1, 1), torch.ones(3)
+    there, also = source.to("sim:0"), pageable.to("sim:0", non_blocking=True)
+    source.fill_(2)
+    pageable.fill_(2)
+    assert there.tolist() == also.tolist() == [1, 1, 1]
+
+
+def test_a_copy_to_what_is_gone_comes_to_nothing():
+    before = len(HOST.pending)
+    there = pinned(1).to("sim:0", non_blocking=True)
+    assert len(HOST.pending) == before + 1
+    del there
+    assert len(HOST.pending) == before
+
+
+def test_memory_is_kept_by_a_stream_that_has_waited_for_its_use():
+    """As on real devices, where an event is recorded on the stream when the memory is freed."""
+    side, other = sim.Stream(0), sim.Stream(0)
+
+    def use(wait: bool) -> None:
+        value = torch.ones(3, device="sim:0")
+        side.wait_stream(sim.current_stream(0))
+        with sim.stream(side):
+            value + 1
+        value.record_stream(other)
+        if wait:
+            other.wait_stream(side)
+
+    use(wait=True)
+    torch.ones(1, device="sim:0")
+    use(wait=False)
+    with pytest.raises(sim.RaceError, match="freed while stream"):
+        torch.ones(1, device="sim:0")
+
+
+@given(st.data())
+def test_parts_are_apart_only_if_they_share_no_element(data):
+    storage = torch.zeros(4, 3, 6)
+
+    def part() -> tuple[Region, set[int]]:
+        view = storage
+        for dim in range(3):
+            start = data.draw(st.integers(0, storage.size(dim) - 1))
+            view = view.narrow(dim, start, data.draw(st.integers(0, storage.size(dim) - start)))
+        view = view.transpose(0, data.draw(st.integers(0, 2)))
+        elements = torch.arange(storage.numel()).as_strided(view.size(), view.stride(), view.storage_offset())
+        return region_of(view), set(elements.flatten().tolist())
+
+    (one, ours), (other, theirs) = part(), part()
+    assert not (are_apart(one, other) and ours & theirs)
+
+
+def test_two_streams_may_fill_other_columns_of_one_buffer_but_not_the_same():
+    whole = torch.zeros(4, 6, device="sim:0")
+    sides = [sim.Stream(0) for _ in range(3)]
+    for side, columns in zip(sides, ((0, 2), (2, 4), (3, 6)), strict=True):
+        side.wait_stream(sim.current_stream(0))
+        with sim.stream(side):
+            copy = functools.partial(whole[:, slice(*columns)].copy_, torch.ones(4, columns[1] - columns[0]))
+            if columns == (3, 6):
+                with pytest.raises(sim.RaceError, match="writes a buffer"):
+                    copy(non_blocking=True)
+            else:
+                copy(non_blocking=True)
+    sim.current_stream(0).wait_stream(sides[0])
+    with pytest.raises(sim.RaceError, match="wrote a part"):
+        whole + 1
+    sim.current_stream(0).wait_stream(sides[1])
+    assert whole.sum().item() == 16
 
 
 STREAMS = [sim.Stream(0) for _ in range(3)]

@@ -202,3 +202,63 @@ def test_unlike_accelerators_go_through_the_host(caplog):
     with caplog.at_level(logging.WARNING):
         assert not transfers.copies_arrive(here, there)
     assert "no direct link" in caplog.text
+
+
+def test_a_landing_that_is_freed_before_the_wait_is_not_given_out_again():
+    def land(device: torch.device) -> None:
+        whole = torch.empty(4, 6, device=SIM0)
+        start_copy(torch.ones(4, 3, device=device), SIM0, whole.narrow(-1, 0, 3))
+
+    for source in (SIM1, CPU):
+        land(source)
+        torch.zeros(16, device=SIM0)
+
+
+def test_a_part_that_is_not_contiguous_lands_in_memory_of_its_own():
+    whole = torch.zeros(4, 3, device=SIM0)
+    part = torch.ones(3, 4, device=SIM1).t()
+    assert start_copy(part, SIM0, whole).wait().sum().item() == 12
+    assert whole.sum().item() == 0
+
+
+SIM2 = torch.device("sim", 2)
+
+
+def waits_for(stream: sim.Stream, other: sim.Stream, time: int) -> bool:
+    return stream.clock.get(other.number, 0) >= time
+
+
+def test_copies_of_two_pairs_and_of_two_directions_do_not_wait_for_each_other():
+    streams = {}
+    for source, target in ((SIM1, SIM0), (SIM2, SIM0), (SIM0, SIM1), (SIM0, SIM2), (SIM1, SIM2)):
+        transfers.copies_arrive(accelerator_of(source), accelerator_of(target))
+        streams[source, target] = accelerator_of(source).side_stream(("to", target))
+    for device in (SIM0, SIM1, SIM2):
+        sim.synchronize(device)
+    whole = torch.empty(4, 12, device=SIM0)
+    values = {device: torch.ones(4, 4, device=device) for device in (SIM0, SIM1, SIM2)}
+    coming, launched = [], {}
+    for (source, target), stream in streams.items():
+        into = whole.narrow(-1, 4 * source.index, 4) if target == SIM0 else None
+        coming.append(start_copy(values[source], target, into))
+        launched[source, target] = stream.now
+    for pair, stream in streams.items():
+        others = (other for other in streams if other != pair)
+        assert not any(waits_for(stream, streams[other], launched[other]) for other in others), pair
+    for one in coming:
+        one.wait()
+
+
+def test_a_result_for_the_host_is_not_in_pinned_memory():
+    kept = transfers.handed(torch.ones(3, device=SIM0), CPU)
+    passed = start_copy(torch.ones(3, device=SIM0), CPU).wait()
+    assert not torch.sim.is_pinned(kept)
+    assert torch.sim.is_pinned(passed)
+
+
+def test_an_argument_in_pinned_memory_is_read_when_it_has_been_handed_over():
+    value = accelerator_of(SIM0).empty_on_host((3,), (1,), torch.float32).fill_(1)
+    there = transfers.handed(value, SIM0)
+    value.fill_(2)
+    assert there.tolist() == [1, 1, 1]
+    assert transfers.handed(there, SIM0) is there
