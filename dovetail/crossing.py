@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .runtime.transfers import start_copy
+from .runtime.transfers import handed
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device, torch.Generator)
 
@@ -58,7 +58,7 @@ class Crossing:
         """Brings to the caller what the call wrote into its arguments."""
         for copy, original, version in self._taken.values():
             if not copy.is_inference() and copy._version != version:
-                original.copy_(copy.to(original.device))
+                original.copy_(handed(copy, original.device))
         for inner, outer in self._held.values():
             _overwrite(outer, inner, self.give)
 
@@ -67,7 +67,7 @@ class Crossing:
             return value
         if id(value) not in self._copies:
             with torch.inference_mode(False):
-                copy = start_copy(value, self._there).wait()
+                copy = handed(value, self._there)
             self._copies[id(value)] = copy
             self._taken[id(copy)] = copy, value, copy._version
         return self._copies[id(value)]
@@ -78,7 +78,7 @@ class Crossing:
         if value.device != self._there or self._there == self._back:
             return value
         if id(value) not in self._given:
-            self._given[id(value)] = value, start_copy(value, self._back).wait()
+            self._given[id(value)] = value, handed(value, self._back)
         return self._given[id(value)][1]
 
     def _container(self, value: Any, change: Callable[[Any], Any]) -> Any:
