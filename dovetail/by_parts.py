@@ -28,7 +28,7 @@ from .calls import Call, moved
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import TraceError
-from .compiler.program import Weight
+from .compiler.program import Program, Weight
 from .crossing import Crossing, is_stateful
 from .holdings import Held
 from .passes.assign import assign, units_of
@@ -148,6 +148,19 @@ class Parts:
         """Whether a part has been compiled for so many kinds of calls that it is not for another one."""
         return self.frame is not None and len(call.programs) >= _SHAPES
 
+    def place(self, module: nn.Module, program: Program) -> None:
+        """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
+
+        Once the component runs by its parts, a program gets only the devices that its weights are on.
+        """
+        residence = self.component.residence
+        program.devices = self.component.offer()
+        residence.set_types(module, program)
+        program.home = residence.homes(module, program)
+        if self.settled:
+            used = {home.name for home in program.home.values()}
+            program.devices = tuple(one for one in program.devices if one.name in used) or program.devices[:1]
+
     def settle(self) -> None:
         """Gives every weight of the component a device, once."""
         if self._units is not None:
@@ -157,7 +170,7 @@ class Parts:
         weights = {name: _weight_of(one) for name, one in held.items()}
         given = {name: one.home for name, one in held.items() if one.home is not None}
         devices = component.offer()
-        homes = assign(component.name, weights, devices, component.shares, given)
+        homes = assign(component.name or type(component.module).__name__, weights, devices, component.shares, given)
         component.residence.assign({held[name]: home for name, home in homes.items()})
         units = units_of(weights, len(devices))
         self._units = {held[weight.name]: unit.name for unit in units for weight in unit.weights}
@@ -234,6 +247,7 @@ class Parts:
                 f"cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
                 f"{main}, so that values cross about twice as often"
             )
+            how += "; its blocks are placed whole, for rows cannot be split by parts" if self.component.rows else ""
         else:
             where = self._site(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"

@@ -8,14 +8,17 @@ from typing import Any
 from torch import nn
 
 from .compiled import CompiledModule
-from .compiler.devices import Rig, canonical_name
-from .compiler.errors import UsageError
+from .compiled_by_parts import compile_by_parts
+from .compiler.devices import Device, Rig, canonical_name
+from .compiler.errors import TraceError, UsageError
 from .compiler.program import Program
 from .compiler.trace import trace
+from .component import Component
 from .device_map import give_homes, named_devices
 from .layouts import Wanted
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
+from .program_weights import ProgramWeights
 from .request import Request, one_backend
 from .runtime.weights import HeldWeights
 from .weight_files import Given, index_for, source_of
@@ -60,7 +63,7 @@ def compile(
         callbacks: called after each pass with the pass, the program and what changed.
 
     Raises:
-        TraceError: the module cannot be traced.
+        TraceError: the module cannot be traced, and cannot run by its parts because something has no data.
         WeightError: files are missing or damaged, or are not for this module.
         UsageError: arguments contradict each other, or a device map leaves a weight out.
         SpecError: a spec is wrong; the message points at the place.
@@ -86,26 +89,47 @@ def compile(
     )
     request.switch_on()
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
-    devices = request.devices_for()
-    program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
-    held = HeldWeights.of_module(module, program)
-    source = held if index is None else source_of(index, program, held)
-    program.devices = devices
-    program.rests = _rests_for(request, program, index is not None)
+    places = None if homes is None else named_devices(homes, request.rig)
     if homes is not None:
         _refuse_rows(request)
-        give_homes(program, named_devices(homes, request.rig))
-    shares, mode = request.shares_for(program.name, "", program.devices), request.mode_for()
-    steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
-    PassManager(steps, callbacks).run(program)
+    name = type(module).__name__
+    devices = request.devices_for() if places is None else tuple(dict.fromkeys(places.values()))
+    rests = _rests_for(request, name, devices, index is not None)
+    shares, mode = request.shares_for(name, "", devices), request.mode_for()
+
+    def finish(program: Program, mode: str) -> None:
+        steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
+        PassManager(steps, callbacks).run(program)
+
+    def finish_part(component: Component, program: Program, part: nn.Module) -> CompiledModule:
+        program.rests = rests
+        component.parts.place(part, program)
+        finish(program, "layer" if component.parts.settled else mode)
+        if rests:
+            component.residence.settle(part, program)
+        return CompiledModule(program, request.rig, ProgramWeights(component.residence, part, program))
+
+    try:
+        program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
+    except TraceError as error:
+        return compile_by_parts(
+            module, args, kwargs or {}, why=error, rig=request.rig, devices=devices, finish=finish_part, rests=rests,
+            rows=mode == "row", shares=shares, index=index, homes=places,
+        )  # fmt: skip
+    held = HeldWeights.of_module(module, program)
+    source = held if index is None else source_of(index, program, held)
+    program.devices, program.rests = devices, rests
+    if places is not None:
+        give_homes(program, places)
+    finish(program, mode)
     return CompiledModule(program, request.rig, source)
 
 
-def _rests_for(request: Request, program: Program, has_files: bool) -> str:
-    rests = request.rests_for("", "", program.devices)
+def _rests_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> str:
+    rests = request.rests_for("", "", devices)
     if rests == "disk" and not has_files:
         raise UsageError(
-            f"the weights of {program.name} are in memory and cannot rest on disk: name their files (weights=…), load "
+            f"the weights of {name} are in memory and cannot rest on disk: name their files (weights=…), load "
             "the pipeline with load_pipeline, or let them rest in host memory (params_backend=cpu)"
         )
     return rests

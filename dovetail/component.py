@@ -58,6 +58,8 @@ class Component:
         whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
         offer: says what is free for it on each of its devices; what the devices themselves say, if left out.
         shares: weighs the devices in place of what is free, for what is placed before it is traced.
+        rows: whether its programs are to be split by rows.
+        why: what tracing said of the call that comes first, if it is known not to be traceable.
         files: where weights lie that have no data yet.
         holdings: the weights of all components of the pipeline.
         rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
@@ -76,6 +78,8 @@ class Component:
         whole_on: Device | None = None,
         offer: Callable[[Component], tuple[Device, ...]] | None = None,
         shares: tuple[float, ...] = (),
+        rows: bool = False,
+        why: TraceError | None = None,
         files: Files | None = None,
         holdings: Holdings | None = None,
         rests: str = "",
@@ -92,7 +96,9 @@ class Component:
         self.calls: list[Call] = []
         self._attending: list[nn.Module] = []
         self.shares = shares
+        self.rows = rows and len(devices) > 1
         self.parts = Parts(self)
+        self._why = why
         self._finish = finish
         self._offer = offer
         self._enter = enter
@@ -240,6 +246,9 @@ class Component:
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
     ) -> Callable[..., Any]:
         shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
+        known, self._why = self._why, None
+        if known:
+            return self.parts.refuse(call, known)
         try:
             refuse_what_is_no_function(call, self.module, args, kwargs)
             bare, shown = self.adapters.bare(self.module), self.residence.holdings.nothing_shown()
@@ -265,7 +274,8 @@ class Component:
 
     def title(self, call: Call) -> str:
         """The name of a call in messages."""
-        return f"{self.name} ({type(self.module).__name__}).{call}"
+        kind = type(self.module).__name__
+        return f"{self.name} ({kind}).{call}" if self.name else f"{kind}.{call}"
 
 
 def _answer(owner: Callable[[], Component | None], call: Call, *args: Any, **kwargs: Any) -> Any:

@@ -26,14 +26,18 @@ def give_homes(program: Program, devices: Mapping[str, Device]) -> None:
     Raises UsageError when a weight lies under none.
     """
     program.devices = tuple(dict.fromkeys(devices.values()))
-    for name in program.weights:
-        path = next((prefix for prefix in _prefixes(name) if prefix in devices), None)
-        if path is None:
-            raise UsageError(
-                f"the device map says nothing of {name}: give it or a module around it a device; "
-                f"the empty path stands for all the rest; given are {', '.join(map(repr, devices))}"
-            )
-        program.home[name] = devices[path]
+    program.home.update((name, home_of(name, devices)) for name in program.weights)
+
+
+def home_of(name: str, devices: Mapping[str, Device]) -> Device:
+    """The device of the longest path that a weight's name lies under; raises UsageError when it lies under none."""
+    path = next((prefix for prefix in _prefixes(name) if prefix in devices), None)
+    if path is None:
+        raise UsageError(
+            f"the device map says nothing of {name}: give it or a module around it a device; "
+            f"the empty path stands for all the rest; given are {', '.join(map(repr, devices))}"
+        )
+    return devices[path]
 
 
 def _prefixes(name: str) -> list[str]:

@@ -148,6 +148,7 @@ class CompiledPipeline:
                 whole_on=self._whole_on(devices[0]),
                 offer=self._offer,
                 shares=self._request.shares_for(name, roles[name], devices),
+                rows=self._request.mode_for(name, roles[name]) == "row",
                 files=(readers or {}).get(name),
                 holdings=holdings,
                 rests=self._request.rests_for(name, roles[name], devices),
@@ -266,18 +267,13 @@ class CompiledPipeline:
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         residence = component.residence
-        program.devices = self._offer(component)
         program.rests = residence.rests
         program.shares = residence.shares
-        residence.set_types(module, program)
-        program.home = residence.homes(module, program)
+        component.parts.place(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
-        if component.parts.settled:
-            used = {home.name for home in program.home.values()}
-            program.devices = tuple(one for one in program.devices if one.name in used) or program.devices[:1]
-            mode = "layer"
+        mode = "layer" if component.parts.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
         residence.shares = program.shares
         if program.rests:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiled_by_parts import CompiledByParts
+from dovetail.compiler.errors import DoesNotFitError, TraceError
 from dovetail.component import Component
 
 WIDTH = 32
@@ -270,3 +274,65 @@ def test_calls_with_a_cache_compile_nothing() -> None:
     assert {tensor.device.index for tensor in module.parameters()} == {0, 1}
     assert torch.equal(module(ids), whole)
     assert len(component.programs) == 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_of_its_own_is_compiled_by_its_parts_and_stays_as_it_was(kind: str, backend: str) -> None:
+    module, x, eager = _net(kind)
+    compiled = dovetail.compile(module, (x,), backend=backend)
+    assert torch.equal(compiled(x), eager)
+    assert torch.equal(compiled(x[:1]), module(x[:1]))
+    assert "forward" not in vars(module)
+    assert _bytes_on(module).keys() == {"cpu"}
+    assert str(compiled).startswith(f"{type(module).__name__} by its parts on {backend.replace('&', ' & ')}")
+
+
+def test_what_is_compiled_by_its_parts_has_programs_but_no_program(tmp_path: Path) -> None:
+    module, x, _ = _net()
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1")
+    assert isinstance(compiled, CompiledByParts)
+    assert len(compiled.programs) == 7
+    for ask in (lambda: compiled.program, lambda: compiled.schedule, lambda: compiled.save(tmp_path / "plan.json")):
+        with pytest.raises(TraceError, match=r"compiled by its parts: take theirs .*Net cannot be traced past"):
+            ask()
+
+
+def test_a_device_map_places_the_parts() -> None:
+    module, x, eager = _net()
+    places = {"": "sim0", "blocks.2": "sim1", "blocks.3": "sim2", "blocks.4.down": "sim1", "last": "sim2"}
+    compiled = dovetail.compile(module, (x,), device_map=places)
+    assert torch.equal(compiled(x), eager)
+    devices = [" & ".join(map(str, program.program.devices)) for program in compiled.programs]
+    assert devices == ["sim0", "sim0", "sim0", "sim1", "sim0 & sim1", "sim0", "sim2"]
+
+
+def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
+    module, x, eager = _net()
+    save_file({name: tensor.clone() for name, tensor in module.state_dict().items()}, tmp_path / "net.safetensors")
+    for rests in (None, "cpu", "disk"):
+        hollow = Net((Block, Block, Block, Numpy, Block, Block)).eval().to("meta")
+        compiled = dovetail.compile(
+            hollow, (x,), weights=tmp_path / "net.safetensors", backend="sim0&sim1", params_backend=rests
+        )
+        assert torch.equal(compiled(x), eager)
+
+
+def test_a_call_that_the_module_refuses_is_an_error_of_tracing_that_says_what_it_raised() -> None:
+    module, x, _ = _net()
+    with pytest.raises(TraceError, match=r"called by its parts it raised RuntimeError: .*shape"):
+        dovetail.compile(module, (x[..., :3],), backend="sim0&sim1")
+
+
+def test_rows_are_not_split_by_parts_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    module, x, eager = _net()
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode="row")
+    assert torch.equal(compiled(x), eager)
+    assert "blocks are placed whole, for rows cannot be split by parts" in caplog.text
+
+
+def test_devices_that_cannot_hold_the_parts_are_refused_with_both_numbers() -> None:
+    module, x, _ = _net()
+    with pytest.raises(DoesNotFitError, match=r"Net needs .* of weights on sim\d, which has .* free of"):
+        dovetail.compile(module, (x,), backend="sim0&sim1", rig="sim0=64KiB,sim1=32KiB")

@@ -288,7 +288,7 @@ def test_dynamic_shapes_take_other_sizes_within_their_range(model: Model, ids: t
         compiled(torch.zeros(3, 5, dtype=torch.long))
 
 
-def test_a_module_that_cannot_be_traced_is_named_with_its_line_and_a_way_out(ids: torch.Tensor) -> None:
+def test_a_module_that_can_neither_be_traced_nor_run_is_named_with_its_line_and_a_way_out(ids: torch.Tensor) -> None:
     class Branching(Model):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             if ids.sum() > 3:
@@ -296,7 +296,7 @@ def test_a_module_that_cannot_be_traced_is_named_with_its_line_and_a_way_out(ids
             return self.head(self.embed(ids))
 
     with pytest.raises(TraceError, match=r"Branching cannot be traced past .*_compile\.py:\d+ .*compile a submodule"):
-        dovetail.compile(Branching(), (ids,))
+        dovetail.compile(Branching(), (ids.to("meta"),))
 
 
 @pytest.mark.parametrize("backend", ["sim0&sim0", "gpu&sim0", "nothere"])

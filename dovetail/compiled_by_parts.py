@@ -1,0 +1,167 @@
+"""A module that could not be traced, compiled by its parts: it is called as a compiled module is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .building import Built
+from .compiled import CompiledModule
+from .compiler.devices import Device, Rig
+from .compiler.errors import DovetailError, TraceError
+from .compiler.program import Program
+from .compiler.units import format_bytes
+from .compiler.weights import WeightIndex
+from .component import Component, Finish
+from .device_map import home_of
+from .runtime.reading import WeightReader
+from .runtime.weights import tensors_of_module
+
+
+class CompiledByParts(CompiledModule):
+    """A module compiled by its parts for the devices of a rig; it is called as the module was.
+
+    Its own Python runs between the programs of its parts, on the main device. It has no program of its own, so that it
+    can be neither printed as one nor saved; ``programs`` has those of its parts, which are compiled when a call first
+    needs them.
+    """
+
+    def __init__(self, component: Component, rig: Rig, why: TraceError) -> None:
+        self.rig = rig
+        self._component = component
+        self._why = why
+
+    @property
+    def program(self) -> Program:  # type: ignore[override]
+        """There is none: raises TraceError."""
+        raise TraceError(
+            f"{self._title} has no program of its own, for it is compiled by its parts: take theirs (.programs), which "
+            f"can be printed, verified and saved one by one. {self._why}"
+        ) from self._why
+
+    @property
+    def programs(self) -> list[CompiledModule]:
+        """What was compiled of it so far."""
+        return self._component.programs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's own forward, whose parts answer with their programs.
+
+        Raises what the module raises, ExecutionError, and DoesNotFitError.
+        """
+        with torch.no_grad():
+            return self._component.module(*args, **kwargs)
+
+    def load(self) -> None:
+        """Brings the weights of all programs that there are to their devices; calls do it otherwise."""
+        for program in self.programs:
+            program.load()
+
+    def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
+        """Raises TraceError: adapters belong to a program."""
+        _ = self.program
+
+    def unload(self) -> None:
+        """Lets go of the weights that were brought for calls; the next one loads them again."""
+        for program in self.programs:
+            program.unload()
+        self._component.residence.release()
+
+    def source(self) -> str:
+        """The generated Python of all programs."""
+        return "\n".join(program.source() for program in self.programs)
+
+    @property
+    def _title(self) -> str:
+        return type(self._component.module).__name__
+
+    def __str__(self) -> str:
+        component = self._component
+        placed = component.residence.bytes_on()
+        lines = [f"{self._title} by its parts on {' & '.join(map(str, component.devices))}"]
+        lines += [f"  {device}: {format_bytes(placed[device.name])} of weights" for device in component.devices]
+        lines += [f"  {name} cannot be traced: {why}" for name, why in component.parts.reasons.items()]
+        for call in component.calls:
+            lines += [f"  {call}: {one!r}" for one in call.programs.values() if isinstance(one, CompiledModule)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        where = " & ".join(map(str, self._component.devices))
+        return f"CompiledByParts({self._title} on {where}, {len(self.programs)} programs)"
+
+
+def compile_by_parts(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    why: TraceError,
+    rig: Rig,
+    devices: tuple[Device, ...],
+    finish: Finish,
+    rests: str = "",
+    rows: bool = False,
+    shares: tuple[float, ...] = (),
+    index: WeightIndex | None = None,
+    homes: Mapping[str, Device] | None = None,
+) -> CompiledByParts:
+    """Compiles a module that could not be traced, by running an example call: only a call shows what its parts get.
+
+    The module itself stays as it is: a copy of its structure, which shares its weights, is what runs.
+
+    Args:
+        module, args, kwargs: as for ``compile``.
+        why: what tracing it said.
+        rig, devices, finish, rests, rows, shares: as for ``Component``.
+        index: files that have its weights.
+        homes: the devices of modules by their path.
+
+    Raises TraceError where it cannot run: its weights or arguments have no data, or the devices are not here.
+    """
+    twin = _twin(module)
+    files = None if index is None else _on_files(twin, index)
+    lacking = [name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (index or ())]
+    leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    if lacking or not rig.present or any(leaf.is_meta for leaf in leaves):
+        raise why
+    component = Component("", "", twin, devices, finish=finish, files=files, rests=rests, rows=rows, shares=shares)
+    if homes is not None:
+        held = component.residence.held()
+        component.residence.assign({one: home_of(one.name, homes) for one in held})
+    component.swap()
+    compiled = CompiledByParts(component, rig, why)
+    try:
+        compiled(*args, **kwargs)
+    except DovetailError:
+        raise
+    except Exception as error:
+        raise TraceError(f"{why}; called by its parts it raised {type(error).__name__}: {error}") from error
+    return compiled
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A module of the same structure, in eval mode, that shares the weights."""
+    shared = {id(tensor): tensor for tensor in tensors_of_module(module).values()}
+    return copy.deepcopy(module, dict(shared)).eval()
+
+
+def _on_files(module: nn.Module, index: WeightIndex) -> Built:
+    """Where the weights of a module lie that files have; stand-ins take their place, but buffers are read."""
+    built = Built(module, index, WeightReader())
+    for child_name, child in module.named_modules(remove_duplicate=False):
+        for places in (child._parameters, child._buffers):
+            for key, tensor in list(places.items()):
+                name = f"{child_name}.{key}" if child_name else key
+                if tensor is None or name not in index:
+                    continue
+                if isinstance(tensor, nn.Parameter):
+                    meta = torch.empty_like(tensor, device="meta")
+                    places[key] = nn.Parameter(meta, requires_grad=tensor.requires_grad)
+                else:
+                    places[key] = built(name, tensor, torch.device("cpu"))
+    return built
