@@ -6,6 +6,7 @@ a file: types with a storage number each, module paths and source lines.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import lru_cache
 from itertools import count
@@ -17,7 +18,9 @@ from torch.fx.node import map_aggregate
 
 from .blame import cannot_trace, innermost, line_of_stack
 from .errors import TraceError
+from .guards import expression_text
 from .program import HERE, Origin, TensorType, Value
+from .sizes import evaluate
 
 
 def annotate(graph: Graph, name: str) -> dict[str, int]:
@@ -83,7 +86,15 @@ class _Reader:
             if symbol not in known:
                 raise _UnknownSize(expression)
             self.symbols.setdefault(str(symbol), int(known[symbol]))
-        return str(expression)
+        return self._written(expression)
+
+    def _written(self, expression: Any) -> str:
+        """An expression as torch writes it, where that can be evaluated, or in the language of sizes."""
+        for text in (str(expression), expression_text(expression)):
+            with contextlib.suppress(ValueError, KeyError):
+                evaluate(text, self.symbols)
+                return text
+        raise _UnknownSize(expression)
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -32,6 +32,7 @@ from .program import (
     weight_of,
 )
 from .signature import Constant, Signature, Tensor, leaf_path
+from .sizes import holds
 from .structure import count_leaves
 from .targets import find_target
 from .tokens import Line
@@ -77,6 +78,7 @@ class _Reader:
     shares: tuple[float, ...] = ()
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
     crossings: list[Line] = field(default_factory=list)
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
@@ -130,6 +132,12 @@ class _Reader:
             raise ValueError(f"{size} is not in {low}..{high}")
         self.symbols[match[1]] = size
         self.ranges[match[1]] = (low, high)
+
+    def _read_guard(self, line: Line) -> None:
+        guard = line.rest()
+        if not holds(guard, self.symbols):
+            raise ValueError("a guard holds for the sizes of the example")
+        self.guards.append(guard)
 
     def _read_takes(self, line: Line) -> None:
         line.take("[")
@@ -324,6 +332,7 @@ class _Reader:
             leaves=tuple(leaves),
             out_spec=self.returns,
             ranges=self.ranges,
+            guards=tuple(self.guards),
         )
 
 
@@ -360,6 +369,7 @@ _LINES: dict[str, Callable[[_Reader, Line], None]] = {
     "rests": _Reader._read_rests,
     "shares": _Reader._read_shares,
     "symbol": _Reader._read_symbol,
+    "guard": _Reader._read_guard,
     "takes": _Reader._read_takes,
     "argument": _Reader._read_argument,
     "returns": _Reader._read_returns,

@@ -16,8 +16,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .errors import CallError
-from .sizes import evaluate
+from .sizes import evaluate, holds, symbol_names, symbols_of, with_numbers
 from .structure import read_structure
+
+_MOST_HELD = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Signature:
     ``positional`` names the parameters of ``forward`` that may be given by position, ``defaults`` has those that may
     be left out; ``names`` and ``specs`` are the arguments of the traced call, defaults included; a structure read from
     a file is text until it is used, for its classes may not be imported yet; ``ranges`` bounds the symbols of dynamic
-    dimensions.
+    dimensions, and ``guards`` are the relations between them that the trace took for granted.
     """
 
     positional: tuple[str, ...]
@@ -55,6 +57,7 @@ class Signature:
     leaves: tuple[Tensor | Constant, ...]
     out_spec: pytree.TreeSpec | str
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors of a call, in the order of the program's inputs.
@@ -99,6 +102,7 @@ class Signature:
     def _check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         tensors = []
         symbols: dict[str, int] = {}
+        depending: list[tuple[torch.Tensor, Tensor]] = []
         for leaf, expected in zip(leaves, self.leaves, strict=True):
             if isinstance(expected, Constant):
                 if not is_same(leaf, expected.value):
@@ -107,11 +111,38 @@ class Signature:
             if not isinstance(leaf, torch.Tensor):
                 raise CallError(f"argument {expected.path} must be a tensor, as in the trace; got {leaf!r:.80}")
             if leaf.dtype != expected.dtype or (
-                leaf.shape != expected.shape and not _fits(leaf.shape, expected.shape, symbols, self.ranges)
+                leaf.shape != expected.shape and not _binds(leaf.shape, expected.shape, symbols, self.ranges)
             ):
                 raise CallError(_tensor_message(leaf, expected))
+            if leaf.shape != expected.shape:
+                depending.append((leaf, expected))
             tensors.append(leaf)
+        for leaf, expected in depending:
+            if not _fits(leaf.shape, expected.shape, symbols):
+                raise CallError(_tensor_message(leaf, expected))
+        if self.guards:
+            self._check_guards(symbols)
         return tensors
+
+    def _check_guards(self, symbols: Mapping[str, int]) -> None:
+        """Raises CallError where a relation that the trace took for granted does not hold."""
+        sizes = tuple(symbols.values())
+        if sizes in self._held:
+            return
+        for guard in self.guards:
+            if not holds(guard, symbols):
+                where = ", ".join(symbol_names(((leaf.path, leaf.shape) for leaf in self.tensors), symbols_of(guard)))
+                raise CallError(
+                    f"the trace holds where {guard}, this call has {with_numbers(guard, symbols)}, and {where}: "
+                    "compile for this shape"
+                )
+        if len(self._held) < _MOST_HELD:
+            self._held.add(sizes)
+
+    @cached_property
+    def _held(self) -> set[tuple[int, ...]]:
+        """The sizes for which all guards were found to hold."""
+        return set()
 
     @cached_property
     def _known(self) -> frozenset[str]:
@@ -170,22 +201,32 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _fits(
+def _binds(
     shape: Sequence[int],
     expected: Sequence[int | str],
     symbols: dict[str, int],
     ranges: Mapping[str, tuple[int, int]],
 ) -> bool:
+    """Whether a shape agrees in all but expressions; the sizes of bare symbols are noted for those."""
     if len(shape) != len(expected):
         return False
     for size, wanted in zip(shape, expected, strict=True):
-        if isinstance(wanted, str) and wanted in ranges:
+        if isinstance(wanted, int):
+            if size != wanted:
+                return False
+        elif wanted in ranges:
             low, high = ranges[wanted]
             if symbols.setdefault(wanted, size) != size or not low <= size <= high:
                 return False
-        elif evaluate(wanted, symbols) != size:
-            return False
     return True
+
+
+def _fits(shape: Sequence[int], expected: Sequence[int | str], symbols: Mapping[str, int]) -> bool:
+    """Whether a shape agrees in its expressions too, all symbols being known."""
+    try:
+        return all(evaluate(wanted, symbols) == size for size, wanted in zip(shape, expected, strict=True))
+    except (ValueError, KeyError):
+        return False
 
 
 def _constant_message(leaf: Any, expected: Constant) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 _LONGEST, _DEEPEST, _LARGEST = 1000, 60, 2**63
@@ -67,8 +67,25 @@ def with_numbers(relation: str, symbols: Mapping[str, int]) -> str:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             sign = ast.unparse(ast.Compare(ast.Name("a"), [op], [ast.Name("b")])).removeprefix("a ").removesuffix(" b")
             return f"{relation} ({_value(left, symbols, 0)} {sign} {_value(right, symbols, 0)})"
-    names = {node.id for node in ast.walk(_parse(relation)) if isinstance(node, ast.Name)} & symbols.keys()
-    return f"{relation} ({', '.join(f'{name} = {symbols[name]}' for name in sorted(names))})"
+    names = sorted(symbols_of(relation) & symbols.keys())
+    return f"{relation} ({', '.join(f'{name} = {symbols[name]}' for name in names)})"
+
+
+def symbols_of(text: str) -> set[str]:
+    """The symbols in an expression or relation; raises ValueError for text that is neither."""
+    tree = _parse(text)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+
+
+def symbol_names(paths: Iterable[tuple[str, tuple[int | str, ...]]], names: Iterable[str]) -> Iterator[str]:
+    """Which dimension each symbol is, for messages: ``s77 is x.shape[0]``."""
+    wanted = set(names)
+    for path, shape in paths:
+        for index, size in enumerate(shape):
+            if size in wanted:
+                wanted.discard(str(size))
+                yield f"{size} is {path}.shape[{index}]"
 
 
 def _value(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:

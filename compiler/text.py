@@ -57,6 +57,8 @@ def _header(program: Program) -> Iterator[str]:
     for symbol, size in program.symbols.items():
         low, high = program.signature.ranges.get(symbol, (0, 0))
         yield f"symbol {symbol} = {size} in {low}..{high}"
+    for guard in program.signature.guards:
+        yield f"guard {guard}"
 
 
 def _segment(index: int | None) -> str:

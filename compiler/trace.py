@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -26,13 +27,16 @@ from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
 from .blame import cannot_trace, line_of_error, line_of_stack
 from .devices import HOST
+from .entries import clipped
 from .errors import TraceError
+from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_broadcasts
 from .model_view import ModelView
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
+from .sizes import symbols_of
 from .targets import name_of
 
 
@@ -69,16 +73,19 @@ def trace(
     inline_regions(exported.graph_module)
     drop_frozen_devices(exported.graph)
     _refuse_unknown_operations(exported, type(module).__name__)
+    ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
+    guards = read_guards(exported, type(module).__name__, ranges)
     symbols = annotate(exported.graph, type(module).__name__)
     part_broadcasts(exported.graph)
     program = Program(
         name=type(module).__name__,
         graph=exported.graph,
-        signature=_signature(exported, positional, defaults, full),
+        signature=replace(_signature(exported, positional, defaults, full), ranges=ranges, guards=guards),
         weights=_bind_weights(module, exported),
         constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},
         symbols=symbols,
     )
+    _refuse_unknown_sizes(program)
     _refuse_outside_writes(program)
     view.check()
     return program
@@ -88,7 +95,8 @@ def _export(
     module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None, view: ModelView
 ) -> ExportedProgram:
     surplus = [index for index, name in enumerate(given) if name.startswith("*")]
-    names = list(given)[: surplus[-1] + 1 if surplus else 0]
+    only = [name for name, one in _parameters(module).items() if one.kind is one.POSITIONAL_ONLY and name in given]
+    names = list(given)[: surplus[-1] + 1 if surplus else len(only)]
     args = tuple(given[name] for name in names)
     kwargs = {name: value for name, value in given.items() if name not in names}
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
@@ -96,12 +104,29 @@ def _export(
         with torch.no_grad(), RecordContiguous(), view:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
+        violated = _violated(error)
+        if violated:
+            problem = f"{type(module).__name__} cannot be traced with these dynamic_shapes: {violated}"
+            raise TraceError(f"{problem}\nchange dynamic_shapes so that this holds, or leave it out") from error
         raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(module.forward).parameters
+
+
+def _violated(error: Exception) -> str:
+    """What torch.export says of dimensions that cannot be as was asked, and proposes; empty for other errors."""
+    text = str(error).strip()
+    about = "Constraints violated" in text or "Suggested fixes:" in text
+    return (
+        clipped(text.partition("\n\n")[0].replace(' For more information, run with TORCH_LOGS="+dynamic".', "")) * about
+    )
 
 
 def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Puts the shapes of surplus arguments where torch.export looks for them."""
-    parameters = inspect.signature(module.forward).parameters
+    parameters = _parameters(module)
     arranged: dict[str, Any] = {name: shapes.get(name) for name in given if name in parameters}
     surplus = [name for name in given if name not in parameters]
     for parameter in parameters.values():
@@ -220,7 +245,6 @@ def _signature(
         specs=tuple(pytree.tree_structure(value) for value in full.values()),
         leaves=tuple(leaves),
         out_spec=exported.call_spec.out_spec,
-        ranges={str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()},
     )
 
 
@@ -270,6 +294,19 @@ def _tied_names(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str,
             if first[name] != name:
                 aliases[first[name]] = (*aliases.get(first[name], ()), name)
     return first, aliases
+
+
+def _refuse_unknown_sizes(program: Program) -> None:
+    """Raises TraceError where a symbol is no dimension of an input by itself: a call would not tell its size."""
+    sizes = [size for tensor in program.signature.tensors for size in tensor.shape if isinstance(size, str)]
+    bare = set(sizes) & program.signature.ranges.keys()
+    for text in (*sizes, *program.signature.guards):
+        unknown = symbols_of(text) - bare
+        if unknown:
+            raise TraceError(
+                f"{program.name} has {text} among its sizes, and no dimension of an input is {sorted(unknown)[0]}: "
+                "trace it without dynamic_shapes, or make another dimension dynamic"
+            )
 
 
 def _refuse_outside_writes(program: Program) -> None:
