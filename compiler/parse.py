@@ -16,6 +16,7 @@ from .devices import Device, Rig
 from .entries import can_be_shape, clipped
 from .errors import DovetailError, ProgramTextError
 from .program import (
+    LOWERED,
     Block,
     Crossing,
     Origin,
@@ -74,6 +75,7 @@ class _Reader:
     blocks: dict[str, list[Weight]] = field(default_factory=dict)
     home: dict[str, Device] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
     rests: str = ""
     shares: tuple[float, ...] = ()
     symbols: dict[str, int] = field(default_factory=dict)
@@ -112,6 +114,9 @@ class _Reader:
 
     def _read_devices(self, line: Line) -> None:
         self.devices = {device.name: device for device in Rig.parse(line.rest())}
+
+    def _read_autocast(self, line: Line) -> None:
+        self.autocast = LOWERED[line.take()]
 
     def _read_rests(self, line: Line) -> None:
         self.rests = line.take()
@@ -276,6 +281,7 @@ class _Reader:
             devices=tuple(self.devices.values()),
             blocks=tuple(Block(name, tuple(weights)) for name, weights in self.blocks.items()),
             home=self.home,
+            autocast=self.autocast,
             rests=self.rests,
             shares=self.shares,
             history=self.history,
@@ -366,6 +372,7 @@ _LINES: dict[str, Callable[[_Reader, Line], None]] = {
     "passes": _Reader._read_passes,
     "facts": _Reader._read_facts,
     "devices": _Reader._read_devices,
+    "autocast": _Reader._read_autocast,
     "rests": _Reader._read_rests,
     "shares": _Reader._read_shares,
     "symbol": _Reader._read_symbol,

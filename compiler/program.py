@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 HERE = torch.device("meta")
 """Stands in the arguments of a node for "the device this node is placed on"."""
 
+LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The dtypes to which autocast lowers ops, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
@@ -212,6 +215,7 @@ class Program:
     weights: dict[str, Weight]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
+    autocast: torch.dtype | None = None  # under which it was traced; its casts are in the graph
     devices: tuple[Device, ...] = ()
     blocks: tuple[Block, ...] = ()
     adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet

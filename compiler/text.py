@@ -50,6 +50,8 @@ def _header(program: Program) -> Iterator[str]:
         from .devices import Rig
 
         yield f"devices {Rig(program.devices)}"
+    if program.autocast:
+        yield f"autocast {str(program.autocast).removeprefix('torch.')}"
     if program.rests:
         yield f"rests {program.rests}"
     if program.shares:

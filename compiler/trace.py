@@ -25,6 +25,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from .aliasing import writes
 from .annotate import annotate, drop_frozen_devices
+from .autocast import autocast_set, autocast_state, casts_of
 from .blame import cannot_trace, line_of_error, line_of_stack
 from .devices import HOST
 from .entries import clipped
@@ -68,9 +69,11 @@ def trace(
     }
     view = ModelView(type(module).__name__, kind)
     with rolled_back(module, lambda tensor: _on_host(tensor, mode, view)), _frozen(module), _faked(module, mode):
-        exported = _export(module, example, dynamic_shapes, view)
+        autocast = autocast_state(kind)
+        with autocast_set(HOST, autocast):  # the fakes lie there
+            exported = _export(module, example, dynamic_shapes, view)
     _refuse_fake_constants(module, exported)
-    inline_regions(exported.graph_module)
+    inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
     _refuse_unknown_operations(exported, type(module).__name__)
     ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
@@ -84,6 +87,7 @@ def trace(
         weights=_bind_weights(module, exported),
         constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},
         symbols=symbols,
+        autocast=autocast,
     )
     _refuse_unknown_sizes(program)
     _refuse_outside_writes(program)

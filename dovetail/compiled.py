@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from .compiler.autocast import autocast_set, autocast_state
 from .compiler.devices import Rig
-from .compiler.errors import NotHereError, PassError
+from .compiler.errors import CallError, NotHereError, PassError
 from .compiler.planfile import save_plan
 from .compiler.program import Program
 from .compiler.schedule import Schedule
@@ -65,11 +66,26 @@ class CompiledModule:
         read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
         placed = [one.wait() for one in coming]
         del inputs, coming, args, kwargs
-        with _waited_for(read):
+        with self._without_autocast(), _waited_for(read):
             leaves = self._executor(placed)  # which takes the list over
         if home is not None and home != main:
             leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)
+
+    def _without_autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Autocast is off meanwhile, for a program has its casts; raises CallError where it has not those of now."""
+        if self.program.autocast is None and not torch._C._is_any_autocast_enabled():
+            return contextlib.nullcontext()
+        found, traced = autocast_state(self.program.main.traced_as), self.program.autocast
+        if found is not traced:
+            raise CallError(
+                f"{self.program.name} was compiled {_under(traced)} and is called {_under(found)}: compile it where "
+                "autocast is as it is in the call"
+            )
+        stack = contextlib.ExitStack()
+        for kind in {device.traced_as for device in self.program.devices}:
+            stack.enter_context(autocast_set(kind, None))
+        return stack
 
     def load(self) -> None:
         """Brings every weight to its device; the first call does it otherwise.
@@ -141,3 +157,7 @@ def _wait_for(events: Sequence[Event]) -> None:
     for event in events:
         if event is not None:
             event.synchronize()
+
+
+def _under(autocast: torch.dtype | None) -> str:
+    return "without autocast" if autocast is None else f"under autocast to {autocast}"

@@ -25,6 +25,7 @@ from .by_parts import Parts
 from .call_key import call_key, plain_state, processor_state
 from .calls import CALL, Call, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
+from .compiler.autocast import autocast_state
 from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
@@ -167,7 +168,12 @@ class Component:
         self.merges.settle()
         if self.parts.takes(call, args, kwargs):
             return self.parts.run(call, *args, **kwargs)
-        state = plain_state(self.module), processor_state(self._attending), branches.key
+        state = (
+            autocast_state(self.devices[0].traced_as),
+            plain_state(self.module),
+            processor_state(self._attending),
+            branches.key,
+        )
         key = *state, call_key(args, others)
         program = call.programs.get(key) or call.whole
         if program is None and self.parts.is_unsteady(call):

@@ -172,17 +172,6 @@ def test_the_regions_of_a_model_become_part_of_the_graph() -> None:
         assert torch.equal(dovetail.compile(module, (x,), backend="sim0")(x), module(x))
 
 
-class Lowered(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return x @ x
-
-
-def test_an_autocast_that_would_act_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"autocast to torch\.bfloat16 on cpu"):
-        trace(Lowered(), (torch.ones(2, 2),))
-
-
 class Positions(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(x.shape[-1], device=x.device).to(x.device, x.dtype)
