@@ -59,10 +59,12 @@ def build(
     variant: str | None,
     dtype: torch.dtype | None,
     given: WeightIndex | None = None,
+    reader: WeightReader | None = None,
 ) -> Built | None:
     """Builds the component in a folder, or returns None when its library must load it.
 
-    ``given`` has its weights where they are not the folder's own.
+    ``given`` has its weights where they are not the folder's own. ``reader`` reads them: components that share one
+    share its buffers, and what it knows of how much is read in all.
 
     Raises:
         WeightError: a file is missing or damaged, or weights are missing or of another shape than the component's.
@@ -85,7 +87,7 @@ def build(
     if named is None:
         _leave(folder, "its library recombines weights while loading", given)
         return None
-    built = Built(module.eval(), named, WeightReader())
+    built = Built(module.eval(), named, reader or WeightReader())
     _read_buffers(built)
     return built
 

@@ -59,6 +59,8 @@ class CompiledModule:
         """
         if not self._executor.is_bound:
             self.load()
+        if self._weights:
+            self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
         home = inputs[0].device if inputs else None
         main = self.program.main.torch
@@ -118,6 +120,8 @@ class CompiledModule:
     def unload(self) -> None:
         """Lets go of the weights; the next call loads them again."""
         self._executor.unbind()
+        if self._weights:
+            self._weights.forget()
 
     def source(self) -> str:
         """The generated Python of all segments."""

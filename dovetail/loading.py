@@ -20,6 +20,7 @@ from .loras import check_mode, read_loras
 from .passes.base import Callback, Pass
 from .pipelines import CompiledPipeline
 from .request import one_backend
+from .runtime.reading import WeightReader
 from .weight_files import Given, open_weights
 
 
@@ -167,13 +168,14 @@ def _build_all(
     folder: Path, variant: str | None, dtypes: Any, classes: Mapping[str, Any], indices: Mapping[str, WeightIndex]
 ) -> dict[str, Built]:
     built: dict[str, Built] = {}
+    reader = WeightReader()
     _check_variant(folder, variant)
     for name in (name for name in indices if not (folder / name).is_dir()):
         raise WeightError(f"{folder} has no {name}: its config.json says what the weights given belong to: download it")
     for name, (library, cls) in classes.items():
         if not (folder / name).is_dir():
             continue
-        one = build(library, cls, folder / name, variant, _dtype_of(dtypes, name), indices.get(name))
+        one = build(library, cls, folder / name, variant, _dtype_of(dtypes, name), indices.get(name), reader)
         if one is not None:
             built[name] = one
     return built

@@ -62,6 +62,10 @@ class ProgramWeights(WeightSource):
         """Has the system read ahead from files."""
         self._residence.advise(self._held[weight.name] for weight in weights)
 
+    def check(self) -> None:
+        """Raises WeightError when a file was written to, of which weights are views."""
+        self._residence.check()
+
     def _held_on(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         residence, home = self._residence, self._home(weight)
         if self._program.stages(weight, self._devices.get(device, home)):

@@ -283,6 +283,11 @@ class Residence:
                 f"{device}: {error}: give this component more devices, or less to this one (tensor_split, max_vram)"
             ) from error
 
+    def check(self) -> None:
+        """Raises WeightError when a file was written to, of which weights are views; cheap enough for every call."""
+        if self.files is not None:
+            self.files.reader.check()
+
     def advise(self, held: Iterable[Held]) -> None:
         """Has the system read ahead what is staged next from files."""
         if self.files is not None and self.rests == "disk":

@@ -7,11 +7,13 @@ says which module and source line it came from.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import linecache
 import math
 import operator
 import textwrap
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +53,7 @@ class SegmentSource:
     bound: dict[str, Any]
     weights: dict[str, Node]
     lines: dict[int, Node]
+    number: int = field(default_factory=itertools.count(1).__next__)
 
     def bind(self, weights: Mapping[str, torch.Tensor]) -> Callable[[list[Any]], None]:
         """The function over its weights; binding other weights compiles nothing."""
@@ -61,13 +64,14 @@ class SegmentSource:
         namespace: dict[str, Any] = {}
         lines = self.text.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.text), None, lines, self.filename)
+        weakref.finalize(self, linecache.cache.pop, self.filename, None)
         exec(compile(self.code, self.filename, "exec"), namespace)
         return namespace["bind"]  # type: ignore[no-any-return]
 
     @property
     def filename(self) -> str:
-        """The name under which tracebacks show this source."""
-        return f"<dovetail {self.name}>"
+        """The name under which tracebacks show this source; no other source has it, as long as the process lives."""
+        return f"<dovetail {self.name} #{self.number}>"
 
 
 @dataclass

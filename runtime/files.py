@@ -71,6 +71,10 @@ class FileWeights(WeightSource):
         """Lets go of the memory that views of weights take; they are read again when they are used again."""
         self.reader.release(self._entries(weights))
 
+    def check(self) -> None:
+        """Raises WeightError when a file was written to, of which weights are views."""
+        self.reader.check()
+
     def _find(self, weight: Weight) -> WeightEntry | None:
         return next((self.index[name] for name in weight.names if name in self.index), None)
 

@@ -16,6 +16,7 @@ import torch
 from ..compiler.entries import Piece, StoredFile, WeightEntry
 from ..compiler.errors import WeightError
 from .accelerator import accelerator_of
+from .forking import renew_after_fork
 from .host_memory import host_memory
 from .opened_file import OpenedFile
 from .ring import Ring
@@ -29,9 +30,19 @@ class WeightReader:
 
     def __init__(self) -> None:
         self._files: dict[StoredFile, OpenedFile] = {}
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Makes threads, buffers and locks anew, in a process that was forked; the files stay open."""
         self._rings: dict[torch.device, Ring] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
+
+    def check(self) -> None:
+        """Raises WeightError when a file changed of which views are out, which would have other numbers by now."""
+        for file in list(self._files.values()):
+            file.check()
 
     def read(self, entry: WeightEntry, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A weight on a device, in a dtype; on the host, in its own dtype, a view of the file that may be written to.

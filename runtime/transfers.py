@@ -19,6 +19,7 @@ from contextlib import ExitStack
 import torch
 
 from .accelerator import Accelerator, Event, accelerator_of
+from .forking import renew_after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def handed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
     """Says whether direct copies between two devices arrive intact; the first time for a pair, it tries."""
     pair = here.device, there.device
-    with _lock:
+    with _lock.held:
         if pair not in _intact:
             _intact[pair] = _probe(here, there)
         return _intact[pair]
@@ -116,12 +117,25 @@ def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
 
 def forget_self_tests() -> None:
     """Lets the next copy between each pair of devices be preceded by a self-test again."""
-    with _lock:
+    with _lock.held:
         _intact.clear()
 
 
 _intact: dict[tuple[torch.device, torch.device], bool] = {}
-_lock = threading.Lock()
+
+
+class _Lock:
+    """Held during a self-test; a process that was forked has one of its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        self.held = threading.Lock()
+
+
+_lock = _Lock()
 
 
 def _send(

@@ -33,6 +33,14 @@ class WeightSource(Protocol):
         """Hears that what it gave for a device is used no longer."""
         return
 
+    def check(self) -> None:
+        """Raises WeightError when what it gave is not what it was; cheap enough for every call."""
+        return
+
+    def forget(self) -> None:
+        """Lets go of what it keeps besides what it gave; it is made again."""
+        return
+
 
 def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
     """All parameters and buffers of a module, under every name they have."""
