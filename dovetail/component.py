@@ -127,10 +127,15 @@ class Component:
             self.module.__dict__[_SAVE] = functools.wraps(getattr(self.module, _SAVE))(functools.partial(self._save))
 
     def settle(self) -> None:
-        """Reads the first weight, if it has no data yet: by its device libraries tell where a module is."""
+        """Reads what libraries look at before the first call, where it has no data yet.
+
+        That is the first weight, by whose device they tell where a module is, and the small parameters that the module
+        holds itself, for pipelines compute with those (a prior's mean and deviation).
+        """
         first = next(self.module.parameters(), None)
         if first is not None:
             self.residence.show(first, self.whole_on)
+        self.residence.keep(self.module.parameters(recurse=False), self.whole_on)
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs."""

@@ -29,6 +29,9 @@ DEVICE_MAP, RESET_DEVICE_MAP = "hf_device_map", "reset_device_map"
 VAE_METHODS = ("_encode", "_decode")
 """What a VAE's ``encode`` and ``decode`` call for one tile, or for the whole."""
 
+LOAD_IP_ADAPTER = "_load_ip_adapter_weights"
+"""The method of a model that takes the weights of an IP-Adapter; every pipeline's load_ip_adapter calls it."""
+
 LORA_SCALES = ("joint_attention_kwargs", "attention_kwargs", "cross_attention_kwargs")
 """The arguments of a model's forward in which a pipeline passes the scale of all LoRAs."""
 

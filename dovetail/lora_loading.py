@@ -8,7 +8,9 @@ dtype in host memory, which takes up none; so adapters come to lie in host memor
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +23,7 @@ from .compiler.errors import UsageError
 if TYPE_CHECKING:
     from .component import Component
 
-_OF_MODULES = ("load_lora_adapter", "load_adapter")
+_OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
 OF_PIPELINES = ("load_lora_weights",)
 
 
@@ -34,25 +36,68 @@ def guard(owner: Any, names: Sequence[str], components: Sequence[Component]) -> 
 
 
 def guard_module(component: Component) -> None:
-    """Has the methods of a component's module that load adapters work on stand-ins for its weights."""
-    guard(component.module, _OF_MODULES, (component,))
+    """Has the methods of a component's module that load adapters of any kind work on stand-ins for its weights."""
+    module = component.module
+    guard(module, _OF_MODULES, (component,))
+    module.__dict__["to"] = functools.wraps(module.to)(functools.partial(_to, module, module.to))
 
 
 def release_module(module: nn.Module) -> None:
     """Gives a module its own methods back."""
-    for name in _OF_MODULES:
+    for name in (*_OF_MODULES, "to"):
         module.__dict__.pop(name, None)
 
 
 def _load(original: Callable[..., Any], components: Sequence[Component], *args: Any, **kwargs: Any) -> Any:
-    with contextlib.ExitStack() as stack:
-        for component in components:
-            stack.enter_context(_without_replacements(component.module))
-            stack.enter_context(_stand_ins(component.module))
-        result = original(*args, **kwargs)
+    """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
+    restores = [_snapshot(component.module) for component in components]
+    replaces = original.__name__ == libraries.LOAD_IP_ADAPTER
+    try:
+        with contextlib.ExitStack() as stack:
+            for component in components:
+                if not replaces:
+                    stack.enter_context(_without_replacements(component.module))
+                stack.enter_context(_stand_ins(component.module))
+            result = original(*args, **kwargs)
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise
     for component in components:
         component.adapters.wrappers(component.module)
     return result
+
+
+def _to(module: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Answers what libraries call to make sure of a device and dtype without touching weights that are not read yet."""
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    shown = next(module.parameters(), None)
+    dtypes = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    if shown is None or memory_format is not None or device not in (None, shown.device):
+        return original(*args, **kwargs)
+    return module if dtype is None or dtypes == {dtype} else original(*args, **kwargs)
+
+
+def _snapshot(module: nn.Module) -> Callable[[], None]:
+    """Notes the attributes of a module, of all its parts and of its configuration; what it returns sets them back.
+
+    Containers are noted with their content, one level deep, and set back in place, so that whoever holds one of them
+    sees the old content too. Tensors are not copied.
+    """
+    owners = [*module.modules(), *filter(None, [getattr(module, "config", None)])]
+    noted = [(vars(owner), dict(vars(owner))) for owner in owners]
+    held = [value for _, own in noted for value in own.values() if type(value) in (dict, OrderedDict, list, set)]
+    contents = [(value, copy.copy(value)) for value in held]
+
+    def restore() -> None:
+        for attributes, before in noted:
+            attributes.clear()
+            attributes.update(before)
+        for value, before in contents:
+            value.clear()
+            value.extend(before) if isinstance(value, list) else value.update(before)
+
+    return restore
 
 
 @contextlib.contextmanager
@@ -98,12 +143,10 @@ def _without_replacements(module: nn.Module) -> Iterator[None]:
     """Refuses what puts other modules in place of those there are, as a LoRA for a wider input does."""
     before = [(parent, key, child) for parent in module.modules() for key, child in parent._modules.items()]
     yield
-    changed = [one for one in before if _unwrapped(one[0]._modules.get(one[1])) is not _unwrapped(one[2])]
-    for parent, key, child in changed:
-        parent._modules[key] = child
+    changed = [key for parent, key, child in before if _unwrapped(parent._modules.get(key)) is not _unwrapped(child)]
     if changed:
         raise UsageError(
-            f"this LoRA changes the shape of {', '.join(key for _, key, _ in changed)} in {type(module).__name__}: "
+            f"this LoRA changes the shape of {', '.join(changed)} in {type(module).__name__}: "
             "load it before the pipeline is compiled"
         )
 

@@ -31,6 +31,8 @@ from .runtime.transfers import moved
 from .runtime.weights import tensors_of_module
 
 _HOST = torch.device("cpu")
+_KEPT_BYTES = 1 << 20
+"""A parameter of a component's own module that is no larger stays on its device, for pipelines may compute with it."""
 
 
 class Residence:
@@ -64,6 +66,7 @@ class Residence:
         self._planned: dict[tuple[Held, tuple[int, int] | None], tuple[str, int]] = {}
         self._staged: set[Held] = set()
         self._lent: set[Held] = set()
+        self._kept: set[Held] = set()
         self._names = {held.name for held in self.held()}
         self._origin = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), _HOST)
         if rests == "disk":
@@ -169,6 +172,13 @@ class Residence:
         else:
             self.place(tensor, device)
 
+    def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:
+        """Reads small weights that have no data yet to their device, where they stay wherever the others rest."""
+        for held in map(self.holdings.of, list(tensors)):
+            if self.files is not None and held.nbytes <= _KEPT_BYTES:
+                self._kept.add(held)
+                self.place(held.tensor, device)
+
     def place_all(self, module: nn.Module, device: Device) -> None:
         """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
         self.survey()
@@ -206,8 +216,13 @@ class Residence:
         return held.staged[key]
 
     def rest(self, held: Held, device: torch.device) -> None:
-        """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file."""
-        if self.rests == "disk":
+        """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file.
+
+        A weight that is in no file, such as an adapter's that was loaded later, rests in host memory.
+        """
+        if held in self._kept:
+            return
+        if self.rests == "disk" and held.entry is not None:
             self.holdings.take_out(held)
             return
         data = accelerator_of(device).pin(held.whole(_HOST))

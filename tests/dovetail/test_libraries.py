@@ -33,6 +33,7 @@ PRIVATE = (
     "rename_source_key",
     "sub_configs",
     "_is_hf_initialized",
+    "_load_ip_adapter_weights",
     "check_adapters_to_merge",
     "lora_variant",
     "maybe_free_model_hooks",
@@ -103,6 +104,11 @@ def test_a_vae_encodes_and_decodes_through_two_methods(painter: Any, monkeypatch
         vae.decode(latents)
     assert set(called) <= set(libraries.VAE_METHODS)
     assert "_decode" in called, VERSIONS
+
+
+def test_denoising_models_take_ip_adapters_through_one_method() -> None:
+    for cls in (diffusers.UNet2DConditionModel, diffusers.FluxTransformer2DModel, diffusers.SD3Transformer2DModel):
+        assert callable(getattr(cls, libraries.LOAD_IP_ADAPTER)), VERSIONS
 
 
 def test_a_class_names_the_parts_that_stay_in_float32() -> None:
