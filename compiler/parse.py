@@ -107,10 +107,10 @@ class _Reader:
         self.name = line.text_in_quotes()
 
     def _read_passes(self, line: Line) -> None:
-        self.history = tuple(line.rest().split(", "))
+        self.history = tuple(_words(line))
 
     def _read_facts(self, line: Line) -> None:
-        self.facts = frozenset(filter(None, line.rest().split(", ")))
+        self.facts = frozenset(filter(None, _words(line)))
 
     def _read_devices(self, line: Line) -> None:
         self.devices = {device.name: device for device in Rig.parse(line.rest())}
@@ -340,6 +340,13 @@ class _Reader:
             ranges=self.ranges,
             guards=tuple(self.guards),
         )
+
+
+def _words(line: Line) -> list[str]:
+    """What is left of a line, between commas."""
+    if not line.rest().isprintable():
+        raise ValueError("the line has characters that are not seen")
+    return line.rest().split(", ")
 
 
 def _check_weight(weight: Weight, value: Value) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from .entries import Piece, StoredFile, WeightEntry
 from .errors import WeightError
 from .gguf_header import MAGIC, read_gguf
+from .names import is_plain
 from .safetensors_header import read_safetensors
 
 __all__ = ["Piece", "StoredFile", "WeightEntry", "WeightIndex"]
@@ -90,7 +91,7 @@ class WeightIndex(Mapping[str, WeightEntry]):
 
 def _plain(index: Path, name: str) -> str:
     """A file name beside the index, and nothing else: an index must not reach into other folders."""
-    if Path(name).name != name:
+    if not is_plain(name):
         raise WeightError(f"{index} names {name!r}, which is not a file beside it: download it again")
     return name
 

@@ -14,6 +14,7 @@ from . import libraries
 from .building import Built, build
 from .compiler.devices import Rig
 from .compiler.errors import UsageError, WeightError
+from .compiler.names import check_names
 from .compiler.spec.roles import role_of, role_of_component
 from .compiler.weights import WeightIndex
 from .loras import check_mode, read_loras
@@ -123,6 +124,7 @@ def open_pipeline(
     folder = _folder(cls, source, variant)
     listing = _read_json(folder / "model_index.json")
     classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
+    check_names(folder, classes)
     own = {name: value for name, value in classes.items() if value[0] and name not in given}
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}

@@ -27,10 +27,14 @@ _IN_PROMPT = re.compile(r"<lora:([^<>]+)>")
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA that was asked for: a file, a folder or a repository on the Hub, and how strong it shall be."""
+    """A LoRA that was asked for: a file, a folder or a repository on the Hub, and how strong it shall be.
+
+    Only safetensors files are read, unless ``pickled`` says that a pickle may be: one comes from whom you trust.
+    """
 
     place: str
     scale: float = 1.0
+    pickled: bool = False
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Lora:
@@ -120,13 +124,30 @@ def apply_loras(handle: CompiledPipeline, loras: Sequence[Lora], mode: str = "au
         raise
 
 
+def _refuse_pickle(place: Path) -> None:
+    """Raises UsageError for a file that is not safetensors, and for a folder that has none."""
+    if place.is_file() and place.suffix != ".safetensors":
+        what = f"{place} is not a .safetensors file"
+    elif place.is_dir() and not any(place.glob("*.safetensors")):
+        what = f"{place} has no .safetensors file"
+    else:
+        return
+    raise UsageError(
+        f"{what}: pickles can run code and are not read: convert it to safetensors, or, if you trust it, ask for it "
+        "with --lora-pickles, in Python with Lora(path, pickled=True)"
+    )
+
+
 def _load(handle: CompiledPipeline, lora: Lora) -> str:
     """Loads one LoRA under a name of its own, which it returns."""
     pipe, place = handle.pipe, Path(lora.place)
     taken = {name for names in pipe.get_list_adapters().values() for name in names}
     numbered = [lora.stem, *(f"{lora.stem}_{number}" for number in range(len(taken)))]
     name = next(name for name in numbered if name not in taken)
-    where = {"weight_name": place.name} if place.is_file() else {}
+    where: dict[str, Any] = {"weight_name": place.name} if place.is_file() else {}
+    if not lora.pickled:
+        _refuse_pickle(place)
+        where["use_safetensors"] = True
     try:
         with libraries.quiet_lora_loading():
             pipe.load_lora_weights(str(place.parent if place.is_file() else place), adapter_name=name, **where)

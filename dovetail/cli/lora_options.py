@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -32,6 +32,11 @@ class Loras:
         typer.Option("--lora-apply-mode", help="Merged into weights, or computed beside.", rich_help_panel=LORAS),
     ] = "auto"
 
+    lora_pickles: Annotated[
+        bool,
+        typer.Option("--lora-pickles", help="Read LoRAs that are pickles too; trust them.", rich_help_panel=LORAS),
+    ] = False
+
     def arguments(self, prompt: str, pipeline: Pipeline) -> tuple[str, dict[str, Any]]:
         """The prompt without ``<lora:NAME:SCALE>``, and what `dovetail.load_pipeline` takes of LoRAs.
 
@@ -40,4 +45,5 @@ class Loras:
         plain, inside = taken_from(prompt)
         own = str(demo.adapter().parent) if pipeline.place == str(demo.folder()) else ""
         loras = read_loras([*(self.lora or ()), *inside], self.lora_model_dir or own or None)
+        loras = tuple(replace(lora, pickled=self.lora_pickles) for lora in loras)
         return plain, {"lora": loras, "lora_apply_mode": self.lora_apply_mode}

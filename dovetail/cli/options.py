@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..compiler.names import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..request import Request
 
@@ -126,10 +127,18 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
     ]
 
 
+class _Printable(logging.Formatter):
+    """Messages without characters that a terminal obeys: names in them come from files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message of a record."""
+        return printable(super().format(record))
+
+
 def set_up_logging(debug: bool) -> None:
     """Sends what dovetail has to say to stderr: warnings, or everything after `--debug`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(_Printable("%(levelname)s: %(message)s"))
     logger = logging.getLogger(__name__.partition(".")[0])
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError
+from ..compiler.names import printable
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -56,7 +57,7 @@ def _told(message: str, code: int, meta: dict[str, Any]) -> typer.Exit:
     if meta.get("debug"):
         traceback.print_exc()
     else:
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {printable(message)}", file=sys.stderr)
     return typer.Exit(code)
 
 

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
+from ..compiler.names import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    """Prints one JSON document; characters that a terminal would obey are written as JSON escapes them."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    print("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Prints columns two blanks apart, so that `awk`, `grep` and people can read them; `right` ones are aligned so."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         cells = [

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..compiler.names import printable
 from .call import Size
 from .options import Debug, Json, Where
 from .output import print_json
@@ -37,6 +38,6 @@ def show(
     if json or format == "json":
         print_json([document(program, name) for name, program in programs.items()])
     elif format == "text":
-        print("\n".join(str(program) for program in programs.values()), end="")
+        print(printable("\n".join(str(program) for program in programs.values())), end="")
     else:
         print({"dot": dot, "mermaid": mermaid}[format](programs))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import demo
-from ..compiler.errors import UsageError
+from ..compiler.errors import UsageError, WeightError
+from ..compiler.names import check_names
 from ..compiler.spec.roles import role_of_component
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         parts = [name for name, value in index.items() if isinstance(value, list) and value[0]]
     except (OSError, ValueError, AttributeError, IndexError) as error:
         raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
+    check_names(folder, parts)
     return {name: role_of_component(name) for name in parts if (folder / name / "config.json").is_file()}
 
 
@@ -104,17 +106,17 @@ def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
         return getattr(torch, name or pipeline.dtype or "")  # type: ignore[no-any-return]
     files = [file for part in pipeline.components for file in (Path(pipeline.place) / part).glob("*.safetensors")]
     largest = max(files, key=lambda file: file.stat().st_size, default=None)
-    kinds = _stored_dtypes(largest) if largest else set()
-    return torch.bfloat16 if "BF16" in kinds else torch.float16 if "F16" in kinds else torch.float32
+    stored = _stored_dtypes(largest) if largest else set()
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)
 
 
-def _stored_dtypes(file: Path) -> set[str]:
+def _stored_dtypes(file: Path) -> set[torch.dtype]:
     """The dtypes of the tensors in a safetensors file, by its header; none of a damaged one, which loading reports."""
+    from ..compiler.safetensors_header import read_safetensors
+
     try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little") % 2**27))
-        return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, TypeError, KeyError):
+        return {entry.dtype for entry in read_safetensors(file)[0].values()}
+    except WeightError:
         return set()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -21,7 +20,7 @@ def dot(programs: Mapping[str, Program]) -> str:
     for one in drawn:
         for edge in one.edges:
             ends = f"{_id(one, edge.source, 'inputs')} -> {_id(one, edge.target, 'results')}"
-            lines.append(f"  {ends} [label={json.dumps(edge.title)}];")
+            lines.append(f"  {ends} [label={_quoted(edge.title)}];")
     for before, after in pairwise(drawn):
         ends = f"{_id(before, before.parts[-1].index)} -> {_id(after, after.parts[0].index)}"
         lines.append(f"  {ends} [style=dotted];")
@@ -32,7 +31,7 @@ def _cluster(device: str, drawn: Sequence[Outline]) -> list[str]:
     inside = [line for one in drawn for line in _contents(one, device)]
     if not inside:
         return []
-    return [f'  subgraph "cluster_{device}" {{', f"    label={json.dumps(device)};", *inside, "  }"]
+    return [f'  subgraph "cluster_{device}" {{', f"    label={_quoted(device)};", *inside, "  }"]
 
 
 def _contents(one: Outline, device: str) -> list[str]:
@@ -40,7 +39,7 @@ def _contents(one: Outline, device: str) -> list[str]:
     for part in one.parts:
         if part.device.name == device:
             text = f"{one.name} {part.index}\n{part.title}\n{format_bytes(part.nbytes)} of weights"
-            lines.append(f"    {_id(one, part.index)} [label={json.dumps(text, ensure_ascii=False)}];")
+            lines.append(f"    {_id(one, part.index)} [label={_quoted(text)}];")
     ends = {"inputs": [edge.source for edge in one.edges], "results": [edge.target for edge in one.edges]}
     if device == one.devices[0].name:
         lines += [f"    {_id(one, None, word)} [shape=ellipse];" for word, found in ends.items() if None in found]
@@ -48,4 +47,10 @@ def _contents(one: Outline, device: str) -> list[str]:
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
-    return json.dumps(f"{one.name} {otherwise if index is None else index}")
+    return _quoted(f"{one.name} {otherwise if index is None else index}")
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes as DOT has it: a line end is written, anything else that is not seen gives way to a blank."""
+    seen = "".join(one if one.isprintable() or one == "\n" else " " for one in text)
+    return '"' + seen.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -35,13 +35,13 @@ def _contents(one: Outline, device: str) -> list[str]:
     lines = []
     if device == one.devices[0].name:
         if any(edge.source is None for edge in one.edges):
-            lines.append(f'    {_id(one, None, "in")}(["{one.name}: inputs"])')
+            lines.append(f'    {_id(one, None, "in")}(["{_escape(one.name)}: inputs"])')
         if any(edge.target is None for edge in one.edges):
-            lines.append(f'    {_id(one, None, "out")}(["{one.name}: results"])')
+            lines.append(f'    {_id(one, None, "out")}(["{_escape(one.name)}: results"])')
     for part in one.parts:
         if part.device.name == device:
-            text = f"{one.name} {part.index}<br/>{part.title}<br/>{format_bytes(part.nbytes)} of weights"
-            lines.append(f'    {_id(one, part.index)}["{_escape(text)}"]')
+            said = (f"{one.name} {part.index}", part.title, f"{format_bytes(part.nbytes)} of weights")
+            lines.append(f'    {_id(one, part.index)}["{"<br/>".join(map(_escape, said))}"]')
     return lines
 
 
@@ -50,7 +50,17 @@ def _arrow(one: Outline, edge: Edge) -> str:
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
-    return f"{one.name.replace('.', '__')}_{otherwise if index is None else index}"
+    """A word for a box; letters that Mermaid may read as more than a word are spelled by their numbers."""
+    name = "".join(
+        c if (c.isascii() and c.isalnum()) or c == "_" else "__" if c == "." else f"_{ord(c):x}_" for c in one.name
+    )
+    return f"{name}_{otherwise if index is None else index}"
+
+
+def _letter(letter: str) -> str:
+    if (letter.isascii() and letter.isalnum()) or letter == "_":
+        return letter
+    return "__" if letter == "." else f"_{ord(letter):x}_"
 
 
 def _first(one: Outline) -> str:
@@ -62,4 +72,5 @@ def _last(one: Outline) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace('"', "#quot;")
+    """Text between quotes: what could end it, begin a tag or a statement, or is not seen, by its number."""
+    return "".join(one if one.isprintable() and one not in '"<>&#;`\\' else f"#{ord(one)};" for one in text)

@@ -16,6 +16,7 @@ import dovetail
 from dovetail.compiler.errors import CallError, ProgramTextError, TraceError
 from dovetail.compiler.parse import parse_program
 from dovetail.compiler.sizes import evaluate, holds, with_numbers
+from dovetail.compiler.trace import trace
 
 
 class Of(nn.Module):
@@ -61,6 +62,7 @@ def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def compiled_for(function: Callable[..., Any], kind: str, first: int, second: int) -> dovetail.compiled.CompiledModule:
     example = torch.ones(first, 4), torch.ones(second, 4)
+    trace(Of(function), example, dynamic_shapes=KINDS[kind])  # raises where compile would go on by parts
     return dovetail.compile(Of(function), example, backend="cpu", dynamic_shapes=KINDS[kind])
 
 

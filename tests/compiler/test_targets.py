@@ -13,6 +13,7 @@ import dovetail
 from dovetail.compiler import targets
 from dovetail.compiler.errors import ProgramTextError, TraceError, VerificationError
 from dovetail.compiler.targets import FUNCTIONS, find_target, name_of
+from dovetail.compiler.trace import trace
 from dovetail.passes.verify import verify
 
 HOSTILE = [
@@ -70,7 +71,7 @@ def test_an_operation_of_another_library_needs_trust(monkeypatch: pytest.MonkeyP
     library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
     torch.library.register_fake("dovetail_test_library::twice", torch.empty_like, lib=library)
     with pytest.raises(TraceError, match=r"trust\('dovetail_test_library'\)"):
-        dovetail.compile(Mine(), (torch.ones(2),), backend="cpu")
+        trace(Mine(), (torch.ones(2),))
     monkeypatch.setattr(targets, "_TRUSTED", set())
     targets.trust("dovetail_test_library")
     compiled = dovetail.compile(Mine(), (torch.ones(2),), backend="cpu")
