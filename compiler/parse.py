@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from .aliasing import overwrites
 from .devices import Device, Rig
 from .entries import can_be_shape, clipped
 from .errors import DovetailError, ProgramTextError
@@ -261,6 +262,8 @@ class _Reader:
             weight = weight_of(node)
             if weight:
                 self.home[weight.name] = device
+        if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
+            raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//"):
             module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
             node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))

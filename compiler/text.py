@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
+from .aliasing import overwrites
 from .program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_of
 from .signature import Constant, Signature
 from .structure import count_leaves, is_leaf, show_structure
@@ -100,7 +101,8 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
         return f"{head}input{_place(node)}"
     arguments = [show_argument(argument) for argument in node.args]
     arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
-    return f"{head}{show_target(node.target)}({', '.join(arguments)}){_place(node)}{_uses(node)}{_origin(node)}"
+    call = f"{show_target(node.target)}({', '.join(arguments)})"
+    return f"{head}{call}{_place(node)}{_uses(node)}{_over(node)}{_origin(node)}"
 
 
 def _numbers(weight: Weight) -> str:
@@ -120,6 +122,11 @@ def _uses(node: Node) -> str:
     if weights == direct or placement_of(node).device is None:
         return ""
     return f" uses {json.dumps([weight.name for weight in weights])}"
+
+
+def _over(node: Node) -> str:
+    """The operand in whose memory a node is computed, where strides allow."""
+    return f" over %{node.args[0]}" if overwrites(node) else ""
 
 
 def _origin(node: Node) -> str:

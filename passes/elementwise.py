@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..compiler.aliasing import in_place
 from ..compiler.program import TensorType, tensors_of, value_of, weight_of
-from .reuse import in_place
 
 _CASTS = frozenset({"to.dtype", "_to_copy.default"})
 """Elementwise operations that torch does not tag as such."""

@@ -1,29 +1,30 @@
-"""Computes elementwise operations in the memory of an operand that nobody reads again.
+"""Lets elementwise operations be computed in the memory of an operand that nobody reads again, where strides allow.
 
 An activation, a residual sum, a modulation would each hold its operand beside its result, though nobody reads the
-operand again. In place, the result costs no memory and no allocation; it is the same kernel over the same elements,
-so no bit changes. Must run on a cut program: only memory that stays inside one segment is reused, so that nothing
-overwrites what a copy to another device still reads.
+operand again. In place, the result costs no memory and no allocation; it is the same kernel over the same elements.
+The pass finds out where that is possible under any strides. Whether the result then has the strides that it would have
+had (others may have the next kernel round otherwise) is looked at where the program runs, at its first call.
+
+A program says so by the memory of the result, which is then its operand's. Must run on a cut program: only memory that
+stays inside one segment is reused, so that nothing overwrites what a copy to another device still reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class
-from ..compiler.program import Program, TensorType, Value, placement_of, tensors_of, value_of
+from ..compiler.aliasing import in_place, possible_memory
+from ..compiler.program import Program, TensorType, placement_of, tensors_of, value_of
 from .base import Change, Pass
 from .storages import rename_storages
 
 
 @dataclass(frozen=True)
 class Reuse(Pass):
-    """Turns elementwise nodes into their in-place forms where their first operand dies."""
+    """Lets elementwise nodes be computed in the memory of their first operand where that dies."""
 
     name: ClassVar[str] = "reuse"
     requires: ClassVar[frozenset[str]] = frozenset({"cut"})
@@ -39,75 +40,48 @@ class Reuse(Pass):
             held = memory.overwritten(node)
             if held is not None:
                 merged[tensors_of(node)[0].storage] = merged.get(held, held)
-                node.target = in_place(node.target)
                 count += 1
             rename_storages(node, merged)
-        return Change(count, "results computed in place")
+        return Change(count, "results computed in place where strides allow")
 
 
 class _Memory:
-    """The pieces of memory of a program: how large, in which segment, last read where, and who else needs them.
-
-    Whether an op such as ``reshape`` copies depends on strides, and other kernels than the trace's may choose others;
-    what it reads and what it yields count as one piece here, so that neither is overwritten while the other is needed.
-    """
+    """The pieces of memory of a program: in which segment each is made, last read where, and who else needs it."""
 
     def __init__(self, program: Program) -> None:
-        self.before: dict[Node, Value] = {node: value_of(node) for node in program.ops()}
+        self.before = {node: value_of(node) for node in program.ops()}
+        self._piece = possible_memory(program)
         self._bytes: dict[int, int] = {}
-        self._segment: dict[int, int | None] = {}
-        self._piece = _pieces(program)
-        for node in program.ops():
-            for tensor in tensors_of(node):
-                self._bytes.setdefault(tensor.storage, tensor.nbytes)
-                self._segment.setdefault(tensor.storage, placement_of(node).segment)
-        self._last: dict[int, Node] = {}
+        self._last: dict[Node, Node] = {}
         for node in program.graph.nodes:
-            for piece in self._pieces_of(node, *node.all_input_nodes):
-                self._last[piece] = node
+            for tensor in tensors_of(node) if node.op == "call_function" else ():
+                self._bytes.setdefault(tensor.storage, tensor.nbytes)
+            self._last.update((self._piece[one], node) for one in (node, *node.all_input_nodes))
         fixed = [*program.graph.find_nodes(op="placeholder"), *(crossing.value for crossing in program.crossings)]
-        self._fixed = self._pieces_of(*fixed)
+        self._fixed = {self._piece[node] for node in fixed}
 
     def overwritten(self, node: Node) -> int | None:
-        """The storage of a node's first operand, where it dies here, fills it, and has the layout of the result."""
-        if in_place(node.target) is None or not node.args or not isinstance(node.args[0], Node):
+        """The storage of a node's first operand, where it dies here, fills it, and looks like the result."""
+        operand = node.args[0] if node.args else None
+        if in_place(node.target) is None or not isinstance(operand, Node):
             return None
-        held, result = self.before.get(node.args[0]), self.before[node]
-        if not isinstance(held, TensorType) or not isinstance(result, TensorType):
+        held, result = self.before.get(operand), self.before[node]
+        if not isinstance(held, TensorType) or not isinstance(result, TensorType) or not _alike(held, result):
             return None
-        if (held.shape, held.dtype, held.stride) != (result.shape, result.dtype, result.stride):
+        piece = self._piece[operand]
+        if self._fixed & {piece, self._piece[node]} or self._last[piece] is not node:
             return None
-        piece, others = self._piece[held.storage], [n for n in node.all_input_nodes if n is not node.args[0]]
-        if self._fixed & {piece, self._piece[result.storage]} or self._last[piece] is not node:
+        if placement_of(piece).segment != placement_of(node).segment or self._bytes[held.storage] != held.nbytes:
             return None
-        if self._segment[held.storage] != placement_of(node).segment or self._bytes[held.storage] != held.nbytes:
-            return None
-        alone = node.args.count(node.args[0]) == 1 and piece not in self._pieces_of(*others)
-        return held.storage if alone else None
-
-    def _pieces_of(self, *nodes: Node) -> set[int]:
-        return {self._piece[tensor.storage] for node in nodes for tensor in tensors_of(node)}
+        given = [*node.args, *node.kwargs.values()]
+        others = [self._piece[one] for one in node.all_input_nodes if one is not operand]
+        return held.storage if given.count(operand) == 1 and piece not in others else None
 
 
-def _pieces(program: Program) -> dict[int, int]:
-    """For each storage the first storage of the chain of possible views that it lies in."""
-    piece: dict[int, int] = {}
-    for node in program.graph.nodes:
-        source = node.args[0] if node.args and alias_class(node.target) is Alias.MAYBE else None
-        base = value_of(source) if isinstance(source, Node) else None
-        for tensor in tensors_of(node):
-            shared = isinstance(base, TensorType) and base.dtype == tensor.dtype
-            piece.setdefault(tensor.storage, piece[base.storage] if shared else tensor.storage)  # type: ignore[union-attr]
-    return piece
+def _alike(one: TensorType, other: TensorType) -> bool:
+    """Whether two tensors have the same shape and dtype, and the same strides in the trace.
 
-
-@cache
-def in_place(target: Any) -> Any:
-    """The in-place form of an elementwise operation: its name with an underscore; None without one."""
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
-        return None
-    packet = getattr(getattr(torch.ops, target.namespace), f"{target.overloadpacket.__name__}_", None)
-    twin = getattr(packet, target._overloadname, None)
-    if twin is None or [a.name for a in twin._schema.arguments] != [a.name for a in target._schema.arguments]:
-        return None
-    return twin
+    The trace is not sure of the strides of dimensions of size 1.
+    """
+    strides = [[step for size, step in zip(each.shape, each.stride, strict=True) if size != 1] for each in (one, other)]
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and strides[0] == strides[1]

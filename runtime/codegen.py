@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import writes
+from ..compiler.aliasing import in_place, writes
 from ..compiler.devices import Device
 from ..compiler.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
 from ..compiler.schedule import Copy, Run, State
 from . import gathering as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 from . import steps
+from .reusing import Candidates
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
@@ -83,6 +84,7 @@ class _Writer:
     freed: frozenset[State]
     versions: Readings
     staged: Mapping[str, int] = field(default_factory=dict)
+    candidates: Candidates = field(default_factory=lambda: Candidates({}, -1))
     bound: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Node] = field(default_factory=dict)
     weight_names: dict[Node, str] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class _Writer:
     names: dict[State, str] = field(default_factory=dict)
     places: dict[Device, torch.device] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
-    taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind"), _RESERVED))
+    taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind", "look"), _RESERVED))
 
     def write(self, text: str, node: Node | None = None) -> None:
         self.lines.append((f"        {text}", node))
@@ -159,7 +161,11 @@ class _Writer:
             return f"{self.expression(node, node.args[0])}[{self.expression(node, node.args[1])}]"
         arguments = [self.expression(node, argument) for argument in node.args]
         arguments += [self.keyword(key, self.expression(node, value)) for key, value in node.kwargs.items()]
-        return f"{self.function(node.target)}({', '.join(arguments)})"
+        if self.candidates.is_looked_at(node):
+            number, forms = self.candidates.numbers[node], (node.target, in_place(node.target))
+            return f"look({', '.join([str(number), *map(self.function, forms), *arguments])})"
+        target = in_place(node.target) if self.candidates.is_in_place(node) else node.target
+        return f"{self.function(target)}({', '.join(arguments)})"
 
     def keyword(self, key: str, value: str) -> str:
         """An argument by name; some operations have one that is a word of Python's (``from``)."""
@@ -187,6 +193,7 @@ def write_segment(
     staged: Mapping[str, int] | None = None,
     awaited: frozenset[State] = frozenset(),
     sent: Sequence[tuple[Copy, int, int]] = (),
+    candidates: Candidates | None = None,
 ) -> SegmentSource:
     """Generates the source of a segment.
 
@@ -200,8 +207,9 @@ def write_segment(
         awaited: those of the read values that are on their way, and waited for at their first use.
         sent: the copies that start as soon as their value is what they send, each with its slot there and that of
             the memory that it lands in.
+        candidates: the nodes that may be computed in their operand's memory, and whether they have been looked at.
     """
-    writer = _Writer(run, slots, freed, versions, staged or {})
+    writer = _Writer(run, slots, freed, versions, staged or {}, candidates or Candidates({}, -1))
     kept = {writer.local(state) for state in run.yields}
     ends = _last_uses(writer, run.segment)
     copies = _copies_after(run.segment, sent)
@@ -223,6 +231,8 @@ def write_segment(
     for state in run.yields:
         writer.write(f"slots[{slots[state]}] = {writer.local(state)}")
     writer.lines[:0] = [(f"        {weight} = slots[{slot}]", None) for weight, slot in writer.fetched.items()]
+    if any(map(writer.candidates.is_looked_at, run.segment.nodes)):
+        writer.lines.insert(0, (f"        look = slots[{writer.candidates.slot}]", None))
     return _assemble(writer, name)
 
 

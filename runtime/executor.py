@@ -2,10 +2,13 @@
 
 A weight that is never released is fetched once, when weights are bound. One that is released is a value of the call
 like others: fetched in the step that loads it, gone after the step that releases it, whatever happens between.
+
+What may be computed in its operand's memory is looked at in the first call for the strides of its inputs (`reusing`).
 """
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +40,7 @@ from . import quantized as quantized  # registers the kernels that packed weight
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
 from .folding import Folding
+from .reusing import Candidates, Layouts, Look, Settled, layouts_of
 from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
 from .weights import WeightSource
 
@@ -122,8 +126,13 @@ class Executor:
         self._folding = Folding.of(self._schedule)
         self._following = self._next_staged()
         self._leaves: list[Any] = list(program.output.args[0])  # type: ignore[arg-type]
-        self.sources = self._generate()
-        self._by_file = {source.filename: source for source in self.sources.values()}
+        self._candidates = Candidates.of(program, self._layout.size)
+        self._runs = [(index, one) for index, one in enumerate(self._schedule) if isinstance(one, Run)]
+        self._versions = {(reader, value): version for reader, value, version in readings(program) if version}
+        self._by_file: dict[str, SegmentSource] = {}
+        self._listings: dict[tuple[int, frozenset[int] | None], SegmentSource] = {}
+        self._settling = threading.Lock()
+        self._looking = self.sources = self._generate(self._candidates)
         self._outputs = self._output_slots()
         self._steps: list[Step] | None = None
         self._source: WeightSource | None = None
@@ -147,7 +156,7 @@ class Executor:
             for slot, item in enumerate(self._leaves)
             if isinstance(item, Node) and weight_of(item)
         }
-        self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
+        self._make_steps()
 
     def rebind(self) -> None:
         """Fetches the weights of adapters again, which were exchanged, and leaves all others."""
@@ -155,11 +164,17 @@ class Executor:
             for weight in load.weights:
                 if weight.kind == "adapter":
                     self._held[weight.name, load.device] = self._fetch(weight, load.device)
-        self._steps = [step for index in range(len(self._schedule)) for step in self._steps_of(index)]
+        self._make_steps()
+
+    def _make_steps(self) -> None:
+        """The steps of a call that looks; what earlier calls have found may not hold for other weights."""
+        self._settled = Settled()
+        self._steps = self._steps_over(self._looking)
 
     def unbind(self) -> None:
         """Lets go of all weights."""
         self._steps = None
+        self._settled = Settled()
         self._source = None
         self._held = {}
         self._constants = {}
@@ -173,17 +188,36 @@ class Executor:
         keeps no tensor of the call alive.
         """
         assert self._steps is not None
+        settled, layouts = self._settled, self._layouts(slots)
+        steps: list[Step] | None = settled.by_layout.get(layouts)
+        look = Look() if steps is None else None
         slots.extend([None] * (self._layout.size - len(slots)))
+        slots.append(look)
         try:
             with torch.inference_mode():
-                for step in self._steps:
+                for step in steps or self._steps:
                     step(slots)
         except Exception as error:
             explained = self._explain(error)
             slots.clear()
             traceback.clear_frames(error.__traceback__)
             raise explained from (None if explained is error else error)
+        if look is not None:
+            self._settle(settled, layouts, frozenset(look.found))
         return [self._result(slots, item, index) for index, item in enumerate(self._outputs)]
+
+    def _layouts(self, inputs: Slots) -> Layouts:
+        """What decides which candidates are right in place; nothing where there are no candidates."""
+        return layouts_of(inputs, bool(self._program.symbols)) if self._candidates.numbers else ()
+
+    def _settle(self, settled: Settled, layouts: Layouts, found: frozenset[int]) -> None:
+        """Makes the listing that computes in place what a call has found to be right so."""
+        with self._settling:
+            settled.keep(layouts, found, self._steps_in_place)
+
+    def _steps_in_place(self, found: frozenset[int]) -> list[Step]:
+        self.sources = self._generate(self._candidates.choose(found))
+        return self._steps_over(self.sources)
 
     def _loads(self) -> Iterator[Load]:
         return (instruction for instruction in self._schedule if isinstance(instruction, Load))
@@ -204,25 +238,32 @@ class Executor:
             return self._constants[index]
         return _ordinary(slots[item.index]) if isinstance(item, _Slot) else item
 
-    def _generate(self) -> dict[int, SegmentSource]:
-        versions = {(reader, value): version for reader, value, version in readings(self._program) if version}
+    def _generate(self, candidates: Candidates) -> dict[int, SegmentSource]:
+        """The listing of each segment, written once for each choice among its candidates."""
         sources = {}
-        for index, instruction in enumerate(self._schedule):
-            if isinstance(instruction, Run):
-                segment = instruction.segment
-                name = f"{self._program.name} segment {segment.index}"
-                folded = self._folding.runs[index]
-                sources[segment.index] = write_segment(
-                    instruction,
-                    self._layout.on(segment.device),
-                    folded.freed,
-                    versions,
-                    name,
-                    self._layout.weights_on(segment.device),
-                    folded.awaited,
-                    self._layout.ends_of(folded.sent),
-                )
+        for index, run in self._runs:
+            among = candidates.among(run.segment.nodes)
+            choice = among & candidates.chosen if among and candidates.chosen is not None else None
+            if (index, choice) not in self._listings:
+                source = self._write(index, run, candidates, len(self._listings))
+                self._listings[index, choice] = self._by_file[source.filename] = source
+            sources[run.segment.index] = self._listings[index, choice]
         return sources
+
+    def _write(self, index: int, run: Run, candidates: Candidates, number: int) -> SegmentSource:
+        segment, folded = run.segment, self._folding.runs[index]
+        again = f" ({number})" if number >= len(self._runs) else ""
+        return write_segment(
+            run,
+            self._layout.on(segment.device),
+            folded.freed,
+            self._versions,
+            f"{self._program.name} segment {segment.index}{again}",
+            self._layout.weights_on(segment.device),
+            folded.awaited,
+            self._layout.ends_of(folded.sent),
+            candidates,
+        )
 
     def _output_slots(self) -> list[Any]:
         values = next(i.values for i in self._schedule if isinstance(i, Return))
@@ -231,7 +272,10 @@ class Executor:
         leaves: Any = self._program.output.args[0]
         return [given.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
 
-    def _steps_of(self, index: int) -> list[Step]:
+    def _steps_over(self, sources: Mapping[int, SegmentSource]) -> list[Step]:
+        return [step for index in range(len(self._schedule)) for step in self._steps_of(index, sources)]
+
+    def _steps_of(self, index: int, sources: Mapping[int, SegmentSource]) -> list[Step]:
         instruction = self._schedule[index]
         slots = self._layout.slots
         if index in self._folding.inside:
@@ -242,7 +286,7 @@ class Executor:
             case Release():
                 return [self._release_step(instruction)]
             case Run(segment):
-                source = self.sources[segment.index]
+                source = sources[segment.index]
                 weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
             case Copy(value, origin, target, into):
