@@ -2,7 +2,8 @@
 
 A pass is a frozen dataclass: its class attribute ``name`` is its name, its fields are its options, so that code, log,
 ``--passes "place{headroom=2GiB},pin,cut"`` and the plan file speak the same words (after xDSL's pass manager). It
-states what must hold before it and what holds after it, and the manager checks both.
+states what must hold before it and what holds after it, and the manager checks both. Of a pass that says that every op
+reads what it read before, the manager checks that too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
-from ..compiler.errors import DovetailError, PassError
+from ..compiler.errors import DovetailError, PassError, VerificationError
 from ..compiler.program import Program
+from .evidence import Violation
+from .facts import EVIDENT
+from .translation import LAW, Reading, differences, read
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +39,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """One step from program to program: it changes the program it is given and says what it changed."""
+    """One step from program to program: it changes the program it is given and says what it changed.
+
+    ``keeps_values`` says that it only moves, merges and drops nodes, and names memory anew: that every op that is left
+    reads the same version of the same value as before.
+    """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset()
     ensures: ClassVar[frozenset[str]] = frozenset()
     refuses: ClassVar[frozenset[str]] = frozenset()
+    keeps_values: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, program: Program) -> Change:
@@ -66,7 +75,7 @@ Callback: TypeAlias = Callable[[Pass, Program, Change], None]
 
 @dataclass(frozen=True)
 class PassManager:
-    """Runs passes in order, checks what each requires, and calls back after each."""
+    """Runs passes in order, checks what each requires, ensures and keeps, and calls back after each."""
 
     passes: Sequence[Pass]
     callbacks: Sequence[Callback] = ()
@@ -74,11 +83,14 @@ class PassManager:
     def run(self, program: Program) -> Program:
         """Runs all passes over the program, in place, and returns it.
 
-        Raises PassError when a pass meets a program that it cannot run on, or fails; the error names its history.
+        Raises PassError when a pass meets a program that it cannot run on, fails, or does not do what it ensures; the
+        error names its history. Raises VerificationError when a pass changes what ops read, and says that it keeps it.
         """
         for step in self.passes:
             _check(step, program)
+            before = read(program) if step.keeps_values else None
             change = _guarded(step, program)
+            _check_done(step, program, before)
             program.facts |= step.ensures
             program.history = (*program.history, str(step))
             logger.info("%s: %s", step, change)
@@ -93,6 +105,17 @@ def _check(step: Pass, program: Program) -> None:
     if missing or refused:
         why = f"needs a program that is {_words(missing)}" if missing else f"refuses one that is {_words(refused)}"
         raise PassError(f"pass {step.name} {why}; run so far: {' → '.join(program.history) or 'no pass'}")
+
+
+def _check_done(step: Pass, program: Program, before: Reading | None) -> None:
+    missing = frozenset(fact for fact in step.ensures if fact in EVIDENT and not EVIDENT[fact](program))
+    if missing:
+        history = " → ".join(program.history) or "no pass"
+        raise PassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")
+    for node, problem in differences(before, program) if before else ():
+        from .verify import explain  # which is a pass itself
+
+        raise VerificationError(explain(program, Violation(step.name, problem, node), LAW))
 
 
 def _guarded(step: Pass, program: Program) -> Change:

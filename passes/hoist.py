@@ -27,6 +27,7 @@ class Hoist(Pass):
     """Moves views on another device than the nodes around them directly behind what they read."""
 
     name: ClassVar[str] = "hoist"
+    keeps_values: ClassVar[bool] = True
     requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
     refuses: ClassVar[frozenset[str]] = frozenset({"cut"})
 

@@ -27,6 +27,7 @@ class Reuse(Pass):
     """Lets elementwise nodes be computed in the memory of their first operand where that dies."""
 
     name: ClassVar[str] = "reuse"
+    keeps_values: ClassVar[bool] = True
     requires: ClassVar[frozenset[str]] = frozenset({"cut"})
     refuses: ClassVar[frozenset[str]] = frozenset({"memory reused", "scheduled"})
     ensures: ClassVar[frozenset[str]] = frozenset({"memory reused"})

@@ -48,6 +48,7 @@ class Simplify(Pass):
     """Drops nodes and weights that do not change the result."""
 
     name: ClassVar[str] = "simplify"
+    keeps_values: ClassVar[bool] = True
     refuses: ClassVar[frozenset[str]] = frozenset({"placed"})
 
     def run(self, program: Program) -> Change:

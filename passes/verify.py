@@ -14,7 +14,7 @@ from typing import ClassVar
 from ..compiler.errors import DovetailError, VerificationError
 from ..compiler.program import Program
 from ..compiler.text import lines_of
-from . import rules, slice_rules
+from . import reuse_rules, rules, slice_rules
 from .base import Change, Pass
 from .evidence import Evidence, Violation
 from .replay import replay
@@ -36,6 +36,7 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
     ("pinned", rules.storage),
     ("cut", rules.segments),
     ("cut", rules.crossings),
+    ("", reuse_rules.reuse),
     ("scheduled", replay),
 )
 """Each check with the fact that must be established before it applies."""

@@ -262,7 +262,9 @@ def write(draft: Draft, draw: Draw) -> None:
         case "add":
             draft.op(aten.add_.Tensor, x, draw(st.sampled_from([1.0, 0.5])))
         case "mul":
-            draft.op(aten.mul_.Tensor, x, draft.like(draw, x))
+            other = draft.like(draw, x)  # itself, or what shares no memory with it, for they would overlap in part
+            apart = other.meta["val"].untyped_storage()._cdata != x.meta["val"].untyped_storage()._cdata
+            draft.op(aten.mul_.Tensor, x, other if apart else x)
         case "copy":
             source = draft.pick(draw, lambda v: v.dim() == 0 or v.shape == x.meta["val"].shape)
             if source is not None:

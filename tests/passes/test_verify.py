@@ -207,6 +207,12 @@ def put_on_a_device_a_dtype_that_it_lacks(program: Program) -> None:
     node.meta["value"] = replace(value_of(node), dtype=torch.float64)  # type: ignore[type-var]
 
 
+def compute_over_what_is_read_later(program: Program) -> None:
+    adds = (node for node in program.ops() if node.target is torch.ops.aten.add.Tensor)
+    one = next(node for node in adds if node.args[0].name == "getitem")  # type: ignore[union-attr]
+    one.meta["value"] = replace(value_of(one), storage=tensors_of(one.args[0])[0].storage)  # type: ignore[type-var, arg-type]
+
+
 BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "targets": ("simplify", call_what_no_program_may),
     "order": ("simplify", read_before_it_is_made),
@@ -224,6 +230,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "storage": ("simplify,blocks,place{shares=1:1:1},pin,hoist", spread_written_memory_over_two_devices),
     "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
     "crossings": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", forget_a_crossing),
+    "reuse": ("simplify", compute_over_what_is_read_later),
     "load": ("", forget_a_load),
     "rest": ("", leave_weights_that_rest_elsewhere),
     "run": ("", run_a_segment_twice),
