@@ -239,26 +239,28 @@ class Executor:
         return _ordinary(slots[item.index]) if isinstance(item, _Slot) else item
 
     def _generate(self, candidates: Candidates) -> dict[int, SegmentSource]:
-        """The listing of each segment, written once for each choice among its candidates."""
+        """The listing of each segment, written once for each choice among its candidates; the last few are kept."""
+        if len(self._listings) > 16 * len(self._runs):
+            self._listings = {key: source for key, source in self._listings.items() if key[1] is None}
+            self._by_file = {source.filename: source for source in self._listings.values()}
         sources = {}
         for index, run in self._runs:
             among = candidates.among(run.segment.nodes)
             choice = among & candidates.chosen if among and candidates.chosen is not None else None
             if (index, choice) not in self._listings:
-                source = self._write(index, run, candidates, len(self._listings))
+                source = self._write(index, run, candidates)
                 self._listings[index, choice] = self._by_file[source.filename] = source
             sources[run.segment.index] = self._listings[index, choice]
         return sources
 
-    def _write(self, index: int, run: Run, candidates: Candidates, number: int) -> SegmentSource:
+    def _write(self, index: int, run: Run, candidates: Candidates) -> SegmentSource:
         segment, folded = run.segment, self._folding.runs[index]
-        again = f" ({number})" if number >= len(self._runs) else ""
         return write_segment(
             run,
             self._layout.on(segment.device),
             folded.freed,
             self._versions,
-            f"{self._program.name} segment {segment.index}{again}",
+            f"{self._program.name} segment {segment.index}",
             self._layout.weights_on(segment.device),
             folded.awaited,
             self._layout.ends_of(folded.sent),
