@@ -34,7 +34,7 @@ from .program import (
     weight_of,
 )
 from .signature import Constant, Signature, Tensor, leaf_path
-from .sizes import holds
+from .sizes import holds, symbols_of
 from .structure import count_leaves
 from .targets import find_target
 from .tokens import Line
@@ -333,6 +333,9 @@ class _Reader:
                 path = leaf_path(name, index, len(found))
                 kind = None if leaf else next(inputs)  # an input that is no tensor leaves one too few
                 leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf[0]))
+        bare = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape} & self.ranges.keys()
+        if any(symbols_of(guard) - bare for guard in self.guards):
+            raise ProgramTextError("a guard speaks of a symbol that is no dimension of an input")
         return Signature(
             positional=self.positional,
             defaults=self.defaults,

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import re
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,14 +44,14 @@ def count_leaves(spec: pytree.TreeSpec | str) -> int:
     """
     if isinstance(spec, pytree.TreeSpec):
         return spec.num_leaves
-    return _count(_schema(spec)) if spec else 1
+    return _summary(spec)[0] if spec else 1
 
 
 def is_leaf(spec: pytree.TreeSpec | str) -> bool:
     """Whether a structure is a single leaf."""
     if isinstance(spec, pytree.TreeSpec):
         return spec.is_leaf()
-    return not spec or _schema(spec)["type"] is None
+    return not spec or _summary(spec)[1]
 
 
 def read_structure(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
@@ -60,6 +61,8 @@ def read_structure(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
     """
     if isinstance(spec, pytree.TreeSpec):
         return spec
+    if spec:
+        count_leaves(spec)
     return _build(_schema(spec)) if spec else pytree.tree_structure(0)
 
 
@@ -73,11 +76,19 @@ def read_json(text: str) -> Any:
     return json.loads(text)
 
 
+@lru_cache(maxsize=256)
+def _summary(text: str) -> tuple[int, bool]:
+    """How many leaves the structure of a text has, and whether it is a leaf itself."""
+    tree = _schema(text)
+    return _count(tree), tree["type"] is None
+
+
 def _schema(text: str) -> dict[str, Any]:
     read = read_json(text)
     if not isinstance(read, list) or len(read) != 2 or read[0] != 1:
         raise ValueError("a structure is a list of the protocol 1 and a tree")
-    _count(read[1])
+    if not isinstance(read[1], dict) or "type" not in read[1]:
+        raise ValueError("a tree has a type, a context and children_spec")
     return read[1]  # type: ignore[no-any-return]
 
 

@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _DEEPEST = 32
+_MOST_SIZES = 64  # as in PyTorch
 _LARGEST = 2**64
 
 
@@ -158,6 +159,8 @@ class Line:
         start, depth, texts = self.position, 0, []
         for end in range(start, len(self.text)):
             letter = self.text[end]
+            if len(texts) > _MOST_SIZES:
+                raise ValueError(f"a tensor has at most {_MOST_SIZES} dimensions")
             if not depth and letter in (",", close):
                 texts.append(self.text[start:end].strip())
                 start = end + 1

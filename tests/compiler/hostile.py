@@ -156,6 +156,9 @@ HOSTILE: dict[str, Callable[[Lines], Lines]] = {
     "a device out of nowhere": swap("@sim1", "@sim7"),
     "a segment out of nowhere": swap("#1", "#9999999"),
     "facts that hide the rules": in_line("facts", "facts cut"),
+    "a guard over nothing": lambda program: [*program[:4], "symbol s = 2 in 1..4", "guard s == 2", *program[4:]],
+    "a guard that is code": lambda program: [*program[:4], f"guard {SYSTEM} == 0", *program[4:]],
+    "many sizes": swap("f32[3, 4]~7", f"f32[{', '.join(['1'] * 9000)}]~7"),
     "a nan for a share": lambda program: [program[0], "shares nan:nan", *program[1:]],
 }  # fmt: skip
 
