@@ -82,7 +82,7 @@ class Look:
         **kwargs: Any,
     ) -> Any:
         """Computes one candidate: in place where that is certain to be right, else apart, to compare."""
-        if _is_plain(x):
+        if _decides(x, (*args, *kwargs.values())):
             self.found.add(number)
             return in_place(x, *args, **kwargs)
         result = apart(x, *args, **kwargs)
@@ -91,17 +91,26 @@ class Look:
         return result
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is laid out row by row from the start of its memory, dimensions of size 1 included.
+def _decides(x: torch.Tensor, others: Sequence[Any]) -> bool:
+    """Whether an elementwise result of a tensor's shape, of which it is the first operand, must be laid out as it is.
 
-    An elementwise result of its shape is then laid out the same, for the strides of the first operand decide.
+    Its strides decide the order of dimensions as far as they differ; but a dimension of size 1 may have the stride
+    of the one before it, and then the other operands decide.
     """
+    if not _is_plain(x) or x.storage_offset() or x.is_conj() or x.is_neg():
+        return False
+    tensors = [one for one in others if isinstance(one, torch.Tensor) and one.dim()]
+    return 1 not in x.shape[1:] or all(one.shape == x.shape and _is_plain(one) for one in tensors)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is laid out row by row, dimensions of size 1 included."""
     expected = 1
     for size, step in zip(reversed(x.shape), reversed(x.stride()), strict=True):
         if step != expected:
             return False
         expected *= max(size, 1)
-    return not (x.storage_offset() or x.is_conj() or x.is_neg())
+    return True
 
 
 def _layout(x: torch.Tensor) -> Any:

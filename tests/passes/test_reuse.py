@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import dovetail
 from dovetail.compiler.aliasing import in_place, overwrites
 from dovetail.compiler.program import tensors_of
 from dovetail.runtime import sim
+from dovetail.runtime.reusing import Look
 
 aten = torch.ops.aten
 Layers = nn.ModuleList
@@ -159,3 +161,116 @@ def test_views_of_the_result_lie_in_the_reused_memory() -> None:
 )
 def test_only_elementwise_operations_have_a_form_in_place(target: object, twin: object) -> None:
     assert in_place(target) is twin
+
+
+class Residual(nn.Module):
+    """The strides of a sum decide which kernel convolves next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).sigmoid()
+        return self.second(torch.nn.functional.silu(y * 2 + x))
+
+
+def pictures(batch: int = 2) -> list[torch.Tensor]:
+    x = torch.randn(batch, 8, 6, 6)
+    turned = x.transpose(2, 3).contiguous().transpose(2, 3)
+    return [x, x.to(memory_format=torch.channels_last), turned, x[:1].expand(batch, 8, 6, 6)]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("first", range(4))
+def test_a_call_in_other_strides_is_looked_at_anew(batch: int, first: int) -> None:
+    torch.manual_seed(0)
+    module, calls = Residual().eval(), pictures(batch)
+    compiled = dovetail.compile(module, (calls[0],), backend="sim0")
+    for x in [calls[first], *calls, *calls]:
+        with torch.no_grad():
+            found, expected = compiled(x), module(x)
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+def test_what_was_found_stands_in_the_source() -> None:
+    module = Module(lambda layers, x: layers[1](layers[0](x).sigmoid())).eval()
+    compiled = dovetail.compile(module, (X,), backend="cpu")
+    assert "look(0, aten_sigmoid, aten_sigmoid_, linear)" in compiled.source()
+    compiled(X)
+    assert "= aten_sigmoid_(linear)" in compiled.source()
+    assert "look" not in compiled.source()
+
+
+def test_what_would_have_other_strides_in_place_is_computed_apart() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.exp() + y
+
+    turned = torch.randn(5, 4, 1, 2).permute(3, 2, 1, 0)  # it decides the stride of the dimension of size 1
+    module, call = Sum(), (torch.randn(2, 1, 4, 5), turned)
+    compiled = dovetail.compile(module, call, backend="cpu")
+    for y in (turned, turned, torch.randn(2, 1, 4, 5)):
+        found, expected = compiled(call[0], y), module(call[0], y)
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+        assert ("aten_add__Tensor" in compiled.source()) == (y is not turned)
+
+
+def test_dynamic_sizes_are_looked_at_each() -> None:
+    torch.manual_seed(0)
+    module = Residual().eval()
+    batch = torch.export.Dim("b", min=2, max=64)
+    compiled = dovetail.compile(module, (pictures()[0],), backend="sim0", dynamic_shapes={"x": {0: batch}})
+    for size in (2, 5, 3, 5):
+        for x in pictures(size):
+            with torch.no_grad():
+                assert torch.equal(compiled(x), module(x))
+
+
+def test_first_calls_in_several_threads_give_the_same_bits() -> None:
+    torch.manual_seed(0)
+    module, calls = Residual().eval(), pictures() * 4
+    with torch.no_grad():
+        expected = [module(x) for x in calls]
+    compiled = dovetail.compile(module, (calls[0],), backend="cpu")
+    compiled.load()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(compiled, calls))
+    assert all(map(torch.equal, found, expected))
+
+
+ELEMENTWISE = [
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.atan2.default,
+    aten.sigmoid.default, aten.silu.default, aten.gelu.default, aten.relu.default, aten.tanh.default, aten.exp.default,
+    aten.neg.default, aten.mish.default, aten.elu.default, aten.leaky_relu.default,
+]  # fmt: skip
+SHAPES = [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 1, 1, 1), (1, 3, 1, 5), (1, 1, 4, 5)]
+
+
+@pytest.mark.parametrize("target", ELEMENTWISE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_look_takes_for_certain_without_comparing_is_so(
+    target: torch._ops.OpOverload, shape: tuple[int, ...]
+) -> None:
+    """Whatever the strides of the other operand, and whatever is broadcast."""
+    x = torch.rand(shape)
+    others: list[torch.Tensor] = [
+        torch.rand(shape),
+        torch.rand(()),
+        torch.rand(shape).to(memory_format=torch.channels_last),
+        torch.rand(shape[1], 1, 1),
+        torch.rand(1, 1, 1, 1),
+        torch.rand(shape[::-1]).permute(3, 2, 1, 0),
+        torch.rand(shape[:1]).view(-1, 1, 1, 1).expand(shape),
+    ]
+    binary = len(target._schema.arguments) > 1 and target._schema.arguments[1].name in ("other", "exponent")
+    for given in [[other] for other in others] if binary else [[]]:
+        look, mine = Look(), x.clone()
+        result = look(0, target, in_place(target), mine, *given)
+        expected = target(x, *given)
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride()
+        assert (result is mine) <= bool(look.found)
+    assert look.found or binary
