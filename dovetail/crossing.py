@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .runtime.block_masks import is_block_mask, moved_mask
 from .runtime.transfers import handed
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device, torch.Generator)
@@ -21,7 +22,8 @@ class Crossing:
 
     Tensors are copied there. Lists and dicts are copied with them, so that the caller's are never half changed: what
     the call put into them is put into the caller's own when the call returns. A tensor that was written in place is
-    written back. Objects of other classes, such as caches, are handed over as they are.
+    written back. A block mask of flex attention goes there with the
+    tensors that its function reads. Objects of other classes, such as caches, are handed over as they are.
 
     Args:
         there: where the call runs.
@@ -44,6 +46,8 @@ class Crossing:
             return value
         if isinstance(value, torch.Tensor):
             return self._take_tensor(value)
+        if is_block_mask(value):
+            return value if value.kv_num_blocks.device == self._there else moved_mask(value, self._there)
         return self._container(value, self.take)
 
     def give(self, value: Any) -> Any:
@@ -122,10 +126,10 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 def is_stateful(value: Any) -> bool:
     """Whether a value is, or holds, an object that a call may write into and a later one read: a cache, say.
 
-    Tensors, numbers, texts, tuples, lists, dicts, enums, functions and modules are not, and neither is what PyTorch
-    takes apart as a container of tensors and has no method ``update``.
+    Tensors, numbers, texts, tuples, lists, dicts, enums, functions, modules and block masks are not, and neither is
+    what PyTorch takes apart as a container of tensors and has no method ``update``.
     """
-    if isinstance(value, (*_VALUES, nn.Module, enum.Enum, type)):
+    if isinstance(value, (*_VALUES, nn.Module, enum.Enum, type)) or is_block_mask(value):
         return False
     if isinstance(value, (list, tuple)):
         return any(map(is_stateful, value))

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ...compiler.errors import NotHereError
-from . import copies, device_module, generators, indexing
+from . import copies, device_module, flex, generators, indexing
 from .ledger import device_of, set_capacities
 from .tensor import HANDLERS, compute, dispatch
 
@@ -41,6 +41,7 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
             copies.install()
             indexing.install()
             generators.install()
+            flex.install()
             _libraries.append(_register_kernels())
     set_capacities(capacities or {})
 

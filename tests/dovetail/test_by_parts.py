@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import nn
 
@@ -336,3 +337,35 @@ def test_devices_that_cannot_hold_the_parts_are_refused_with_both_numbers() -> N
     module, x, _ = _net()
     with pytest.raises(DoesNotFitError, match=r"Net needs .* of weights on sim\d, which has .* free of"):
         dovetail.compile(module, (x,), backend="sim0&sim1", rig="sim0=64KiB,sim1=32KiB")
+
+
+def _prompted(embeds: Any, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
+    made: torch.Tensor = embeds.generate(prompt, max_new_tokens=6, do_sample=False, **more)
+    return made
+
+
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2"])
+def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_compiles_nothing(backend: str) -> None:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, max_position_embeddings=64)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    config = transformers.Qwen2Config(**sizes, **heads)
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    ways: list[dict[str, Any]] = [
+        {},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"num_beams": 2},
+    ]
+    prompts = torch.tensor([[3, 5, 7]]), torch.tensor([[3, 5, 7, 9, 11], [2, 4, 6, 8, 10]])
+    eager = [_prompted(model, prompt, **way) for prompt in prompts for way in ways]
+    whole = model(prompts[0], use_cache=False).logits
+    component = _split(model, backend)
+    made = [_prompted(model, prompt, **way) for prompt in prompts for way in ways]
+    assert all(map(torch.equal, made, eager))
+    assert not component.programs
+    assert {tensor.device.index for tensor in model.parameters()} == set(range(len(component.devices)))
+    assert torch.equal(model(prompts[0], use_cache=False).logits, whole)
+    assert len(component.programs) == 1
+    component.restore()
+    assert torch.equal(_prompted(model, prompts[0]), eager[0])
