@@ -90,6 +90,23 @@ class Parts:
         return getattr(self._local, "frame", None)
 
     @property
+    def _keeping(self) -> bool:
+        return getattr(self._local, "keeping", False)
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Has no call compiled meanwhile in this thread: blocks run as they are, each where its weights are.
+
+        For loops that call the component with one length after another, such as ``generate``.
+        """
+        before = self._keeping
+        self._local.keeping = True
+        try:
+            yield
+        finally:
+            self._local.keeping = before
+
+    @property
     def settled(self) -> bool:
         """Whether every weight of the component has its device, which programs compiled later keep."""
         return self._units is not None
@@ -112,7 +129,7 @@ class Parts:
 
     def takes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call goes by its parts without being traced first."""
-        if self.frame and (self.frame.keeps or not _has_weights(call.module)):
+        if self._keeping or (self.frame and (self.frame.keeps or not _has_weights(call.module))):
             return True
         return bool(self.left and self._contains_left(call.module)) or is_stateful((*args, *kwargs.values()))
 
@@ -131,7 +148,7 @@ class Parts:
         there = (site.device or main).torch if frame is None or site.device else frame.here
         back = frame.here if frame else _home(args, kwargs) or there
         crossing = Crossing(there, frame.here if frame else None, back)
-        keeps = bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
+        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):

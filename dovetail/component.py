@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _METHODS = VAE_METHODS
 _SAVE = "save_pretrained"
+_GENERATE = "generate"
 _MANY = 16
 """So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
 
@@ -96,6 +97,7 @@ class Component:
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._attending: list[nn.Module] = []
+        self._generating: list[nn.Module] = []
         self.shares = shares
         self.rows = rows and len(devices) > 1
         self.parts = Parts(self)
@@ -125,6 +127,12 @@ class Component:
                 self._swap("", method, self.module)
         if hasattr(self.module, _SAVE):
             self.module.__dict__[_SAVE] = functools.wraps(getattr(self.module, _SAVE))(functools.partial(self._save))
+
+        for module in self.module.modules():
+            if callable(getattr(type(module), _GENERATE, None)) and _GENERATE not in vars(module):
+                generate = getattr(module, _GENERATE)
+                module.__dict__[_GENERATE] = functools.wraps(generate)(functools.partial(self._generate, generate))
+                self._generating.append(module)
 
     def settle(self) -> None:
         """Reads what libraries look at before the first call, where it has no data yet.
@@ -218,6 +226,14 @@ class Component:
         self.calls.clear()
         release_module(self.module)
         self.module.__dict__.pop(_SAVE, None)
+        for module in self._generating:
+            module.__dict__.pop(_GENERATE, None)
+        self._generating.clear()
+
+    def _generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes one token after another, each from a longer text or a fuller cache: nothing is compiled for them."""
+        with self.parts.keeping():
+            return original(*args, **kwargs)
 
     def _save(self, *args: Any, **kwargs: Any) -> Any:
         """Saves the module, with the weights that were not needed so far, as if it lay in one place."""

@@ -347,9 +347,10 @@ def _prompted(embeds: Any, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2"])
 def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_compiles_nothing(backend: str) -> None:
     torch.manual_seed(0)
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, max_position_embeddings=64)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
-    config = transformers.Qwen2Config(**sizes, **heads)
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, max_position_embeddings=64,
+        num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
     model = transformers.Qwen2ForCausalLM(config).eval()
     ways: list[dict[str, Any]] = [
         {},
