@@ -47,7 +47,8 @@ def canonical_name(name: str | int | torch.device | Device) -> str:
 class Device:
     """A place where tensors live and ops run, with its memory in bytes.
 
-    `total` is what the device has, `free` what may be used of it now. `label` is what its maker calls it.
+    `total` is what the device has, `free` what may be used of it now, `why` in words what keeps the rest. `label` is
+    what its maker calls it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Device:
     free: int
     label: str = field(default="", compare=False)
     integrated: bool = field(default=False, compare=False)
+    why: str = field(default="", compare=False)
 
     @property
     def torch(self) -> torch.device:

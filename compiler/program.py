@@ -221,6 +221,7 @@ class Program:
     adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
     rests: str = ""  # where parameters rest while nobody reads them: "cpu", "disk", or on the device that reads them
+    keeps_staged: bool = False  # what was brought for one run stays until the caller lets go of it, at a phase's end
     shares: tuple[float, ...] = ()  # of each device in what is split by rows
     segments: tuple[Segment, ...] = ()
     crossings: tuple[Crossing, ...] = ()

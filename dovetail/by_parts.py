@@ -171,7 +171,7 @@ class Parts:
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
         residence = self.component.residence
-        program.devices = self.component.offer()
+        program.devices = self.component.offer(residence.read_by(module, program))
         residence.set_types(module, program)
         program.home = residence.homes(module, program)
         if self.settled:

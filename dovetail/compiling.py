@@ -93,7 +93,9 @@ def compile(
     if homes is not None:
         _refuse_rows(request)
     name = type(module).__name__
-    devices = request.devices_for() if places is None else tuple(dict.fromkeys(places.values()))
+    offered = {device.name: device for device in request.devices_for()}
+    places = places and {path: offered.get(device.name, device) for path, device in places.items()}
+    devices = tuple(offered.values()) if places is None else tuple(dict.fromkeys(places.values()))
     rests = _rests_for(request, name, devices, index is not None)
     shares, mode = request.shares_for(name, "", devices), request.mode_for()
 

@@ -30,7 +30,7 @@ from .compiler.devices import Device
 from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
 from .compiler.trace import trace
-from .holdings import Files, Holdings
+from .holdings import Files, Held, Holdings
 from .libraries import VAE_METHODS
 from .lora_loading import guard_module, release_module
 from .merging import Merges
@@ -78,7 +78,7 @@ class Component:
         *,
         finish: Finish,
         whole_on: Device | None = None,
-        offer: Callable[[Component], tuple[Device, ...]] | None = None,
+        offer: Callable[[Component, Sequence[Held]], tuple[Device, ...]] | None = None,
         shares: tuple[float, ...] = (),
         rows: bool = False,
         why: TraceError | None = None,
@@ -161,9 +161,9 @@ class Component:
         self.residence.forget_copies()
         self.swap()
 
-    def offer(self) -> tuple[Device, ...]:
-        """Its devices, main device first, with what is free for it on each."""
-        return self._offer(self) if self._offer else self.devices
+    def offer(self, read: Sequence[Held] = ()) -> tuple[Device, ...]:
+        """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
+        return self._offer(self, read) if self._offer else self.devices
 
     def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answers a call with the program for its shapes and constants, which is compiled if there is none yet."""

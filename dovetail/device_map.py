@@ -23,7 +23,7 @@ def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:
 def give_homes(program: Program, devices: Mapping[str, Device]) -> None:
     """Gives every weight the device of the longest path that its name lies under.
 
-    Raises UsageError when a weight lies under none.
+    Whether they have room says the pass that places weights. Raises UsageError when a weight lies under no path.
     """
     program.devices = tuple(dict.fromkeys(devices.values()))
     program.home.update((name, home_of(name, devices)) for name in program.weights)

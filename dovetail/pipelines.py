@@ -18,8 +18,9 @@ from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
 from .compiler.program import Program
 from .compiler.spec import role_of_component
+from .compiler.units import format_bytes
 from .component import Component
-from .holdings import Files, Holdings
+from .holdings import Files, Held, Holdings
 from .lora_loading import OF_PIPELINES, guard
 from .loras import Lora, apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
@@ -268,6 +269,7 @@ class CompiledPipeline:
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         residence = component.residence
         program.rests = residence.rests
+        program.keeps_staged = True  # until the component's phase ends
         program.shares = residence.shares
         component.parts.place(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
@@ -280,20 +282,28 @@ class CompiledPipeline:
             residence.settle(module, program)
         return CompiledModule(program, self.rig, ProgramWeights(residence, module, program))
 
-    def _offer(self, component: Component) -> tuple[Device, ...]:
-        """The devices of a component, with what the other components leave free of them.
+    def _offer(self, component: Component, read: Sequence[Held] = ()) -> tuple[Device, ...]:
+        """The devices of a component, with what is left free of them by others, and by its weights that are not read.
 
         Of what is staged only one phase is there at a time: the component's own, or the largest.
         """
         taken: Counter[str] = Counter()
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in self.components.values():
-            if other is not component:
-                (staged[phase_of(other.role)] if other.residence.rests else taken).update(_bytes_on(other))
+            held = component.residence.bytes_on(read) if other is component else _bytes_on(other)
+            (staged[phase_of(other.role)] if other.residence.rests else taken).update(held)
         own = phase_of(component.role)
         phases = [staged[own]] if component.residence.rests else staged.values()
         taken += functools.reduce(operator.or_, phases, Counter())
-        return tuple(replace(device, free=max(0, device.free - taken[device.name])) for device in component.devices)
+        return tuple(_less(device, taken[device.name]) for device in component.devices)
+
+
+def _less(device: Device, taken: int) -> Device:
+    """A device of which others hold some bytes."""
+    if not taken:
+        return device
+    why = f"{format_bytes(taken)} are held by other components, or parts of this one"
+    return replace(device, free=max(0, device.free - taken), why=", ".join(filter(None, (device.why, why))))
 
 
 def _bytes_on(component: Component) -> Counter[str]:

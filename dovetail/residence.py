@@ -22,7 +22,7 @@ from torch import nn
 from .adapters import plain_name
 from .compiler.devices import Device, canonical_name
 from .compiler.errors import DoesNotFitError, UsageError
-from .compiler.program import Program, Weight
+from .compiler.program import Program, Weight, weight_of
 from .compiler.units import format_bytes
 from .holdings import Files, Held, Holdings, Updated
 from .runtime.accelerator import accelerator_of
@@ -91,17 +91,30 @@ class Residence:
         """Bytes of all weights of the component as they rest, each counted once."""
         return sum(held.nbytes for held in self.held())
 
-    def bytes_on(self) -> Counter[str]:
-        """Bytes that were brought to each device, or are brought there for a reading, by the device's name."""
+    def bytes_on(self, apart_from: Iterable[Held] = ()) -> Counter[str]:
+        """Bytes that were brought to each device, or are brought there for a reading, by the device's name.
+
+        Weights ``apart_from`` which they are counted do not count.
+        """
         placed: Counter[str] = Counter()
+        left_out = set(apart_from)
         for held in self.held():
+            if held in left_out:
+                continue
             if held.home and not self._is_staged(held):
                 placed[held.home.name] += held.nbytes
             for (_, _, device), part in held.parts.items():
                 placed[canonical_name(str(device))] += part.nbytes if held.home is None else 0
-        for name, nbytes in self._planned.values():
-            placed[name] += nbytes
+        for (held, _), (name, nbytes) in self._planned.items():
+            placed[name] += 0 if held in left_out else nbytes
         return placed
+
+    def read_by(self, module: nn.Module, program: Program) -> list[Held]:
+        """The weights of the component that a program reads."""
+        tensors = tensors_by_name(module)
+        read = (weight for node in program.weight_nodes() if node.users and (weight := weight_of(node)))
+        names = (find_name(weight, tensors) for weight in read)
+        return [self.holdings.of(tensors[name]) for name in names if name]
 
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""

@@ -17,7 +17,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.program import Block, Weight
 from ..compiler.units import format_bytes
 from .blocks import blocks_by_name
-from .place import offers_of, split_blocks
+from .place import Part, Room, split_parts
 
 
 def assign(
@@ -38,11 +38,12 @@ def assign(
 
     Raises DoesNotFitError when a device cannot hold its weights.
     """
-    offers = offers_of(devices, shares, 0)
-    units = units_of(weights, sum(offer > 0 for offer in offers))
+    offers = [*shares, *[0.0] * len(devices)][: len(devices)] if shares else ()
+    units = units_of(weights, sum(offer > 0 for offer in offers or [device.free for device in devices]))
     inside = {weight.name for unit in units for weight in unit.weights}
     rest = sum(weight.nbytes for weight in weights.values() if weight.name not in inside)
-    counts = split_blocks([unit.nbytes for unit in units], offers, rest)
+    rooms = [Room(device.free) for device in devices]
+    counts = split_parts([Part(unit.nbytes) for unit in units], rooms, Part(rest), offers)
     homes = dict.fromkeys(weights, devices[0])
     queue = iter(units)
     for device, count in zip(devices, counts, strict=True):

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch.fx import Node
 
-from ..compiler.program import Program, tensors_of, weight_of
+from ..compiler.program import Program, tensors_of
 
 
 def peak_bytes(program: Program) -> int:
-    """The largest sum of bytes of inputs and intermediate values alive at once, weights apart.
+    """The largest sum of bytes of inputs and intermediate values alive at once, weights apart."""
+    return max((live for _, live in live_bytes(program)), default=0)
+
+
+def live_bytes(program: Program) -> Iterator[tuple[Node, int]]:
+    """The bytes of inputs and intermediate values alive while each node runs, weights apart, as if on one device.
 
     One pass over the nodes: a storage lives from its first node to the last node that reads any view of it.
     """
     ends = _last_reads(program)
-    live = peak = 0
+    live = 0
     sizes: dict[int, int] = {}
+    of_weights = _touched(program.weight_nodes())
     for node in program.graph.nodes:
-        for tensor in () if weight_of(node) else tensors_of(node):
-            if tensor.storage not in sizes:
+        for tensor in tensors_of(node):
+            if tensor.storage not in sizes and tensor.storage not in of_weights:
                 sizes[tensor.storage] = tensor.nbytes
                 live += tensor.nbytes
-        peak = max(peak, live)
+        yield node, live
         live -= sum(sizes.pop(storage, 0) for storage in ends.get(node, ()))
-    return peak
 
 
 def _last_reads(program: Program) -> dict[Node, list[int]]:

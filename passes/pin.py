@@ -9,6 +9,7 @@ parts of a value are gathered, the program is on the main device again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from torch.fx import Node
 from ..compiler.aliasing import Alias, alias_class, asks, base_of
 from ..compiler.devices import Device
 from ..compiler.ops import GATHER, LANDING
-from ..compiler.program import Placement, Program, Weight, device_of, tensors_of, weight_of
+from ..compiler.program import Placement, Program, Weight, tensors_of, weight_of
 from .base import Change, Pass
 
 
@@ -32,23 +33,31 @@ class Pin(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
-        current, tables = program.main, program.tables
-        roots: dict[Node, tuple[Weight, ...]] = {}
-        for node in program.graph.nodes:
-            weight = weight_of(node)
-            if node.op != "call_function":
-                roots[node] = (weight,) if weight else ()
-                node.meta["placement"] = _placement(node, program.home[weight.name] if weight else program.main)
-                continue
-            base, weights = base_of(node), consumed_weights(node, roots)
-            roots[node] = weights_through(node, roots)
-            drawing = [weight.name for weight in weights if weight.name not in tables]
-            if drawing and not (base and names_memory(node)):
-                current = program.home[drawing[-1]]
-            if returns(node):
-                current = program.main
-            node.meta["placement"] = _placement(node, device_of(base) if base else current, weights)
+        for node, (device, weights) in pinned(program, program.home).items():
+            node.meta["placement"] = _placement(node, device, weights)
         return Change(len(program.graph.nodes), "nodes pinned")
+
+
+def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Device, tuple[Weight, ...]]]:
+    """The device of each node, and the weights that an operation reads, for weights of such homes."""
+    current, tables = program.main, program.tables
+    roots: dict[Node, tuple[Weight, ...]] = {}
+    found: dict[Node, tuple[Device, tuple[Weight, ...]]] = {}
+    for node in program.graph.nodes:
+        weight = weight_of(node)
+        if node.op != "call_function":
+            roots[node] = (weight,) if weight else ()
+            found[node] = (home[weight.name] if weight else program.main), ()
+            continue
+        base, weights = base_of(node), consumed_weights(node, roots)
+        roots[node] = weights_through(node, roots)
+        drawing = [weight.name for weight in weights if weight.name not in tables]
+        if drawing and not (base and names_memory(node)):
+            current = home[drawing[-1]]
+        if returns(node):
+            current = program.main
+        found[node] = (found[base][0] if base else current), weights
+    return found
 
 
 def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:

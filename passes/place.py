@@ -1,23 +1,36 @@
 """Layer split: gives each block's weights a device, in contiguous ranges, and all other weights the main device.
 
+``decide`` is a pure function: it returns an assignment, with what each device needs under it. ``check_fit`` accepts or
+refuses that. Only then are the homes written to the program: a refused program is as it was, and can be tried again.
+
 The ranges are chosen so that the fullest device, relative to what it offers, is as empty as it can be: each device
-offers its free memory less headroom, or the share that it was given. Every device that offers something gets at least
-one block while there are enough. Must run on a program whose blocks were found.
+offers its free memory less what is alive while it works, or the share that it was given. As long as all fits, every
+device that has room for a block gets one. Must run on a program whose blocks were found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
+from torch.fx import Node
+
+from ..compiler.aliasing import base_of
 from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError
-from ..compiler.program import Program
+from ..compiler.program import Program, Weight, weight_of
 from ..compiler.units import format_bytes
 from .base import Change, Pass
-from .liveness import peak_bytes
+from .liveness import live_bytes
+from .needs import Need, needs_of
+from .pin import consumed_weights, names_memory, pinned, weights_through
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 4  # of a decision, each with what the one before turned out to need
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,7 @@ class Place(Pass):
     """Places weights over the program's devices.
 
     ``shares`` weighs the devices instead of their free memory; ``headroom`` is kept free on each device, in bytes, and
-    is the program's largest live set when left out. A weight that has a home already keeps it.
+    is what the device holds alive while it works when left out. A weight that has a home already keeps it.
     """
 
     name: ClassVar[str] = "place"
@@ -37,60 +50,225 @@ class Place(Pass):
     headroom: int | None = None
 
     def run(self, program: Program) -> Change:
-        """Splits the blocks into one range a device; raises DoesNotFitError when a device cannot hold its weights."""
-        if program.weights.keys() <= program.home.keys():
+        """Splits the blocks into one range a device; raises DoesNotFitError when a device cannot hold its part."""
+        given = program.weights.keys() <= program.home.keys()
+        assignment = decide(program, self.shares, self.headroom)
+        check_fit(program, assignment.needs)
+        if given:
             return Change(0, "weights placed")
-        headroom = peak_bytes(program) if self.headroom is None else self.headroom
-        offers = offers_of(program.devices, self.shares, headroom)
-        rest = _bytes_outside_blocks(program)
-        counts = split_blocks([block.nbytes for block in program.blocks], offers, rest)
-        program.home = {name: program.home.get(name, home) for name, home in _homes(program, counts).items()}
-        check_fit(program, headroom)
-        return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, counts))}")
+        _tell_if_alone(program, assignment, self.shares)
+        program.home = dict(assignment.home)
+        return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, assignment.counts))}")
 
 
-def offers_of(devices: Sequence[Device], shares: Sequence[float], headroom: int) -> list[float]:
-    """What each device offers: its share if shares were given, or else its free memory less headroom."""
-    if shares:
-        return [*shares, *[0.0] * len(devices)][: len(devices)]
-    return [float(max(device.free - headroom, 0)) for device in devices]
+@dataclass(frozen=True)
+class Assignment:
+    """The home of each weight, how many blocks that are each device's, and what each device then needs."""
+
+    home: Mapping[str, Device]
+    counts: tuple[int, ...]
+    needs: Mapping[Device, Need]
+
+    @property
+    def excess(self) -> int:
+        """By how many bytes the device that is most over has too little."""
+        return max((need.total - device.free for device, need in self.needs.items() if need.total), default=0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is placed as one: the bytes of its weights, and of the values alive at most while it is computed."""
+
+    nbytes: int
+    live: int = 0
+
+
+def decide(program: Program, shares: Sequence[float] = (), headroom: int | None = None) -> Assignment:
+    """The best assignment found of the weights that have no home; changes nothing, and may exceed what is free.
+
+    What is alive on a device is bounded first by what is alive anywhere meanwhile. Where that promises too little, the
+    decision is made again with what each device turned out to need.
+    """
+    rest, blocks = _parts(program, headroom)
+    fixed = _bytes_at_home(program)
+    known: dict[Device, int] | None = None
+    best: Assignment | None = None
+    for _ in range(_TRIES):
+        rooms = [Room(device.free - fixed[device], known and known[device]) for device in program.devices]
+        counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
+        home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
+        places = {node: device for node, (device, _) in pinned(program, home).items()}
+        found = Assignment(home, tuple(counts), needs_of(program, places, headroom))
+        if best is None or found.excess < best.excess:
+            best = found
+        if best.excess <= 0 or shares or not blocks:
+            break
+        known = {device: need.values for device, need in found.needs.items()}
+    assert best is not None
+    return best
+
+
+def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:
+    """Raises DoesNotFitError, with both numbers and what may help, for a device that has less than it needs."""
+    for device, need in needs.items():
+        if need.total > device.free:
+            raise DoesNotFitError(_refusal(program, device, need))
+
+
+def _refusal(program: Program, device: Device, need: Need) -> str:
+    staged = " that are there together" if program.rests else ""
+    why = f" ({device.why})" if device.why else ""
+    return (
+        f"{program.name} needs {format_bytes(need.weights)} of weights{staged} and {format_bytes(need.values)} of "
+        f"headroom on {device}, which has {format_bytes(device.free)} free of {format_bytes(device.total)}{why}: "
+        f"{_ways_out(program, device, need)}"
+    )
+
+
+def _ways_out(program: Program, device: Device, need: Need) -> str:
+    """What can make it fit, in the order in which it costs least."""
+    ways = ["list more devices"]
+    if len(program.devices) > 1:
+        ways.append(f"give {device} a smaller share (--tensor-split)")
+    if "budget" in device.why:
+        ways.append("raise the budget (--max-vram)")
+    if "other components" in device.why:
+        ways.append("let the weights of other components rest elsewhere (--params-backend)")
+    ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a device has free, and what it must keep for values if that is known (else its parts say)."""
+
+    free: int
+    live: int | None = None
+
+
+def split_parts(parts: Sequence[Part], rooms: Sequence[Room], rest: Part, shares: Sequence[float] = ()) -> list[int]:
+    """How many consecutive parts each device takes, so that the largest load relative to its offer is smallest.
+
+    ``rest`` lies on the first device besides. Every device that has room for a part gets one if all fits so. With
+    ``shares`` these are the offers, and each device of a share gets a part while there are enough.
+    """
+    offers = shares or [room.free for room in rooms]
+    least = [_takes_one(parts, room, offer, bool(shares)) for room, offer in zip(rooms, offers, strict=True)]
+    if sum(least) > len(parts):
+        least = [False] * len(rooms)
+    if not any(offer > 0 for offer in offers):
+        return [len(parts), *[0] * (len(rooms) - 1)]
+    for demanded in (least, [False] * len(rooms)):
+        found = _balanced(parts, _Offers(tuple(rooms), tuple(shares), tuple(demanded)), rest)
+        if found and (shares or found[1] <= 1):
+            return found[0]
+    return found[0] if found else [len(parts), *[0] * (len(rooms) - 1)]
 
 
 def split_blocks(sizes: Sequence[int], offers: Sequence[float], rest: int = 0) -> list[int]:
-    """How many consecutive blocks each device takes, so that the largest load relative to its offer is smallest.
-
-    ``rest`` bytes lie on the first device besides. Bisects over that load; for a given one, filling device after device
-    is optimal. Runs in time linear in blocks.
+    """How many consecutive blocks of such sizes each device takes in proportion to what it offers.
 
     >>> split_blocks([10] * 6, [2.0, 1.0])
     [4, 2]
     """
-    if not any(offers):
-        return [len(sizes), *[0] * (len(offers) - 1)]
-    low, high = 0.0, (sum(sizes) + rest + 1) / min(offer for offer in offers if offer)
+    return split_parts([Part(size) for size in sizes], [Room(0)] * len(offers), Part(rest), offers)
+
+
+def _takes_one(parts: Sequence[Part], room: Room, offer: float, shared: bool) -> bool:
+    """Whether a device is to get a part if all fits: it has a share, or room for the smallest."""
+    if shared:
+        return offer > 0
+    least = min((part.nbytes + (part.live if room.live is None else room.live) for part in parts), default=0)
+    return offer > 0 and least <= room.free
+
+
+@dataclass(frozen=True)
+class _Offers:
+    """What each device offers: its share, or what is free there less what is alive while it computes."""
+
+    rooms: tuple[Room, ...]
+    shares: tuple[float, ...]
+    demanded: tuple[bool, ...]
+
+    def fill(self, parts: Sequence[Part], rest: Part, load: float) -> list[int]:
+        """Parts a device when each is filled up to ``load`` times its offer; nothing if some part finds no room."""
+        counts = [0] * len(self.rooms)
+        start = 0
+        for index in range(len(self.rooms)):
+            later = sum(self.demanded[index + 1 :])
+            end, held = start, (Part(0) if index else rest)
+            while end < len(parts) - later:
+                held = Part(held.nbytes + parts[end].nbytes, max(held.live, parts[end].live))
+                if held.nbytes > load * self._offer(index, held):
+                    break
+                end += 1
+            if end == start and self.demanded[index]:
+                return []
+            counts[index] = end - start
+            start = end
+        fits = rest.nbytes <= load * self._offer(0, rest) or bool(self.shares)
+        return counts if start == len(parts) and fits else []
+
+    def _offer(self, index: int, held: Part) -> float:
+        if self.shares:
+            return self.shares[index]
+        room = self.rooms[index]
+        return max(room.free - (held.live if room.live is None else room.live), 0)
+
+
+def _balanced(parts: Sequence[Part], offers: _Offers, rest: Part) -> tuple[list[int], float] | None:
+    """The parts of each device and the largest load; bisects over the load, for each of which filling is optimal."""
+    total = sum(part.nbytes for part in parts) + rest.nbytes + 1
+    least = min((share for share in offers.shares if share > 0), default=1.0)
+    low, high = 0.0, total / least
+    if not offers.fill(parts, rest, high):
+        return None
+    if not offers.shares and offers.fill(parts, rest, 1.0):
+        high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if _fill(sizes, offers, rest, middle) else (middle, high)
-    return _fill(sizes, offers, rest, high)
+        low, high = (low, middle) if offers.fill(parts, rest, middle) else (middle, high)
+    return offers.fill(parts, rest, high), high
 
 
-def _fill(sizes: Sequence[int], offers: Sequence[float], rest: int, load: float) -> list[int]:
-    """Blocks a device when each is filled up to ``load`` times its offer; nothing if some block finds no room."""
-    takers = [index for index, offer in enumerate(offers) if offer > 0]
-    least = 1 if len(sizes) >= len(takers) else 0
-    counts = [0] * len(offers)
-    start = 0
-    for later, index in zip(reversed(range(len(takers))), takers, strict=True):
-        room = offers[index] * load - (0 if index else rest)
-        end = start
-        while end < len(sizes) - least * later and sizes[end] <= room:
-            room -= sizes[end]
-            end += 1
-        if end - start < least:
-            return []
-        counts[index] = end - start
-        start = end
-    return counts if start == len(sizes) else []
+def _weighed(shares: Sequence[float], count: int) -> Sequence[float]:
+    return [*shares, *[0.0] * count][:count] if shares else ()
+
+
+def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
+    """What lies outside blocks and each block, without weights that have a home; alive is what is so anywhere."""
+    of_block = {weight.name: index for index, block in enumerate(program.blocks) for weight in block.weights}
+    live = _live_by_block(program, of_block) if headroom is None else {}
+    nbytes = [0] * (len(program.blocks) + 1)
+    for weight in program.weights.values():
+        if weight.name not in program.home:
+            nbytes[of_block.get(weight.name, -1)] += weight.nbytes
+    parts = [Part(size, live.get(index, headroom or 0)) for index, size in enumerate(nbytes[:-1])]
+    return Part(nbytes[-1], live.get(-1, headroom or 0)), parts
+
+
+def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
+    """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
+    tables, roots = program.tables, {}
+    block, most = -1, {-1: 0}
+    for node, live in live_bytes(program):
+        weight = weight_of(node)
+        roots[node] = (weight,) if weight else ()
+        if node.op == "call_function":
+            block = _block_of(node, roots, tables, of_block, block)
+        most[block] = max(most.get(block, 0), live)
+    return most
+
+
+def _block_of(
+    node: Node, roots: dict[Node, tuple[Weight, ...]], tables: frozenset[str], of_block: Mapping[str, int], block: int
+) -> int:
+    """The block of the weight consumed last, before or at a node."""
+    drawing = [weight.name for weight in consumed_weights(node, roots) if weight.name not in tables]
+    roots[node] = weights_through(node, roots)
+    if not drawing or (base_of(node) and names_memory(node)):
+        return block
+    return of_block.get(drawing[-1], -1)
 
 
 def _homes(program: Program, counts: Sequence[int]) -> dict[str, Device]:
@@ -102,20 +280,37 @@ def _homes(program: Program, counts: Sequence[int]) -> dict[str, Device]:
     return homes
 
 
-def _bytes_outside_blocks(program: Program) -> int:
-    inside = {weight.name for block in program.blocks for weight in block.weights}
-    return sum(weight.nbytes for weight in program.weights.values() if weight.name not in inside)
-
-
-def check_fit(program: Program, headroom: int) -> None:
-    """Raises DoesNotFitError, with both numbers, for a device that cannot hold the weights at home on it."""
-    load = dict.fromkeys(program.devices, 0)
+def _bytes_at_home(program: Program) -> dict[Device, int]:
+    """The bytes of weights that have a home already."""
+    found = dict.fromkeys(program.devices, 0)
     for name, device in program.home.items():
-        load[device] += program.weights[name].nbytes
-    for device, nbytes in load.items():
-        if nbytes and nbytes + headroom > device.free:
-            raise DoesNotFitError(
-                f"{program.name} needs {format_bytes(nbytes)} of weights and {format_bytes(headroom)} of headroom on "
-                f"{device}, which has {format_bytes(device.free)} free of {format_bytes(device.total)}: "
-                f"list more devices, give {device} a smaller share (--tensor-split), or use a smaller dtype"
-            )
+        if name in program.weights and device in found:
+            found[device] += program.weights[name].nbytes
+    return found
+
+
+def _tell_if_alone(program: Program, assignment: Assignment, shares: Sequence[float]) -> None:
+    """Says why a split that was asked over several devices leaves all weights on one."""
+    devices = set(assignment.home.values())
+    if len(program.devices) == 1 or len(devices) > 1 or not program.weights:
+        return
+    (alone,) = devices
+    logger.warning(
+        "%s was to be split over %s, but lies whole on %s: %s",
+        program.name, " & ".join(map(str, program.devices)), alone, _why_alone(program, alone, shares),
+    )  # fmt: skip
+
+
+def _why_alone(program: Program, alone: Device, shares: Sequence[float]) -> str:
+    if len(program.blocks) < 2:
+        return "it has no two blocks, and no place between its weights where it could be cut once"
+    if shares:
+        return f"the shares {':'.join(f'{share:g}' for share in shares)} leave nothing for the others"
+    _, parts = _parts(program, None)
+    least = min(parts, key=_size)
+    others = ", ".join(f"{device} has {format_bytes(device.free)}" for device in program.devices if device != alone)
+    return f"a block needs {format_bytes(_size(least))} at least with what is alive meanwhile, and {others} free"
+
+
+def _size(part: Part) -> int:
+    return part.nbytes + part.live

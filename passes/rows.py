@@ -13,19 +13,24 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.program import Program, Weight
+from ..compiler.devices import Device
+from ..compiler.program import Program, Weight, tensors_of
 from ..compiler.slices import bounds_of
 from .apart import split_matmuls
 from .base import Change, Pass
 from .liveness import peak_bytes
 from .marks import marked_weights
-from .place import Place, check_fit, offers_of
+from .needs import Need, needs_of
+from .pin import pinned
+from .place import Place, check_fit
 
 logger = logging.getLogger(__name__)
+
+_TRIES = 3  # of other shares, each with what the ones before turned out to need
 
 
 @dataclass(frozen=True)
@@ -45,28 +50,90 @@ class Rows(Pass):
     headroom: int | None = None
 
     def run(self, program: Program) -> Change:
-        """Marks, slices and rewrites; raises DoesNotFitError when a device cannot hold its slices."""
+        """Marks, slices and rewrites a copy; the program takes it over if each device can hold its part.
+
+        Raises DoesNotFitError when one cannot; the program is then as it was.
+        """
         marks = marked_weights(program)
-        headroom = peak_bytes(program) if self.headroom is None else self.headroom
-        shares = program.shares or self._shares(program, marks, headroom)
+        shares = program.shares or self._shares(program, marks)
         reason = _why_not(program, marks, shares)
         if reason:
             _tell(program.name, reason)
             return Place(self.shares, self.headroom).run(program)
-        program.shares = shares
-        count = split_matmuls(program, marks, shares)
-        program.home = {name: program.home.get(name, program.main) for name in program.weights}
-        check_fit(program, headroom)
-        return Change(len(marks), f"weights split by rows, {count} results gathered")
+        trial = self._best(program, shares)
+        check_fit(trial.program, trial.needs)
+        trial.commit(program)
+        return Change(len(marks), f"weights split by rows, {trial.gathers} results gathered")
 
-    def _shares(self, program: Program, marks: Mapping[Node, Weight], headroom: int) -> tuple[float, ...]:
-        """The part of each device: as asked, or its free memory, less on the main device what only it holds."""
-        offers = offers_of(program.devices, self.shares, headroom)
-        if not self.shares:
-            sliced = sum(weight.nbytes for weight in marks.values())
-            rest = sum(weight.nbytes for weight in program.weights.values()) - sliced
-            offers[0] = max(offers[0] - rest, 0.0)
-        return tuple(offer / sum(offers) for offer in offers) if any(offers) else ()
+    def _best(self, program: Program, shares: tuple[float, ...]) -> _Trial:
+        """The first that fits, each with what the one before turned out to need; or that which lacks least."""
+        best = trial = _Trial.of(program, shares, self.headroom)
+        for _ in range(_TRIES if not (program.shares or self.shares) else 0):
+            if best.excess <= 0:
+                break
+            alive = [trial.needs[device].values for device in program.devices]
+            shares = _proportional(program, marked_weights(program), alive)
+            if not shares or _why_not(program, marked_weights(program), shares):
+                break
+            trial = _Trial.of(program, shares, self.headroom)
+            best = min(best, trial, key=lambda one: one.excess)
+        return best
+
+    def _shares(self, program: Program, marks: Mapping[Node, Weight]) -> tuple[float, ...]:
+        """The part of each device: as asked, or its free memory, less what it must hold besides."""
+        if self.shares:
+            offers = [*self.shares, *[0.0] * len(program.devices)][: len(program.devices)]
+            return tuple(offer / sum(offers) for offer in offers) if any(offers) else ()
+        beside = [self.headroom] * len(program.devices) if self.headroom is not None else _alive_first(program, marks)
+        return _proportional(program, marks, beside)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A copy of a program that was split by rows, and what each device needs to run it."""
+
+    program: Program
+    gathers: int
+    needs: Mapping[Device, Need]
+
+    @staticmethod
+    def of(program: Program, shares: tuple[float, ...], headroom: int | None) -> _Trial:
+        """Splits a copy; the program stays as it is."""
+        copy = program.copy()
+        copy.shares = shares
+        gathers = split_matmuls(copy, marked_weights(copy), shares)
+        copy.home = {name: copy.home.get(name, copy.main) for name in copy.weights}
+        places = {node: device for node, (device, _) in pinned(copy, copy.home).items()}
+        return _Trial(copy, gathers, needs_of(copy, places, headroom))
+
+    @property
+    def excess(self) -> int:
+        """By how many bytes the device that is most over has too little."""
+        return max(need.total - device.free for device, need in self.needs.items())
+
+    def commit(self, program: Program) -> None:
+        """Makes a program what the copy is."""
+        for name in ("graph", "weights", "blocks", "home", "shares"):
+            setattr(program, name, getattr(self.program, name))
+
+
+def _alive_first(program: Program, marks: Mapping[Node, Weight]) -> list[int]:
+    """What is alive on each device at least, before more is known: what is multiplied, on the main device all."""
+    least = max((_nbytes(user.args[0]) for node in marks for user in node.users), default=0)
+    return [peak_bytes(program), *[least] * (len(program.devices) - 1)]
+
+
+def _nbytes(value: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(value)) if isinstance(value, Node) else 0
+
+
+def _proportional(program: Program, marks: Mapping[Node, Weight], alive: Sequence[int]) -> tuple[float, ...]:
+    """Shares in proportion to free memory less what is alive, and on the main device less what only it holds."""
+    offers = [float(max(device.free - most, 0)) for device, most in zip(program.devices, alive, strict=True)]
+    sliced = sum(weight.nbytes for weight in marks.values())
+    rest = sum(weight.nbytes for weight in program.weights.values()) - sliced
+    offers[0] = max(offers[0] - rest, 0.0)
+    return tuple(offer / sum(offers) for offer in offers) if any(offers) else ()
 
 
 def _why_not(program: Program, marks: Mapping[Node, Weight], shares: Sequence[float]) -> str:

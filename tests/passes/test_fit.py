@@ -1,0 +1,132 @@
+"""What is accepted and what is refused: decided, checked, and only then written to the program."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.compiler.devices import Device, make_device
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
+from dovetail.compiler.units import GIB, KIB, MIB
+from dovetail.passes.base import PassManager
+from dovetail.passes.pipeline import parse_passes
+
+LAYER = 4 * (256 * 256 + 256)  # bytes of one linear layer of width 256
+
+
+def layers(count: int = 4) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(count))).eval()
+
+
+def rig(*sizes: int) -> tuple[Device, ...]:
+    return tuple(make_device(f"sim{index}", size) for index, size in enumerate(sizes))
+
+
+def found_blocks(devices: tuple[Device, ...], rows: int = 4, module: nn.Module | None = None) -> Program:
+    program = trace(module or layers(), (torch.ones(rows, 256),))
+    program.devices = devices
+    return PassManager(parse_passes("simplify,blocks")).run(program)
+
+
+@pytest.mark.parametrize("step", ["place", "rows{shares=1:1}"])
+def test_a_refused_program_is_as_it_was_and_can_be_tried_again_with_other_numbers(step: str) -> None:
+    program = found_blocks(rig(300 * KIB, 300 * KIB))
+    before, weights = str(program), dict(program.weights)
+    for _ in range(2):
+        with pytest.raises(DoesNotFitError):
+            PassManager(parse_passes(step)).run(program)
+        assert str(program) == before
+        assert program.weights == weights
+        assert not program.home
+        assert not program.shares
+    program.devices = rig(MIB, MIB)
+    PassManager(parse_passes(step)).run(program)
+    assert set(program.home.values()) == set(program.devices)
+
+
+def test_a_program_whose_weights_all_have_homes_is_checked_too() -> None:
+    program = found_blocks(rig(5 * LAYER), rows=4096)
+    program.home = dict.fromkeys(program.weights, program.main)
+    with pytest.raises(DoesNotFitError, match=r"of headroom on sim0.* smaller size or batch"):
+        PassManager(parse_passes("place")).run(program)
+
+
+@pytest.mark.parametrize("memory", [{"rig": "sim0=1KiB"}, {"rig": "sim0=1GiB", "max_memory": {0: "1KiB"}}])
+def test_a_device_map_is_checked_against_memory_and_budget(memory: dict[str, object]) -> None:
+    with pytest.raises(DoesNotFitError, match=r"on sim0, which has 1\.0 KiB free"):
+        dovetail.compile(layers(), (torch.ones(1, 256),), device_map={"": "sim0"}, **memory)  # type: ignore[arg-type]
+
+
+def test_a_device_without_room_for_a_block_gets_none_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    program = found_blocks(rig(GIB, 12 * KIB))
+    with caplog.at_level(logging.WARNING):
+        PassManager(parse_passes("place")).run(program)
+    assert set(program.home.values()) == {program.main}
+    assert "split over sim0 & sim1, but lies whole on sim0" in caplog.text
+    assert "sim1 has 12.0 KiB free" in caplog.text
+
+
+def test_a_small_helper_multiplies_rows_although_all_that_is_alive_would_not_fit_on_it() -> None:
+    program = found_blocks(rig(256 * MIB, 12 * MIB), rows=8192)
+    PassManager(parse_passes("rows")).run(program)
+    assert set(program.home.values()) == set(program.devices)
+
+
+class Skip(nn.Module):
+    """Much is alive in the first two layers, and little in the last two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[1](self.layers[0](x)).mean(0, keepdim=True)
+        return self.layers[3](self.layers[2](x))  # type: ignore[no-any-return]
+
+
+def test_headroom_is_what_a_device_holds_alive_and_not_what_is_alive_elsewhere() -> None:
+    program = found_blocks(rig(64 * MIB, 3 * LAYER), rows=8192, module=Skip())
+    PassManager(parse_passes("place")).run(program)
+    assert set(program.home.values()) == set(program.devices)
+
+
+class Table(nn.Module):
+    """A table that every block reads: it lies on each device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+        self.register_buffer("table", torch.ones(1024, 256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) + self.table.sum(0)
+        return x
+
+
+def test_a_table_counts_on_every_device_that_reads_it() -> None:
+    sizes = (2 * LAYER + 2 * MIB, 2 * LAYER + MIB // 2)
+    with pytest.raises(DoesNotFitError, match="on sim1"):
+        PassManager(parse_passes("place{shares=1:1}")).run(found_blocks(rig(*sizes), module=Table()))
+    roomy = found_blocks(rig(sizes[0], sizes[0]), module=Table())
+    PassManager(parse_passes("place{shares=1:1}")).run(roomy)
+    assert set(roomy.home.values()) == set(roomy.devices)
+
+
+def test_weights_that_come_and_go_count_as_far_as_they_are_there_together() -> None:
+    module, x = layers(), torch.ones(4, 256)
+    homes = {"0": "sim0", "1": "sim1", "2": "sim0", "3": "sim1"}
+    most = f"sim0={LAYER + 8 * KIB}B,sim1={LAYER + 12 * KIB}B"
+    compiled = dovetail.compile(module, (x,), device_map=homes, params_backend="cpu", rig=most)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+    with pytest.raises(DoesNotFitError):
+        dovetail.compile(module, (x,), device_map=homes, rig=most)
+    with pytest.raises(DoesNotFitError, match="of weights that are there together"):
+        dovetail.compile(module, (x,), device_map={"": "sim0"}, params_backend="cpu", rig=most)
