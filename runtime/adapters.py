@@ -20,7 +20,6 @@ class WithAdapters(WeightSource):
     def __init__(self, source: WeightSource | None, held: Mapping[str, torch.Tensor]) -> None:
         self._source = source
         self.held = held
-        self._sent: dict[tuple[str, torch.device], tuple[torch.Tensor, tuple[int, int], torch.Tensor]] = {}
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data."""
@@ -32,20 +31,10 @@ class WithAdapters(WeightSource):
         if weight.kind == "adapter" and weight.whole in self.held:
             tensor = self.held[weight.whole]
             check_matches(weight, tensor)
-            return tensor if weight.is_number else self._on_device(weight, tensor, device)
+            return tensor if weight.is_number else on_device(weight, tensor, device)
         if self._source is None:
             raise WeightError(f"weight {weight.name} is not here: load the weights first")
         return self._source(weight, device)
-
-    def _on_device(self, weight: Weight, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """The weight on a device; what was sent there already, and not written to since, is not sent again."""
-        if tensor.is_inference():  # nothing tells that it was written to
-            return on_device(weight, tensor, device)
-        state = tensor._version, tensor.untyped_storage()._cdata
-        known = self._sent.get((weight.name, device))
-        if known is None or known[0] is not tensor or known[1] != state:
-            known = self._sent[weight.name, device] = tensor, state, on_device(weight, tensor, device)
-        return known[2]
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Passes on which weights are asked for next."""
@@ -58,8 +47,7 @@ class WithAdapters(WeightSource):
             self._source.check()
 
     def forget(self) -> None:
-        """Lets go of what it sent; it is sent again."""
-        self._sent.clear()
+        """Passes on that what is kept besides may go."""
         if self._source:
             self._source.forget()
 

@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.program import Weight
 from dovetail.runtime import sim
-from dovetail.runtime.adapters import WithAdapters
 
 
 class Layers(nn.Module):
@@ -187,24 +185,3 @@ def test_each_program_has_its_own_lines_in_tracebacks_and_takes_them_along_when_
     del programs, compiled, sources
     gc.collect()
     assert not names() - before
-
-
-def test_another_scale_of_an_adapter_sends_no_matrix_again() -> None:
-    sim.enable()
-    held = {"up": torch.randn(8, 4), "scale": torch.tensor(1.0)}
-    weights = {name: Weight(name, "adapter", tuple(held[name].shape), torch.float32) for name in held}
-    source, device = WithAdapters(None, held), torch.device("sim", 0)
-    first = source(weights["up"], device)
-    before = sim.stats(0).bytes_in
-    source.held = {**held, "scale": torch.tensor(0.5)}
-    assert source(weights["up"], device) is first
-    assert source(weights["scale"], device).item() == 0.5
-    assert sim.stats(0).bytes_in == before
-    held["up"].mul_(2)
-    assert torch.equal(source(weights["up"], device).cpu(), held["up"])
-    held["up"].data = torch.ones(8, 4)
-    assert torch.equal(source(weights["up"], device).cpu(), torch.ones(8, 4))
-    del first
-    source.forget()
-    gc.collect()
-    assert torch.equal(source(weights["up"], device).cpu(), torch.ones(8, 4))
