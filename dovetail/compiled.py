@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class CompiledModule:
         self.program = program
         self.rig = rig
         self._weights = weights
+        self._made: Executor | None = None
+        self._loading = threading.RLock()
 
     @property
     def schedule(self) -> Schedule:
@@ -45,9 +47,12 @@ class CompiledModule:
             raise PassError(f"{self.program.name} has no schedule: its passes were {done}: end them with schedule")
         return self.program.schedule
 
-    @cached_property
+    @property
     def _executor(self) -> Executor:
-        return Executor(self.program, self.schedule)
+        if self._made is None:
+            with self._loading:
+                self._made = self._made or Executor(self.program, self.schedule)
+        return self._made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on the arguments of the module's own forward.
@@ -58,7 +63,7 @@ class CompiledModule:
             ExecutionError: an operation failed; the message names the node and the model's source line.
         """
         if not self._executor.is_bound:
-            self.load()
+            self._load_once()
         if self._weights:
             self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
@@ -92,6 +97,7 @@ class CompiledModule:
     def load(self) -> None:
         """Brings every weight to its device; the first call does it otherwise.
 
+        The weights are there when this returns, for every stream and thread.
         Raises NotHereError when the rig is not this machine, or weights have no data.
         """
         if not self.rig.present:
@@ -106,7 +112,16 @@ class CompiledModule:
                 f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): compile it with real weights, "
                 "or save it and give weights to dovetail.load"
             )
-        self._executor.bind(self._weights)
+        with self._loading:
+            self._executor.bind(self._weights)
+            for device in self.program.devices:
+                accelerator_of(device.torch).synchronize()
+
+    def _load_once(self) -> None:
+        """Loads, unless another thread has done it by now."""
+        with self._loading:
+            if not self._executor.is_bound:
+                self.load()
 
     def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
         """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""

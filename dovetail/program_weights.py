@@ -62,6 +62,10 @@ class ProgramWeights(WeightSource):
         """Has the system read ahead from files."""
         self._residence.advise(self._held[weight.name] for weight in weights)
 
+    def settle(self, device: torch.device) -> None:
+        """Waits for what was staged new on a device, for it stays for other calls, whose streams may be others."""
+        self._residence.settle_staged(device)
+
     def check(self) -> None:
         """Raises WeightError when a file was written to, of which weights are views."""
         self._residence.check()

@@ -65,6 +65,7 @@ class Residence:
         self.holdings.add(module, files, updated)
         self._planned: dict[tuple[Held, tuple[int, int] | None], tuple[str, int]] = {}
         self._staged: set[Held] = set()
+        self._coming: set[torch.device] = set()
         self._lent: set[Held] = set()
         self._kept: set[Held] = set()
         self._names = {held.name for held in self.held()}
@@ -226,7 +227,14 @@ class Residence:
         if key not in held.staged:
             fetch = functools.partial(self._from_rest, held, weight, device)
             held.staged[key] = self._bring(held, device, fetch)
+            self._coming.add(device)
         return held.staged[key]
+
+    def settle_staged(self, device: torch.device) -> None:
+        """Blocks the host until what was staged on a device since the last time is there."""
+        if device in self._coming:
+            self._coming.discard(device)
+            accelerator_of(device).synchronize()
 
     def rest(self, held: Held, device: torch.device) -> None:
         """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file.

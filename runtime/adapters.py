@@ -41,6 +41,11 @@ class WithAdapters(WeightSource):
         if self._source:
             self._source.advise(weights)
 
+    def settle(self, device: torch.device) -> None:
+        """Passes on that all weights of a load were asked for."""
+        if self._source:
+            self._source.settle(device)
+
     def check(self) -> None:
         """Passes on that what it gave is about to be used."""
         if self._source:

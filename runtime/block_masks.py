@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+
+from .transfers import handed
 
 _FLEX = "torch.nn.attention.flex_attention"
 
@@ -20,9 +24,11 @@ def is_block_mask(value: Any) -> bool:
 
 def moved_mask(mask: Any, device: torch.device) -> Any:
     """A block mask on a device, with the tensors that its function reads."""
-    moved = mask.to(device)
-    moved.mask_mod = moved_function(mask.mask_mod, lambda tensor: tensor.to(device))
-    return moved
+    there = copy.copy(mask)
+    held = {name: value for name, value in vars(mask).items() if name != "mask_mod"}
+    vars(there).update(pytree.tree_map_only(torch.Tensor, lambda tensor: handed(tensor, device), held))
+    there.mask_mod = moved_function(mask.mask_mod, lambda tensor: handed(tensor, device))
+    return there
 
 
 def moved_function(function: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -312,6 +312,8 @@ class Executor:
         def fetch(slots: Slots) -> None:
             for slot, weight in places:
                 slots[slot] = self._fetch(weight, load.device)
+            if self._source:
+                self._source.settle(load.device.torch)
             if following and self._source:
                 self._source.advise(following.weights)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import dovetail
+from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import DoesNotFitError, ExecutionError, WeightError
 from dovetail.compiler.schedule import Load
 from dovetail.runtime import sim
@@ -153,3 +154,34 @@ def test_a_plan_keeps_where_weights_rest(tmp_path: Path) -> None:
     assert str(again.schedule) == str(compiled.schedule)
     with torch.no_grad():
         assert torch.equal(again(X), module(X))
+
+
+def test_weights_that_were_loaded_on_one_stream_are_there_for_another() -> None:
+    module, x = Layers(2, WIDE).eval(), X.to("sim:0")
+    compiled = dovetail.compile(module, (x,), backend="sim0")
+    with sim.stream(sim.Stream(0)):
+        compiled.load()
+    with torch.no_grad():
+        assert torch.equal(compiled(x).cpu(), module(X))
+
+
+def test_two_threads_that_call_first_load_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Layers(2, WIDE).eval()
+    compiled = dovetail.compile(module, (X,), backend="sim0")
+    loads, load, ready = [], CompiledModule.load, threading.Barrier(4)
+
+    def counted(self: CompiledModule) -> None:
+        loads.append(1)
+        load(self)
+
+    def call() -> None:
+        ready.wait()
+        compiled(X)
+
+    monkeypatch.setattr(CompiledModule, "load", counted)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
