@@ -89,7 +89,7 @@ def _schema(text: str) -> dict[str, Any]:
         raise ValueError("a structure is a list of the protocol 1 and a tree")
     if not isinstance(read[1], dict) or "type" not in read[1]:
         raise ValueError("a tree has a type, a context and children_spec")
-    return read[1]  # type: ignore[no-any-return]
+    return read[1]
 
 
 def _count(tree: Any) -> int:

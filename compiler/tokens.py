@@ -156,7 +156,8 @@ class Line:
 
     def _sizes(self, close: str) -> tuple[int | str, ...]:
         """Sizes between commas up to a closing bracket; commas in parentheses belong to an expression."""
-        start, depth, texts = self.position, 0, []
+        start, depth = self.position, 0
+        texts: list[str] = []
         for end in range(start, len(self.text)):
             letter = self.text[end]
             if len(texts) > _MOST_SIZES:
