@@ -6,9 +6,10 @@ Names are canonical here and nowhere else: `cuda:0`, `CUDA0` and `cuda` all are 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .probe import Probed, probe_accelerators, probe_host
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 HOST, SIM = "cpu", "sim"
 KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
+_CONTEXT = 6 * 2**30 // 10
 _LACKING = {
     "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 }
@@ -47,8 +49,8 @@ def canonical_name(name: str | int | torch.device | Device) -> str:
 class Device:
     """A place where tensors live and ops run, with its memory in bytes.
 
-    `total` is what the device has, `free` what may be used of it now, `why` in words what keeps the rest. `label` is
-    what its maker calls it.
+    `total` is what the device has, `free` what may be used of it now, `why` in words what keeps the rest. `reserve`
+    is what of the free memory is kept for kernels. `label` is what its maker calls it.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Device:
     label: str = field(default="", compare=False)
     integrated: bool = field(default=False, compare=False)
     why: str = field(default="", compare=False)
+    reserve: int = field(default=0, compare=False)
 
     @property
     def torch(self) -> torch.device:
@@ -94,8 +97,13 @@ class Device:
 
 def make_device(name: str, total: int, free: int | None = None) -> Device:
     """The device of a canonical name and a given memory."""
+    kind, index = _kind_and_index(name)
+    return Device(name, kind, index, total, total if free is None else free)
+
+
+def _kind_and_index(name: str) -> tuple[str, int]:
     kind = name.rstrip("0123456789")
-    return Device(name, kind, int(name[len(kind) :] or 0), total, total if free is None else free)
+    return kind, int(name[len(kind) :] or 0)
 
 
 @dataclass(frozen=True)
@@ -109,9 +117,20 @@ class Rig:
     present: bool = field(default=True, compare=False)
 
     @classmethod
-    def detect(cls) -> Rig:
-        """The devices of this machine, the host last."""
-        return cls((*map(_found, probe_accelerators()), _host()))
+    def detect(cls, measured: Collection[str] | None = None) -> Rig:
+        """The devices of this machine, the host last.
+
+        What is free is asked of the accelerators of these names, of all if left out; the others count as empty.
+        """
+        wanted = None if measured is None else {_kind_and_index(name) for name in measured}
+        return cls((*map(_found, probe_accelerators(wanted)), _host()))
+
+    def measured(self, names: Collection[str]) -> Rig:
+        """This rig of detected devices, with what is free on those of these names."""
+        if not any(device.name in names and not device.is_host and not device.is_simulated for device in self):
+            return self
+        found = {device.name: device for device in Rig.detect(names) if device.name in names}
+        return replace(self, devices=tuple(found.get(device.name, device) for device in self))
 
     @classmethod
     def parse(cls, text: str) -> Rig:
@@ -202,7 +221,32 @@ class Rig:
 
 def _found(it: Probed) -> Device:
     name = canonical_name(f"{it.kind}:{it.index}")
-    return Device(name, it.kind, it.index, it.total, it.free, it.label, it.integrated)
+    reserve = reserve_of(it.kind, it.total)
+    return Device(name, it.kind, it.index, it.total, it.free, it.label, it.integrated, reserve=reserve)
+
+
+def reserve_of(kind: str, total: int) -> int:
+    """The bytes kept of a found device for the context, for what kernels need meanwhile, and for fragments.
+
+    0.6 GiB and 5 % of the memory for CUDA and XPU, 5 % for MPS, nothing for the host and simulated devices. The
+    environment variable DOVETAIL_RESERVE, a size such as 1GiB or a percentage, takes their place.
+    """
+    if kind in (HOST, SIM):
+        return 0
+    given = Span.whole(os.environ.get("DOVETAIL_RESERVE", ""))
+    if given.value.endswith("%"):
+        return total * parse_percent(given) // 100
+    if given.value:
+        return parse_bytes(given)
+    return total // 20 + (_CONTEXT if kind in ("cuda", "xpu") else 0)
+
+
+def parse_percent(span: Span) -> int:
+    """The whole number before a per cent sign; raises SpecError for anything else."""
+    number = span.value[:-1].strip()
+    if not number.isdecimal() or int(number) > 100:
+        raise span.error(f"{span.value!r} is no part of a device's memory", "0% to 100%")
+    return int(number)
 
 
 def _host() -> Device:
@@ -213,7 +257,7 @@ def _host() -> Device:
 def _are_here(devices: Iterable[Device]) -> bool:
     """Whether each device is the host, simulated, or found on this machine and at least as large."""
     asked = [device for device in devices if not device.is_host and not device.is_simulated]
-    here = {device.name: device.total for device in Rig.detect()} if asked else {}
+    here = {device.name: device.total for device in Rig.detect(measured=())} if asked else {}
     return all(device.total <= here.get(device.name, -1) for device in asked)
 
 

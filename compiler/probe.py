@@ -6,10 +6,10 @@ The other half of `devices`: the only place that asks PyTorch for a kind of acce
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,43 @@ class Probed:
     integrated: bool
 
 
-def probe_accelerators() -> list[Probed]:
-    """Every accelerator that PyTorch can use here, in PyTorch's order."""
+Asked: TypeAlias = "Collection[tuple[str, int]] | None"
+"""The kinds and indices whose free memory is wanted; None stands for all."""
+
+
+def probe_accelerators(asked: Asked = None) -> list[Probed]:
+    """Every accelerator that PyTorch can use here, in PyTorch's order.
+
+    To ask CUDA what is free makes a context on that card, which takes some hundred MiB there: it is asked only for the
+    devices that are wanted, and all of the others counts as free.
+    """
     import torch
 
-    found = [*_indexed("cuda", torch.cuda), *_indexed("xpu", torch.xpu)]
+    found = [*_indexed("cuda", torch.cuda, asked), *_indexed("xpu", torch.xpu, asked)]
     if torch.backends.mps.is_available():
         total = torch.mps.recommended_max_memory()
-        free = max(0, total - torch.mps.driver_allocated_memory())
+        unused = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
+        free = max(0, total - torch.mps.driver_allocated_memory() + max(0, unused))
         found.append(Probed("mps", 0, total, free, "Apple GPU", True))
     return found
 
 
-def _indexed(kind: str, module: Any) -> Iterator[Probed]:
+def _indexed(kind: str, module: Any, asked: Asked = None) -> Iterator[Probed]:
     """The devices of torch.cuda or torch.xpu, whose interfaces agree in what is asked here."""
     for index in range(module.device_count() if module.is_available() else 0):
         properties = module.get_device_properties(index)
         total = int(properties.total_memory)
-        free = _free(module, index, total)
+        free = _free(module, index, total) if asked is None or (kind, index) in asked else total
         integrated = bool(getattr(properties, "is_integrated", False))
         yield Probed(kind, index, total, free, properties.name, integrated)
 
 
 def _free(module: Any, index: int, total: int) -> int:
+    """What the driver has free, and what PyTorch's allocator holds without using it."""
     try:
-        return min(total, int(module.mem_get_info(index)[0]))
+        free = int(module.mem_get_info(index)[0])
+        cached = int(module.memory_reserved(index)) - int(module.memory_allocated(index))
+        return min(total, free + max(0, cached))
     except (RuntimeError, AttributeError, NotImplementedError):
         return total  # some drivers do not tell
 

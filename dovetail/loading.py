@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -125,12 +127,27 @@ def open_pipeline(
     listing = _read_json(folder / "model_index.json")
     classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
     check_names(folder, classes)
+    _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), classes)
     own = {name: value for name, value in classes.items() if value[0] and name not in given}
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
     built = _build_all(folder, variant, dtype, own, indices)
     parts = {**{name: one.module for name, one in built.items()}, **given}
     return _assemble(cls, folder, variant, dtype, parts), dict(built)
+
+
+def _check_given(given: Mapping[str, Any], cls: Any, classes: Mapping[str, Any]) -> None:
+    """Raises UsageError for a component that the pipeline does not take; says nothing where its class is unknown."""
+    if cls is None:
+        return
+    taken = {*inspect.signature(cls.__init__).parameters, *classes}
+    wrong = sorted(given.keys() - taken)
+    if wrong:
+        near = difflib.get_close_matches(wrong[0], list(classes), n=1)
+        hint = f", did you mean {near[0]}?" if near else "."
+        raise UsageError(
+            f"components: {cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}"
+        )
 
 
 def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Path:

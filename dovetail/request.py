@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from .compiler.devices import Device, Rig
@@ -21,6 +23,9 @@ from .compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
+from .compiler.units import format_bytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,17 @@ class Request:
         """
         spec = parse_backend(backend, components)
         given = Rig.parse(rig) if isinstance(rig, str) else rig
+        here = given or Rig.detect(measured=())
+        named = spec.extend(here)
+        if given is None:
+            named = named.measured(spec.names(components or {"": ""}, named))
         return cls(
             backend=spec,
             params_backend=parse_params_backend(params_backend, components),
             split_mode=parse_split_mode(split_mode, components),
             tensor_split=parse_tensor_split(tensor_split, components),
             budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
-            rig=spec.extend(given or Rig.detect()),
+            rig=named,
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:
@@ -74,10 +83,18 @@ class Request:
 
         Raises UsageError for a split mode that is not there yet.
         """
-        self.mode_for(attribute, role)
+        mode = self.mode_for(attribute, role)
         limits = self.budget.limits(self.rig)
         devices = self.backend.devices_for(attribute, role, self.rig)
-        return tuple(replace(device, free=min(device.free, limits.get(device.name, device.free))) for device in devices)
+        if mode == "row" and len(devices) == 1 and self._is_asked(self.split_mode, attribute, role):
+            _tell_alone(attribute, devices[0].name, "split mode row")
+        return tuple(_within(device, limits.get(device.name, device.free)) for device in devices)
+
+    @staticmethod
+    def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:
+        """Whether something was said of this component, or of the only one there is, and not of all."""
+        keys = [key for key, _ in setting.named]
+        return attribute in keys or role in keys or (not attribute and setting.default is not None)
 
     def rests_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> str:
         """Where the weights of a component rest: "cpu", "disk", or "" for the devices that read them.
@@ -100,11 +117,30 @@ class Request:
 
     def shares_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> tuple[float, ...]:
         """The shares that were asked for, or nothing: free memory decides."""
+        if len(devices) == 1 and self._is_asked(self.tensor_split, attribute, role):
+            _tell_alone(attribute, devices[0].name, "shares (--tensor-split)")
         return self.tensor_split.shares_for(attribute, role, devices) or ()
 
     def switch_on(self) -> None:
         """Makes the simulated devices of the rig exist, with their capacities."""
         switch_on(self.rig)
+
+
+def _within(device: Device, limit: int) -> Device:
+    """A device of which no more than a budget may be used, and not what is kept for kernels."""
+    free = max(device.free - device.reserve, 0)
+    if free <= limit < device.free or (free < limit and device.reserve):
+        return replace(device, free=free, why=f"{format_bytes(device.reserve)} of it are kept for kernels")
+    if limit >= device.free:
+        return device
+    return replace(device, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(device.free)}")
+
+
+@cache
+def _tell_alone(attribute: str, device: str, what: str) -> None:
+    """Says once that a way to split means nothing on one device."""
+    of = f"{attribute}, which" if attribute else "a module that"
+    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s&cpu", what, of, device, device)
 
 
 def switch_on(rig: Rig) -> None:
@@ -120,4 +156,6 @@ def one_backend(backend: Any, device_map: Any) -> Any:
     """What was given of two names for one thing; raises UsageError when both were."""
     if backend is not None and device_map is not None:
         raise UsageError("backend and device_map say the same thing twice: give one of them")
+    if device_map == "auto":  # as in transformers and accelerate: all devices, where backend="auto" is the first GPU
+        return "balanced"
     return device_map if backend is None else backend

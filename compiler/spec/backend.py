@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from ..devices import Device, Rig, canonical_name
+from ..errors import SpecError
 from ..spans import Span
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
@@ -72,6 +73,11 @@ class Backend(ByComponent[Target]):
                 found.append(device)
         return tuple(found)
 
+    def names(self, components: Mapping[str, str], rig: Rig) -> set[str]:
+        """The names of all devices that components (attribute name → role) run on."""
+        found = (self.devices_for(attribute, role, rig) for attribute, role in components.items())
+        return {device.name for devices in found for device in devices}
+
     def extend(self, rig: Rig) -> Rig:
         """The rig with the devices added that this spec names and that can be made anywhere."""
         targets = [*([self.default] if self.default else []), *(target for _, target in self.named)]
@@ -105,7 +111,9 @@ def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> 
     Raises:
         SpecError: points at the wrong place, says what was expected, offers the nearest name.
     """
-    return Backend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_target))
+    text = spec_text(given)
+    _refuse_two_bare(text)
+    return Backend(*read_items(text, partial(read_key, components=components or {}), _read_target))
 
 
 def parse_params_backend(given: Given, components: Mapping[str, str] | None = None) -> ParamsBackend:
@@ -113,8 +121,17 @@ def parse_params_backend(given: Given, components: Mapping[str, str] | None = No
     return ParamsBackend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_place))
 
 
+def _refuse_two_bare(text: str) -> None:
+    """A second target without a key would override the first: whoever writes `cuda0,cuda1` means a list."""
+    bare = [item for item in Span.whole(text).split(",") if item.value and "=" not in item.value]
+    if len(bare) > 1:
+        joined = "&".join(item.value for item in bare)
+        problem = "two targets without a key: the second would take the place of the first"
+        raise SpecError(problem, text, bare[1].start, bare[1].end, "one target for all, or key=target", joined)
+
+
 def _read_target(span: Span) -> Target:
-    parts = span.split("&")
+    parts = span.split("&+")
     words: list[Word] = []
     for part in parts:
         word = _read_word(part)
@@ -131,7 +148,7 @@ def _read_target(span: Span) -> Target:
 
 
 def _read_place(span: Span) -> Word:
-    if "&" in span.value:
+    if set("&+") & set(span.value):
         raise span.error("weights rest in one place, not in a list", "one device, or disk")
     word = _read_word(span)
     if word.text == BALANCED:

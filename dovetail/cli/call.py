@@ -28,6 +28,9 @@ class Size:
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments that were asked for."""
         width, height = self._both()
+        for name, one, other in (("width", width, self.width), ("height", height, self.height)):
+            if one and other and one != other:
+                raise UsageError(f"--size {self.size} and --{name} {other} contradict each other: give one of them")
         given = {"height": self.height or height, "width": self.width or width, "num_frames": self.frames}
         return {name: value for name, value in given.items() if value is not None}
 

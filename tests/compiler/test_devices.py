@@ -1,14 +1,17 @@
 """Device names, rigs and sizes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiler.devices import Device, Rig, canonical_name, make_device
+from dovetail.compiler.devices import Device, Rig, canonical_name, make_device, reserve_of
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.probe import probe_host
 from dovetail.compiler.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
+from dovetail.request import Request, one_backend
 
 TWO_CARDS = Rig.parse("cuda0=24GiB,cuda1=16GiB")
 
@@ -211,3 +214,78 @@ def test_sizes_are_printed_for_people_to_one_decimal() -> None:
         "11.3 GiB",
         "2.0 TiB",
     ]
+
+
+class FakeCards:
+    """What torch.cuda answers on a machine with four cards; notes whose memory was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 4
+
+    def get_device_properties(self, index: int) -> object:
+        return SimpleNamespace(total_memory=24 * GIB, name="card", is_integrated=False)
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.asked.append(index)
+        return 8 * GIB, 24 * GIB
+
+    def memory_reserved(self, index: int) -> int:
+        return 5 * GIB
+
+    def memory_allocated(self, index: int) -> int:
+        return 2 * GIB
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> FakeCards:
+    cards = FakeCards()
+    monkeypatch.setattr(torch, "cuda", cards)
+    return cards
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked"),
+    [
+        ("cpu", []),
+        ("cuda2", [2]),
+        ("auto", [0]),
+        ("sim0", []),
+        ("te=cpu,cuda0&cuda3", [0, 3]),
+        ("balanced", [0, 1, 2, 3]),
+    ],
+)
+def test_only_cards_that_are_named_are_asked_for_their_memory(cards: FakeCards, backend: str, asked: list[int]) -> None:
+    Request.parse(backend=backend)
+    assert cards.asked == asked
+
+
+def test_a_rig_of_real_names_asks_no_card_for_its_memory(cards: FakeCards) -> None:
+    assert Rig.parse("cuda0=24GiB,cuda1=16GiB").present
+    assert cards.asked == []
+
+
+def test_what_pytorch_caches_counts_as_free_and_a_part_is_kept_for_kernels(
+    cards: FakeCards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Rig.detect().devices[1].free == 11 * GIB
+    (device,) = Request.parse(backend="cuda1").devices_for()
+    assert device.free == 11 * GIB - 24 * GIB // 20 - 6 * GIB // 10
+    monkeypatch.setenv("DOVETAIL_RESERVE", "1GiB")
+    assert Request.parse(backend="cuda1").devices_for()[0].free == 10 * GIB
+    monkeypatch.setenv("DOVETAIL_RESERVE", "0")
+    assert Request.parse(backend="cuda1", max_vram=4).devices_for()[0].free == 4 * GIB
+
+
+def test_the_host_and_simulated_devices_keep_nothing_for_kernels() -> None:
+    assert reserve_of("cpu", GIB) == reserve_of("sim", GIB) == 0
+
+
+def test_device_map_auto_means_all_devices_as_it_does_elsewhere() -> None:
+    assert one_backend(None, "auto") == "balanced"
+    assert one_backend("auto", None) == "auto"

@@ -47,7 +47,6 @@ def everywhere(device: str) -> dict[str, str]:
         ("default", "cuda0"),
         ("", "cuda0"),
         ("gpu", "cuda0"),
-        ("cuda0,cpu", "cpu"),
         (" , cpu , ", "cpu"),
         ("cuda0&cpu", "cuda0&cpu"),
         ("balanced", "cuda0&cuda1&xpu0"),

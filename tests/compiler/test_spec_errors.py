@@ -125,3 +125,13 @@ def test_an_error_is_shown_with_a_caret_what_was_expected_and_the_nearest_name()
         "expected layer, row, tensor",
         "did you mean 'row'?",
     ]
+
+
+@pytest.mark.parametrize("text", ["cuda0,cuda1", "te=cpu,cuda0,cuda1", "cuda:0,1"])
+def test_two_bare_targets_are_refused_and_a_list_is_offered(text: str) -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'cuda:?0&(cuda)?1'"):
+        parse_backend(text)
+
+
+def test_a_plus_joins_devices_as_well_for_shells() -> None:
+    assert parse_backend("diffusion=cuda0+cuda1,te=cpu") == parse_backend("diffusion=cuda0&cuda1,te=cpu")
