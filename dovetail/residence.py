@@ -26,6 +26,7 @@ from .compiler.program import Program, Weight, weight_of
 from .compiler.units import format_bytes
 from .holdings import Files, Held, Holdings, Updated
 from .runtime.accelerator import accelerator_of
+from .runtime.exhaustion import ran_out
 from .runtime.files import rests_packed
 from .runtime.transfers import moved
 from .runtime.weights import tensors_of_module
@@ -313,7 +314,9 @@ class Residence:
         """What a fetch brings to a device; raises DoesNotFitError, which names the weight, when there is no room."""
         try:
             return fetch()
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
             raise DoesNotFitError(
                 f"{held.name} of {type(self.module).__name__} needs {format_bytes(held.nbytes)} on "
                 f"{device}: {error}: give this component more devices, or less to this one (tensor_split, max_vram)"

@@ -13,7 +13,7 @@ import traceback
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from ..compiler.units import format_bytes
 from . import quantized as quantized  # registers the kernels that packed weights need
 from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
+from .exhaustion import came_late, fetched, ran_out
 from .folding import Folding
 from .reusing import Candidates, Layouts, Look, Settled, layouts_of
 from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
@@ -226,8 +227,10 @@ class Executor:
         assert self._source is not None
         try:
             with torch.inference_mode(False), torch.no_grad():
-                return _as_traced(weight, self._source(weight, device.torch))
-        except torch.OutOfMemoryError as error:
+                return _as_traced(weight, fetched(partial(self._source, weight, device.torch)))
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
             raise DoesNotFitError(
                 f"weight {weight.name} of {self._program.name} needs {format_bytes(weight.nbytes)} on {device}: "
                 f"{error}: list more devices, or give {device} a smaller share (--tensor-split)"
@@ -354,9 +357,22 @@ class Executor:
             if node is not None:
                 origin = origin_of(node)
                 where = f"%{node.name} ({node.target}) in {origin.module or self._program.name}, {origin.source}"
-                kind = DoesNotFitError if isinstance(error, torch.OutOfMemoryError) else ExecutionError
-                return kind(f"{where}: {type(error).__name__}: {error}")
-        return ExecutionError(f"{self._program.name} failed between segments: {type(error).__name__}: {error}")
+                return _told(where, error)
+        return _told(f"{self._program.name} failed between segments", error)
+
+
+def _told(where: str, error: Exception) -> DovetailError:
+    """The error at a place, with a way out where memory ran out, and a doubt about the place where devices lag."""
+    told = f"{where}: {type(error).__name__}: {error}"
+    if ran_out(error):
+        return DoesNotFitError(
+            f"{told}: ask for a smaller size or batch, list more devices, or keep more free (--max-vram, "
+            "DOVETAIL_RESERVE)"
+        )
+    if came_late(error):
+        told += ": devices report such errors late, an operation before this one may be to blame: "
+        told += "CUDA_LAUNCH_BLOCKING=1 shows which"
+    return ExecutionError(told)
 
 
 @dataclass(frozen=True)
