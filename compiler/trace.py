@@ -98,6 +98,8 @@ def trace(
 def _export(
     module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None, view: ModelView
 ) -> ExportedProgram:
+    if dynamic_shapes is not None:
+        _name_all(module, given)
     surplus = [index for index, name in enumerate(given) if name.startswith("*")]
     only = [name for name, one in _parameters(module).items() if one.kind is one.POSITIONAL_ONLY and name in given]
     names = list(given)[: surplus[-1] + 1 if surplus else len(only)]
@@ -126,6 +128,23 @@ def _violated(error: Exception) -> str:
     return (
         clipped(text.partition("\n\n")[0].replace(' For more information, run with TORCH_LOGS="+dynamic".', "")) * about
     )
+
+
+def _name_all(module: nn.Module, given: Mapping[str, Any]) -> None:
+    """Lets the forward of a module name the arguments of a call, until the module is rolled back.
+
+    torch.export mistakes what a forward takes as ``**kwargs`` where shapes are dynamic.
+    """
+    own, parameters = module.forward, inspect.signature(module.forward).parameters
+    if all(name in parameters for name in given) or any(name.startswith("*") for name in given):
+        return
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    named = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in given]
+    forward.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    module.__dict__["forward"] = forward
 
 
 def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:

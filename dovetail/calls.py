@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .compiled import CompiledModule
 from .compiler.errors import TraceError
+from .lengths import Lengths
 from .runtime.transfers import handed
 
 CALL = "_dovetail_call"
@@ -31,7 +34,9 @@ class Call:
     answer: Callable[..., Any] | None = None
     whole: Callable[..., Any] | None = None
     failures: int = 0
-    programs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    programs: OrderedDict[Any, Callable[..., Any]] = field(default_factory=OrderedDict)
+    lengths: Lengths = field(default_factory=Lengths)
+    traces: int = 0
 
     @classmethod
     def of(cls, path: str, method: str, module: nn.Module) -> Call:
@@ -45,6 +50,14 @@ class Call:
         return (
             ".".join(part for part in (self.path, self.method if self.method != "forward" else "") if part) or "forward"
         )
+
+    def keep(self, key: Any, program: Callable[..., Any], most: int) -> None:
+        """Keeps a program; of more than so many, the one that was used longest ago is forgotten, with its weights."""
+        self.programs[key] = program
+        while len(self.programs) > most:
+            _, oldest = self.programs.popitem(last=False)
+            if isinstance(oldest, CompiledModule) and oldest not in self.programs.values():
+                oldest.unload()
 
     def swap_in(self) -> None:
         """Puts the compiled call in place."""

@@ -31,6 +31,7 @@ from .compiler.errors import CallError, TraceError
 from .compiler.program import Program
 from .compiler.trace import trace
 from .holdings import Files, Held, Holdings
+from .lengths import Form
 from .libraries import VAE_METHODS
 from .lora_loading import guard_module, release_module
 from .merging import Merges
@@ -193,8 +194,10 @@ class Component:
             return self.parts.run(call, *args, **kwargs)
         if program is None:
             self._check_number(call)
-            program = self._reuse(call, state, args, others) or self._compile(call, args, others, branches)
-            call.programs[key] = program
+            program = self._reuse(call, state, args, others) or self._compile(call, state, args, others, branches)
+            call.keep(key, program, _MANY)
+        elif key in call.programs:
+            call.programs.move_to_end(key)
         if not isinstance(program, CompiledModule):
             return program(*args, **kwargs)
         if branches.held:
@@ -253,7 +256,8 @@ class Component:
                 call.swap_in()
 
     def _check_number(self, call: Call) -> None:
-        if len(call.programs) == _MANY:
+        call.traces += 1
+        if call.traces == _MANY:
             logger.warning(
                 "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
                 "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
@@ -264,15 +268,16 @@ class Component:
         self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> CompiledModule | None:
         """A program with dynamic shapes, of a module in the same state, that takes this call too."""
-        for key, program in call.programs.items() if self._dynamic_shapes and call.module is self.module else ():
-            if key[:-1] == state and isinstance(program, CompiledModule) and _accepts(program, args, kwargs):
+        for key, program in list(call.programs.items()):
+            is_dynamic = isinstance(program, CompiledModule) and program.program.symbols
+            if is_dynamic and key[:-1] == state and _accepts(program, args, kwargs):
+                call.traces -= 1
                 return program
         return None
 
     def _compile(
-        self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+        self, call: Call, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
     ) -> Callable[..., Any]:
-        shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
         known, self._why = self._why, None
         if known:
             return self.parts.refuse(call, known)
@@ -281,13 +286,32 @@ class Component:
             bare, shown = self.adapters.bare(self.module), self.residence.holdings.nothing_shown()
             with self._as_it_was(), without_caches(self.module), bare, shown:
                 module = call.traceable()
-                program = trace(module, args, kwargs, dynamic_shapes=shapes, kind=self.devices[0].traced_as)
+                program = self._trace(call, state, module, args, kwargs)
         except TraceError as error:
             return self.parts.refuse(call, error)
         program.adapters = branches.form
         compiled = self._finish(self, program, module)
         logger.info("compiled %s: %s", self.title(call), repr(compiled))  # a kept record must not keep the weights
         return compiled
+
+    def _trace(
+        self, call: Call, state: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Program:
+        """Traces a call, with the shapes that were given as dynamic, or those in which it differs from earlier ones."""
+        kind = self.devices[0].traced_as
+        if call.module is not self.module or call.method != "forward" or self._dynamic_shapes is not None:
+            shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
+            return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind)
+        form = Form.of(module.forward, args, kwargs)
+        varying = call.lengths.varying(state, form)
+        if varying:
+            try:
+                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind)
+                if call.lengths.is_of_use(varying, program):
+                    return program
+            except TraceError as error:
+                call.lengths.fix(varying, str(error))
+        return trace(module, args, kwargs, kind=kind)
 
     def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""
