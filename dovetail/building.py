@@ -57,7 +57,7 @@ def build(
     class_name: str,
     folder: Path,
     variant: str | None,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     given: WeightIndex | None = None,
     reader: WeightReader | None = None,
 ) -> Built | None:
@@ -79,6 +79,8 @@ def build(
         _leave(folder, "it has no safetensors file", given)
         return None
     make = _of_diffusers if family == "diffusers" else _of_transformers
+    if isinstance(dtype, str):  # "auto"; transformers takes the dtype of the files by itself
+        dtype = _stored_dtype(index) if family == "diffusers" else None
     module = make(cls, folder, index, dtype)
     if module is None:
         _leave(folder, "it is quantized", given)
@@ -156,8 +158,7 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     config = cls.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
         return None
-    stored = next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
-    dtype = dtype or config.dtype or stored
+    dtype = dtype or config.dtype or _stored_dtype(index)
     for part in libraries.configs_in(config):
         part.dtype = dtype
     config.name_or_path = str(folder)
@@ -170,6 +171,11 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     if module.can_generate() and (folder / "generation_config.json").is_file():
         module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module
+
+
+def _stored_dtype(index: WeightIndex) -> torch.dtype:
+    """The dtype of the first floating tensor in files of weights."""
+    return next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
 
 
 @contextlib.contextmanager

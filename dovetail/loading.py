@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from . import libraries
 from .building import Built, build
@@ -19,6 +16,8 @@ from .compiler.errors import UsageError, WeightError
 from .compiler.names import check_names
 from .compiler.spec.roles import role_of, role_of_component
 from .compiler.weights import WeightIndex
+from .dtypes import Dtypes, dtype_of, read_dtypes, without_auto
+from .hub import INDEX, pipeline_folder, read_json
 from .loras import check_mode, read_loras
 from .passes.base import Callback, Pass
 from .pipelines import CompiledPipeline
@@ -31,8 +30,8 @@ def load_pipeline(
     source: str | os.PathLike[str],
     backend: Any = None,
     *,
-    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-    torch_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    dtype: Dtypes = None,
+    torch_dtype: Dtypes = None,
     variant: str | None = None,
     pipeline_class: Any = None,
     components: Mapping[str, Any] | None = None,
@@ -49,6 +48,10 @@ def load_pipeline(
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
     callbacks: Sequence[Callback] = (),
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool | None = None,
 ) -> CompiledPipeline:
     """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
 
@@ -58,9 +61,10 @@ def load_pipeline(
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or the name of a repository on the Hugging Face Hub, which
-            diffusers downloads.
-        dtype: the dtype of floating weights, for all or by component, as in ``from_pretrained``; ``torch_dtype`` is the
-            older name.
+            diffusers downloads, without what ``components`` and ``weights`` replace.
+        revision, token, cache_dir, local_files_only: where on the Hub, as in ``from_pretrained``.
+        dtype: the dtype of floating weights, for all or by component, as in ``from_pretrained``: an object, its name,
+            or ``"auto"`` for that of the files; ``torch_dtype`` is the older name.
         variant: the variant of the files, such as ``"fp16"``.
         pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
         components: components to take in place of the saved ones, or None to leave one out.
@@ -76,6 +80,7 @@ def load_pipeline(
         SpecError: a spec is wrong; the message points at the place.
     """
     check_mode(lora_apply_mode)
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     loras = read_loras(lora)
     pipe, readers = open_pipeline(
         source,
@@ -84,6 +89,7 @@ def load_pipeline(
         pipeline_class=pipeline_class,
         components=components,
         weights=weights,
+        hub={name: value for name, value in hub.items() if value is not None},
     )
     request = {
         "backend": one_backend(backend, device_map),
@@ -109,11 +115,12 @@ def load_pipeline(
 def open_pipeline(
     source: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    dtype: Dtypes = None,
     variant: str | None = None,
     pipeline_class: Any = None,
     components: Mapping[str, Any] | None = None,
     weights: Mapping[str, Given] | None = None,
+    hub: Mapping[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Built]]:
     """Builds a saved pipeline without its weights, and what reads them, by component; takes what load_pipeline takes.
 
@@ -123,20 +130,29 @@ def open_pipeline(
 
     given = dict(components or {})
     cls = pipeline_class or diffusers.DiffusionPipeline
-    folder = _folder(cls, source, variant)
-    listing = _read_json(folder / "model_index.json")
-    classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
-    check_names(folder, classes)
-    _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), classes)
-    own = {name: value for name, value in classes.items() if value[0] and name not in given}
+    dtypes = read_dtypes(dtype)
+
+    def own_parts(listing: Mapping[str, Any]) -> dict[str, Any]:
+        classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
+        check_names(Path(source), classes)
+        return {name: value for name, value in classes.items() if value[0] and name not in given}
+
+    def with_files(listing: Mapping[str, Any]) -> dict[str, Given]:
+        return _by_component(weights or {}, list(own_parts(listing)))
+
+    folder = pipeline_folder(cls, source, variant, hub or {}, given, with_files if weights else None)
+    listing = read_json(folder / INDEX)
+    own = own_parts(listing)
+    parts_there = [name for name, value in listing.items() if isinstance(value, list)]
+    _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
-    built = _build_all(folder, variant, dtype, own, indices)
+    built = _build_all(folder, variant, dtypes, own, indices)
     parts = {**{name: one.module for name, one in built.items()}, **given}
-    return _assemble(cls, folder, variant, dtype, parts), dict(built)
+    return _assemble(cls, folder, variant, without_auto(dtypes), parts), dict(built)
 
 
-def _check_given(given: Mapping[str, Any], cls: Any, classes: Mapping[str, Any]) -> None:
+def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> None:
     """Raises UsageError for a component that the pipeline does not take; says nothing where its class is unknown."""
     if cls is None:
         return
@@ -148,21 +164,6 @@ def _check_given(given: Mapping[str, Any], cls: Any, classes: Mapping[str, Any])
         raise UsageError(
             f"components: {cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}"
         )
-
-
-def _folder(cls: Any, source: str | os.PathLike[str], variant: str | None) -> Path:
-    """The folder of a pipeline, downloaded when it names a repository."""
-    folder = Path(source)
-    if not folder.is_dir():
-        name = os.fspath(source)
-        if name.count("/") != 1 or name[0] in "./~":
-            raise UsageError(
-                f"no folder is called {name}: give one with model_index.json, or a repository (owner/name)"
-            )
-        folder = Path(cls.download(name, variant=variant))
-    if not (folder / "model_index.json").is_file():
-        raise UsageError(f"{folder} is no saved pipeline: it has no model_index.json")
-    return folder
 
 
 def _may_have_weights(home: Path) -> bool:
@@ -194,7 +195,7 @@ def _build_all(
     for name, (library, cls) in classes.items():
         if not (folder / name).is_dir():
             continue
-        one = build(library, cls, folder / name, variant, _dtype_of(dtypes, name), indices.get(name), reader)
+        one = build(library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader)
         if one is not None:
             built[name] = one
     return built
@@ -208,22 +209,6 @@ def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: M
         raise WeightError(f"diffusers cannot load {folder}: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return dict(read)
-    except (OSError, ValueError, TypeError) as error:
-        raise WeightError(f"{path} cannot be read: {error}: download it again") from error
-
-
 def _check_variant(folder: Path, variant: str | None) -> None:
     if variant and not any(folder.glob(f"*/*.{variant}[.-]*")):
         raise UsageError(f"no file in {folder} is of variant {variant!r}: leave variant out, or name another")
-
-
-def _dtype_of(dtypes: Any, name: str) -> torch.dtype | None:
-    """The dtype of a component; one that a dict leaves out gets its default, and else float32, as in diffusers."""
-    if isinstance(dtypes, Mapping):
-        found: torch.dtype = dtypes.get(name, dtypes.get("default", torch.float32))
-        return found
-    return dtypes  # type: ignore[no-any-return]

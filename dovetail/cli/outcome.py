@@ -16,6 +16,10 @@ from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.names import printable
 
 FAILED, INTERRUPTED = 1, 130
+_OF_THE_EXTRA = {
+    "diffusers", "transformers", "peft", "accelerate", "tokenizers", "sentencepiece", "google", "ftfy", "PIL",
+    "huggingface_hub",
+}  # fmt: skip
 
 
 class Commands(TyperGroup):
@@ -41,8 +45,7 @@ def ending(meta: dict[str, Any]) -> Iterator[None]:
     except DovetailError as error:
         raise _told(str(error), error.exit_code, meta) from error
     except ModuleNotFoundError as error:
-        way_out = "pip install 'dovetail-diffusion[diffusers]'"
-        raise _told(f"{error.name} is not installed: {way_out}", FAILED, meta) from error
+        raise _told(f"{error.name} is not installed: {_way_out(error.name or '')}", FAILED, meta) from error
     except Exception as error:
         if type(error).__module__.startswith(("typer", "click")):
             raise
@@ -51,6 +54,13 @@ def ending(meta: dict[str, Any]) -> Iterator[None]:
         name = "out of memory" if out_of_memory else type(error).__name__
         hint = "" if meta.get("debug") else "\n(--debug shows where)"
         raise _told(f"{name}: {text}{hint}", DoesNotFitError.exit_code if out_of_memory else FAILED, meta) from error
+
+
+def _way_out(module: str) -> str:
+    """How to get a module that is missing: with dovetail's own extra if it is one that this extra installs."""
+    if module.partition(".")[0] in _OF_THE_EXTRA:
+        return "pip install 'dovetail-diffusion[diffusers]'"
+    return f"pip install {module.partition('.')[0] or 'it'}, which a library asks for here"
 
 
 def _told(message: str, code: int, meta: dict[str, Any]) -> typer.Exit:

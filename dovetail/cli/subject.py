@@ -15,6 +15,7 @@ from .. import demo
 from ..compiler.errors import UsageError, WeightError
 from ..compiler.names import check_names
 from ..compiler.spec.roles import role_of_component
+from ..hub import remote_index
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +34,7 @@ Component = Annotated[str, typer.Option("--component", metavar="NAME", help="Thi
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that can be loaded: its folder or hub id, and its components with their roles.
-
-    `components` is empty for a hub id: what it has is known when it was downloaded.
-    """
+    """A pipeline that can be loaded: its folder or hub id, and its components with their roles."""
 
     place: str
     components: Mapping[str, str]
@@ -62,19 +60,23 @@ def find_pipeline(name: str) -> Pipeline:
     if folder.exists():
         raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
     if _HUB_ID.fullmatch(name):
-        return Pipeline(name, {})
+        return Pipeline(name, {part: role_of_component(part) for part in _parts(remote_index(name, {}))})
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
 
 
 def _read_index(folder: Path) -> dict[str, str]:
     """The components that have weights, with their roles: those whose folder has a config.json."""
     try:
-        index = json.loads((folder / INDEX).read_text())
-        parts = [name for name, value in index.items() if isinstance(value, list) and value[0]]
+        parts = _parts(json.loads((folder / INDEX).read_text()))
     except (OSError, ValueError, AttributeError, IndexError) as error:
         raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
     check_names(folder, parts)
     return {name: role_of_component(name) for name in parts if (folder / name / "config.json").is_file()}
+
+
+def _parts(index: Mapping[str, Any]) -> list[str]:
+    """The parts of a pipeline that model_index.json names."""
+    return [name for name, value in index.items() if isinstance(value, list) and value[0]]
 
 
 def check_component(pipeline: Pipeline, component: str) -> str:
