@@ -41,6 +41,8 @@ def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
     def download(cls: Any, name: str, **options: Any) -> str:
         asked.append(("*", options))
+        local.mkdir(exist_ok=True)
+        shutil.copy(saved / "model_index.json", local)
         parts = json.loads((saved / "model_index.json").read_text())
         for part in parts:
             if (saved / part).is_dir() and part not in options:
