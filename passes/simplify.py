@@ -125,7 +125,7 @@ def _keeps_order(node: Node) -> bool:
         case "permute":
             return [dim % count for dim in _argument(node, "dims")] == list(range(count))
         case "transpose":
-            return (_argument(node, "dim0") - _argument(node, "dim1")) % max(count, 1) == 0
+            return bool((_argument(node, "dim0") - _argument(node, "dim1")) % max(count, 1) == 0)
         case "slice":
             return bool(_argument(node, "step") == 1)
     return True

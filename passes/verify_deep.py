@@ -2,7 +2,8 @@
 
 Torch's own shape functions decide what each op yields, so this checks shapes, dtypes and devices at full size in a
 second or two, without weights and without the devices. Operands are taken from where the schedule has put them; that a
-value lies on the right device is asked at every node, since an op with one operand would hide a missing copy.
+value lies on the right device is asked at every node, since an op with one operand would hide a missing copy. How
+results lie in memory is compared apart (`verify_layout`), for that was traced on the host.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from ..compiler.schedule import Copy, Free, Load, Release, Return, Run, State, W
 from ..compiler.sizes import evaluate
 from .evidence import Violation
 from .verify import explain
+from .verify_layout import misplaced
 
-LAW = "Run without data, every node yields the shape, dtype and device that its annotation says."
+LAW = "Run without data, every node yields the shape, strides, dtype, device and memory that its annotation says."
 
 
 def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | None = None) -> int:
@@ -52,7 +54,10 @@ def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | Non
     places = stand_ins or {device: device.torch for device in program.devices}
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False):
         try:
-            return _Rehearsal(program, places).run()
+            count = _Rehearsal(program, places).run()
+            for node, problem in misplaced(program, _call):
+                raise VerificationError(explain(program, Violation("deep", f"%{node.name} {problem}", node), LAW))
+            return count
         except DovetailError:
             raise
         except Exception as error:  # outside the ops, which say what they are: a schedule that does not fit the graph

@@ -330,3 +330,19 @@ def test_the_deep_verifier_stands_in_for_devices_that_are_not_here() -> None:
     program = sample()
     stand_ins = {device: torch.device("sim", index + 5) for index, device in enumerate(program.devices)}
     assert verify_deep(program, stand_ins) == verify_deep(program)
+
+
+def test_other_strides_than_the_trace_would_have_are_found_by_a_rehearsal() -> None:
+    program = sample()
+    node = op(program, "mul")
+    node.meta["value"] = replace(value_of(node), stride=(1, 2))  # type: ignore[type-var]
+    with pytest.raises(VerificationError, match=r"%mul has the strides \(8, 1\), its annotation says \(1, 2\)"):
+        verify_deep(program)
+
+
+def test_memory_that_is_not_shared_as_said_is_found_by_a_rehearsal() -> None:
+    program = sample()
+    first, second, *_ = (node for node in program.ops() if str(node.target).startswith("aten.linear."))
+    set_storage(second, tensors_of(first)[0].storage)
+    with pytest.raises(VerificationError, match="lies in memory of its own, its annotation says"):
+        verify_deep(program)
