@@ -29,7 +29,7 @@ from .autocast import autocast_set, autocast_state, casts_of
 from .blame import cannot_trace, line_of_error, line_of_stack
 from .devices import HOST
 from .entries import clipped
-from .errors import TraceError
+from .errors import TraceError, UsageError
 from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_broadcasts
@@ -39,6 +39,8 @@ from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 from .sizes import symbols_of
 from .targets import name_of
+
+_OWN_WEIGHTS = ("torch", __name__.partition(".")[0])
 
 
 def trace(
@@ -59,7 +61,11 @@ def trace(
 
     Raises:
         TraceError: the module cannot be exported, or writes into its inputs or weights.
+        UsageError: the arguments are no sequence.
     """
+    if isinstance(args, torch.Tensor):
+        raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
+    _refuse_foreign_weights(module)
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs or {})
     full = name_arguments(positional, defaults, args, kwargs or {})
@@ -130,6 +136,18 @@ def _violated(error: Exception) -> str:
     )
 
 
+def _refuse_foreign_weights(module: nn.Module) -> None:
+    """Weights of a class of another library are not what they look like: it has quantized them in its own way."""
+    for name, parameter in module.named_parameters():
+        library = type(parameter).__module__.partition(".")[0]
+        if library not in _OWN_WEIGHTS:
+            raise TraceError(
+                f"{type(module).__name__} was quantized by {library} ({name} is a {type(parameter).__name__}), in a "
+                "form that cannot be compiled: load it without, and give the file of its quantized weights to dovetail "
+                "(weights=…)"
+            )
+
+
 def _name_all(module: nn.Module, given: Mapping[str, Any]) -> None:
     """Lets the forward of a module name the arguments of a call, until the module is rolled back.
 
@@ -171,6 +189,9 @@ def _frozen(module: nn.Module) -> Iterator[None]:
     try:
         for child in training:
             child.training = False
+        for child in module.modules():
+            if vars(child).get("_compiled_call_impl") is not None:  # of Module.compile; it comes back with the rest
+                child.__dict__["_compiled_call_impl"] = None
         yield
     finally:
         for child in training:

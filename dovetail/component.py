@@ -218,7 +218,7 @@ class Component:
         call = Call.of(path, method, module)
         # Models keep parts alive in caches of their own: a part must not keep all weights alive.
         owner = weakref.ref(self) if module is not self.module else lambda: self
-        call.answer = functools.wraps(call.original)(functools.partial(_answer, owner, call))
+        call.answer = functools.wraps(call.original)(functools.partial(_undisturbed(), owner, call))
         call.answer.__dict__[CALL] = call
         call.swap_in()
         self.calls.append(call)
@@ -327,6 +327,13 @@ class Component:
         """The name of a call in messages."""
         kind = type(self.module).__name__
         return f"{self.name} ({kind}).{call}" if self.name else f"{kind}.{call}"
+
+
+@functools.cache
+def _undisturbed() -> Callable[..., Any]:
+    """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
+    answer: Callable[..., Any] = torch.compiler.disable(_answer)  # type: ignore[no-untyped-call]
+    return answer
 
 
 def _answer(owner: Callable[[], Component | None], call: Call, *args: Any, **kwargs: Any) -> Any:
