@@ -106,7 +106,7 @@ class _Record(TorchDispatchMode):
     """Notes which ops run, on which dtypes; casts of the given tensors before anything else are those of autocast."""
 
     def __init__(self, given: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._given = {id(tensor): index for index, tensor in enumerate(given)}
         self.casts: dict[int, torch.dtype] = {}
         self.ran: list[Any] = []
@@ -148,8 +148,9 @@ def _ops(
 
 def _run(node: Node, operands: list[Node], given: list[Tensor], watched: list[Tensor]) -> _Record:
     tensors = dict(zip(operands, given, strict=True))
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: tensors.get(arg, arg.meta.get("val")))  # type: ignore[misc]
-    with torch.no_grad(), _Record(watched) as record:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: tensors.get(arg, arg.meta.get("val")))
+    record = _Record(watched)
+    with torch.no_grad(), record:
         node.target(*args, **kwargs)  # type: ignore[operator]
     return record
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _Function = Callable[..., Any]
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_DEVICE = torch.Tensor.device.__get__
 _HOST = torch.device(HOST)
 _LOOKS = {look.__get__: kind for kind in KINDS if (look := getattr(torch.Tensor, f"is_{kind}", None))}
 _DRAWS = frozenset(
@@ -84,11 +84,11 @@ class ModelView(TorchFunctionMode):
             _install()
         self._before = getattr(_shown, "device", None)
         _shown.device = self._device
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _shown.device = self._before
 
     def __torch_function__(
@@ -203,7 +203,7 @@ class ModelView(TorchFunctionMode):
 
 def _devices_in(func: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call that name devices; a string does so by position only where a tensor is moved."""
-    found = [value for value in args if isinstance(value, torch.device)]
+    found: list[Any] = [value for value in args if isinstance(value, torch.device)]
     if func is torch.Tensor.to:
         found += [value for value in args[1:2] if isinstance(value, (str, int)) and not isinstance(value, bool)]
     if kwargs.get("device") is not None:
@@ -238,7 +238,7 @@ _WRITING = frozenset(
 
 def _memory(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
 
 
 def _caller() -> FrameType | None:
@@ -266,14 +266,14 @@ def _install() -> None:
 
     A fake tensor answers for its device in Python, past all function modes, so the answer itself is replaced.
     """
-    if getattr(FakeTensor.device.fget, "__module__", "") == __name__:
+    own: Any = vars(FakeTensor)["device"]
+    if own.fget.__module__ == __name__:
         return
-    own = FakeTensor.device
 
     def device(self: FakeTensor) -> torch.device:
         shown: torch.device | None = getattr(_shown, "device", None)
         if shown is None or not is_of_model(sys._getframe(1)):
-            return own.fget(self)  # type: ignore[misc, no-any-return]
+            return own.fget(self)  # type: ignore[no-any-return]
         return shown
 
     FakeTensor.device = property(device, own.fset)  # type: ignore[assignment, method-assign]

@@ -45,7 +45,7 @@ _OWN_WEIGHTS = ("torch", __name__.partition(".")[0])
 
 def trace(
     module: nn.Module,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | torch.Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Mapping[str, Any] | None = None,

@@ -269,8 +269,9 @@ class Component:
     ) -> CompiledModule | None:
         """A program with dynamic shapes, of a module in the same state, that takes this call too."""
         for key, program in list(call.programs.items()):
-            is_dynamic = isinstance(program, CompiledModule) and program.program.symbols
-            if is_dynamic and key[:-1] == state and _accepts(program, args, kwargs):
+            if not isinstance(program, CompiledModule) or not program.program.symbols or key[:-1] != state:
+                continue
+            if _accepts(program, args, kwargs):
                 call.traces -= 1
                 return program
         return None
@@ -332,7 +333,7 @@ class Component:
 @functools.cache
 def _undisturbed() -> Callable[..., Any]:
     """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
-    answer: Callable[..., Any] = torch.compiler.disable(_answer)  # type: ignore[no-untyped-call]
+    answer: Callable[..., Any] = torch.compiler.disable(_answer)
     return answer
 
 
