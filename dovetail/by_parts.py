@@ -168,6 +168,7 @@ class Parts:
     def place(self, module: nn.Module, program: Program) -> None:
         """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
 
+        What other parts hold of a device is not offered again.
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
         residence = self.component.residence
@@ -309,7 +310,8 @@ def _replace(
 ) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
     """Puts other tensors in place of weights of a module and its parts; yields what was where."""
     for child in module.modules() if others else ():
-        for place in (child._parameters, child._buffers):
+        places: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
+        for place in places:
             for key, tensor in list(place.items()):
                 if tensor is not None and id(tensor) in others:
                     data = others[id(tensor)]

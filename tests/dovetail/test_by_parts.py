@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -370,3 +371,34 @@ def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_comp
     assert len(component.programs) == 1
     component.restore()
     assert torch.equal(_prompted(model, prompts[0]), eager[0])
+
+
+class Halves(nn.Module):
+    """Two halves that are called one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(nn.Linear(256, 256) for _ in range(8))
+        self.decoder = nn.ModuleList(nn.Linear(256, 256) for _ in range(8))
+
+    def _encode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.encoder:
+            x = layer(x)
+        return x
+
+    def _decode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.decoder:
+            x = layer(x)
+        return x
+
+
+def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
+    gc.collect()  # what other tests left on these devices
+    module, x = Halves().eval(), torch.ones(1, 256)
+    component = _split(module, rig="sim0=1400KiB,sim1=1400KiB")
+    encoded = module._encode(x)
+    before = component.residence.bytes_on()
+    with pytest.raises(DoesNotFitError, match=r"Halves needs .* of weights .* free of 1\.4 MiB"):
+        module._decode(encoded)
+    assert component.residence.bytes_on() == before
+    assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
