@@ -16,9 +16,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.building import Built
 from dovetail.compiled_by_parts import CompiledByParts
 from dovetail.compiler.errors import DoesNotFitError, TraceError
 from dovetail.component import Component
+from dovetail.convert import plan_conversion
+from dovetail.layouts import Wanted
+from dovetail.runtime.reading import WeightReader
+from dovetail.weight_files import index_for
 
 WIDTH = 32
 
@@ -318,6 +323,20 @@ def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
             hollow, (x,), weights=tmp_path / "net.safetensors", backend="sim0&sim1", params_backend=rests
         )
         assert torch.equal(compiled(x), eager)
+
+
+def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "WIDTH", 256)
+    module, x, _ = _net("all numpy")
+    save_file(module.state_dict(), tmp_path / "net.safetensors")
+    plan_conversion(tmp_path / "net.safetensors", tmp_path / "net.gguf", "q8_0").run()
+    built = Built(module, index_for(Wanted.of_module(module), tmp_path / "net.gguf"), WeightReader())
+    for name, parameter in module.named_parameters():
+        parameter.copy_(built(name, parameter, torch.device("cpu")))
+    compiled = dovetail.compile(module, (x,), weights=tmp_path / "net.gguf", backend="sim0&sim1")
+    assert isinstance(compiled, CompiledByParts)
+    assert torch.equal(compiled(x), module(x))
+    assert sum(weight.quant == "Q8_0" for one in compiled.programs for weight in one.program.weights.values()) == 14
 
 
 def test_a_call_that_the_module_refuses_is_an_error_of_tracing_that_says_what_it_raised() -> None:
