@@ -187,7 +187,7 @@ class Parts:
         held = {one.name: one for one in component.residence.held()}
         weights = {name: _weight_of(one) for name, one in held.items()}
         given = {name: one.home for name, one in held.items() if one.home is not None}
-        devices = component.offer()
+        devices = component.offer(list(held.values()))
         homes = assign(component.name or type(component.module).__name__, weights, devices, component.shares, given)
         component.residence.assign({held[name]: home for name, home in homes.items()})
         units = units_of(weights, len(devices))

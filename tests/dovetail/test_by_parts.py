@@ -421,3 +421,15 @@ def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
         module._decode(encoded)
     assert component.residence.bytes_on() == before
     assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
+
+
+def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
+    gc.collect()  # what other tests left on these devices
+    module, x, eager = _net()
+    parts = sum(tensor.nbytes for tensor in module.parameters())
+    component = _split(module, rig=f"sim0={parts}B,sim1={parts // 2}B")
+    first = module.first(x)
+    assert component.residence.bytes_on().total() > 0
+    assert torch.equal(module(x), eager)
+    assert torch.equal(module.first(x), first)
+    assert len(_bytes_on(module)) == 2
