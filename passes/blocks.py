@@ -8,14 +8,21 @@ holds beside its units goes with the unit before it in graph order. No class and
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch.fx import Node
+
 from ..compiler.program import Block, Program, Weight, origin_of, weight_of
 from .base import Change, Pass
 
+logger = logging.getLogger(__name__)
+
+_NUMBERED = re.compile(r"(.*\D)\d+")
 _COVERED = 0.9  # share of a stage's bytes that lies in its own lists
 
 
@@ -29,7 +36,12 @@ class FindBlocks(Pass):
 
     def run(self, program: Program) -> Change:
         """Finds units by name, hands every weight of a stage to one of them, and orders them by first use."""
-        program.blocks = _collect(_by_first_use(program), _find_units(_Module.of(program.weights)))
+        units = _with_layers_whole(program, _find_units(_Module.of(program.weights)))
+        program.blocks = _collect(_by_first_use(program), units)
+        if len(program.blocks) < 2 and len(program.devices) > 1:
+            program.blocks = _runs_of_modules(program)
+            if len(program.blocks) > 1:
+                logger.info("%s has no repeated blocks: it is cut between any two modules", program.name)
         return Change(len(program.blocks), "blocks found")
 
 
@@ -63,6 +75,26 @@ class _Module:
             if depth < len(parts) - 1:
                 path = ".".join(parts[: depth + 1])
                 module = module.children.setdefault(parts[depth], _Module(path))
+
+    def with_numbers_as_lists(self) -> _Module | None:
+        """This tree with ``layer0, layer1, …`` as the members of a list, at any depth; None where there are none."""
+        stems: dict[str, list[str]] = defaultdict(list)
+        for name in self.children:
+            match = _NUMBERED.fullmatch(name)
+            if match:
+                stems[match[1]].append(name)
+        lists = {stem: names for stem, names in stems.items() if len(names) > 1}
+        deeper = {name: child.with_numbers_as_lists() for name, child in self.children.items()}
+        if not lists and not any(deeper.values()):
+            return None
+        inside = {name for names in lists.values() for name in names}
+        known = {name: deeper[name] or child for name, child in self.children.items()}
+        children = {name: child for name, child in known.items() if name not in inside}
+        for stem, names in lists.items():
+            members = {str(place): known[name] for place, name in enumerate(names)}
+            nbytes = sum(member.nbytes for member in members.values())
+            children[f"{stem}*"] = _Module(f"{self.path}.{stem}*".lstrip("."), members, {}, nbytes)
+        return _Module(self.path, children, self.weights, self.nbytes)
 
     @property
     def is_list(self) -> bool:
@@ -137,6 +169,21 @@ class _Search:
 
 
 def _find_units(tree: _Module) -> list[str]:
+    """Units in lists; those that are numbered attributes where these hold far more, or where there is no list."""
+    listed = _search(tree)
+    numbered = tree.with_numbers_as_lists()
+    if numbered is None:
+        return listed
+    others = _search(numbered)
+    return others if _nbytes_in(tree, others) > 2 * _nbytes_in(tree, listed) else listed
+
+
+def _nbytes_in(tree: _Module, units: list[str]) -> int:
+    owner = _Owner(units)
+    return sum(weight.nbytes for name, weight in tree.weights.items() if owner.unit(name))
+
+
+def _search(tree: _Module) -> list[str]:
     for search in (_Search(tree.nbytes // 2), _Search(tree.nbytes // 2, layers=True)):
         units = list(search.units(tree)) or list(search.units(tree, inside=True))
         if units:
@@ -190,6 +237,64 @@ class _Owner:
 
     def stage(self, path: str) -> str | None:
         return next((prefix for prefix in _prefixes(path) if prefix in self._stages), None)
+
+
+def _with_layers_whole(program: Program, units: list[str]) -> list[str]:
+    """The units with those that work beside each other (experts) replaced by the list member around them.
+
+    Lists of the same name in members of a list are alike: one of each is looked at.
+    """
+    lists: dict[str, list[str]] = defaultdict(list)
+    for unit in units:
+        if _stage_of(unit):
+            lists[unit.rpartition(".")[0]].append(unit)
+    parallel: dict[str, bool] = {}
+    for path, members in lists.items():
+        name = path.removeprefix(_stage_of(members[0])).lstrip(".")
+        if name and name not in parallel:
+            parallel[name] = len(members) > 2 and not _depend(program, members)
+    whole = {
+        path for path, members in lists.items() if parallel.get(path.removeprefix(_stage_of(members[0])).lstrip("."))
+    }
+    return list(dict.fromkeys(_stage_of(unit) if unit.rpartition(".")[0] in whole else unit for unit in units))
+
+
+def _depend(program: Program, members: list[str]) -> bool:
+    """Whether any member of a list computes with what the one used first has computed; one pass over the graph."""
+    owner = _Owner(members)
+    first = ""
+    after: dict[Node, bool] = {}
+    for node in program.ops():
+        read = [unit for weight in map(weight_of, node.all_input_nodes) if weight and (unit := owner.unit(weight.name))]
+        first = first or (read[0] if read else "")
+        behind = any(after.get(operand, False) for operand in node.all_input_nodes)
+        if behind and any(unit != first for unit in read):
+            return True
+        after[node] = behind or first in read
+    return False
+
+
+def _runs_of_modules(program: Program) -> tuple[Block, ...]:
+    """Modules with weights of their own as blocks, in the order of the graph, where there are no others.
+
+    Modules that are used in turns are one block: a cut anywhere between two blocks is then crossed once.
+    """
+    uses: dict[str, list[int]] = {}
+    held: dict[str, dict[Weight, None]] = defaultdict(dict)
+    for step, node in enumerate(program.ops()):
+        for weight in filter(None, map(weight_of, node.all_input_nodes)):
+            if weight.kind == "parameter":
+                path = weight.name.rpartition(".")[0]
+                uses.setdefault(path, [step, step])[1] = step
+                held[path][weight] = None
+    blocks: list[tuple[int, Block]] = []
+    for path, (first, last) in sorted(uses.items(), key=lambda item: item[1][0]):
+        block = Block(path, tuple(held[path]))
+        while blocks and blocks[-1][0] >= first:
+            until, earlier = blocks.pop()
+            block, last = Block(earlier.name, earlier.weights + block.weights), max(until, last)
+        blocks.append((last, block))
+    return tuple(block for _, block in blocks)
 
 
 def _stage_of(unit: str) -> str:

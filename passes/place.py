@@ -91,10 +91,10 @@ def decide(program: Program, shares: Sequence[float] = (), headroom: int | None 
     """
     rest, blocks = _parts(program, headroom)
     fixed = _bytes_at_home(program)
-    known: dict[Device, int] | None = None
+    known: dict[Device, int] = {}
     best: Assignment | None = None
     for _ in range(_TRIES):
-        rooms = [Room(device.free - fixed[device], known and known[device]) for device in program.devices]
+        rooms = [Room(device.free - fixed[device], known.get(device)) for device in program.devices]
         counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
         home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
         places = {node: device for node, (device, _) in pinned(program, home).items()}
@@ -249,7 +249,8 @@ def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
 
 def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
     """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
-    tables, roots = program.tables, {}
+    tables = program.tables
+    roots: dict[Node, tuple[Weight, ...]] = {}
     block, most = -1, {-1: 0}
     for node, live in live_bytes(program):
         weight = weight_of(node)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from dovetail.compiler.devices import make_device
 from dovetail.compiler.program import Program
 from dovetail.compiler.trace import trace
 from dovetail.passes.base import PassManager
@@ -204,3 +205,68 @@ def test_a_lone_block_beside_a_list_of_blocks_is_a_block_if_it_weighs_as_much() 
     PassManager((Simplify(), FindBlocks())).run(program)
     names = [block.name for block in program.blocks]
     assert names == ["double_blocks.0", "single_blocks.0", "single_blocks.1", "single_blocks.2"]
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer0, self.layer1, self.layer2 = Layer(), Layer(), Layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer2(self.layer1(self.layer0(x)))  # type: ignore[no-any-return]
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer{index}": Layer() for index in range(3)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+class Unlike(nn.Module):
+    """Modules that are not alike, one of which is used twice around another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.around, self.within = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.outward = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.around(self.within(self.around(self.inward(x))))
+        return self.outward(x)  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Layers beside each other, whose results are mixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 3), nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates = self.gate(x).softmax(-1)
+        return x + sum(gates[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+
+def names_of(module: nn.Module, devices: int) -> list[str]:
+    program = trace(module.eval(), (torch.ones(1, 8),))
+    program.devices = tuple(make_device(f"sim{index}", 2**20) for index in range(devices))
+    return [block.name for block in PassManager([Simplify(), FindBlocks()]).run(program).blocks]
+
+
+def test_numbered_attributes_are_blocks() -> None:
+    assert names_of(Numbered(), 1) == ["layer0", "layer1", "layer2"]
+    assert names_of(Named(), 1) == ["layers.layer0", "layers.layer1", "layers.layer2"]
+
+
+def test_without_blocks_a_split_over_several_devices_may_cut_between_any_two_modules_once() -> None:
+    assert names_of(Unlike(), 1) == []
+    assert names_of(Unlike(), 2) == ["inward", "around", "outward"]
+
+
+def test_experts_beside_each_other_are_no_blocks_but_the_layer_around_them_is_one() -> None:
+    assert names_of(nn.Sequential(Experts(), Experts()), 2) == ["0", "1"]
