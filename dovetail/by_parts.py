@@ -32,6 +32,7 @@ from .compiler.program import Program, Weight
 from .crossing import Crossing, is_stateful
 from .holdings import Held
 from .passes.assign import assign, units_of
+from .runtime.transfers import home_of
 
 if TYPE_CHECKING:
     from .component import Component
@@ -273,8 +274,7 @@ class Parts:
 
 
 def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
-    tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    return next((tensor.device for tensor in tensors), None)
+    return home_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from .compiler.schedule import Schedule
 from .runtime.accelerator import Event, accelerator_of
 from .runtime.adapters import WithAdapters
 from .runtime.executor import Executor
-from .runtime.transfers import handed, start_copy
+from .runtime.transfers import handed, home_of, start_copy
 from .runtime.weights import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 class CompiledModule:
     """A module compiled for the devices of a rig; it is called as the module was.
 
-    ``str()`` of it is the text form of its program. Results come back on the device of the first tensor of the call.
+    ``str()`` of it is the text form of its program. Results come back on the device of the call's first tensor
+    that is on an accelerator, or else of its first one.
     """
 
     def __init__(self, program: Program, rig: Rig, weights: WeightSource | None) -> None:
@@ -67,7 +68,7 @@ class CompiledModule:
         if self._weights:
             self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
-        home = inputs[0].device if inputs else None
+        home = home_of(inputs)
         main = self.program.main.torch
         coming = [start_copy(x, main) for x in inputs]
         read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]

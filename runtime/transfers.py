@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -91,6 +91,15 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if here.is_host or there.is_host:
         return tensor.detach().to(device, non_blocking=there.has_streams)
     return start_copy(tensor.detach(), device).wait()
+
+
+def home_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """Where the results of a call belong: with its first tensor that is on an accelerator, or else with its first.
+
+    What a model takes from the host too, as positions or a timestep, does not draw its results there.
+    """
+    devices = list(dict.fromkeys(tensor.device for tensor in tensors))
+    return next((one for one in devices if not accelerator_of(one).is_host), next(iter(devices), None))
 
 
 def handed(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -15,6 +15,11 @@ from .tiny_pipelines import Made, picture, vae
 
 def sana() -> Made:
     """Sana: linear attention, a deep-compression VAE and a language model for its text."""
+    call = picture(height=32, width=32, max_sequence_length=16, complex_human_instruction=None)
+    return diffusers.SanaPipeline(**sana_parts()), {**call, "use_resolution_binning": False}
+
+
+def sana_parts(**more: Any) -> dict[str, Any]:
     torch.manual_seed(10)
     transformer = diffusers.SanaTransformer2DModel(
         patch_size=1,
@@ -28,6 +33,7 @@ def sana() -> Made:
         cross_attention_dim=8,
         caption_channels=16,
         sample_size=32,
+        **more,
     ).eval()
     autoencoder = diffusers.AutoencoderDC(
         in_channels=3,
@@ -59,16 +65,13 @@ def sana() -> Made:
         eos_token_id=1,
         pad_token_id=0,
     )
-    pipe = diffusers.SanaPipeline(
-        transformer=transformer,
-        vae=autoencoder,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        text_encoder=transformers.Gemma2Model(config).eval(),
-        tokenizer=tiny_text.t5_tokenizer(),
-    )
-    return pipe, picture(
-        height=32, width=32, max_sequence_length=16, use_resolution_binning=False, complex_human_instruction=None
-    )
+    return {
+        "transformer": transformer,
+        "vae": autoencoder,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
+        "text_encoder": transformers.Gemma2Model(config).eval(),
+        "tokenizer": tiny_text.t5_tokenizer(),
+    }
 
 
 def aura() -> Made:
@@ -99,11 +102,14 @@ def aura() -> Made:
 
 def cogvideox() -> Made:
     """CogVideoX, a video: its VAE hands a cache from frame to frame."""
+    return diffusers.CogVideoXPipeline(**cogvideox_parts()), picture(num_frames=9, max_sequence_length=16)
+
+
+def cogvideox_parts(**more: Any) -> dict[str, Any]:
     torch.manual_seed(12)
     transformer = diffusers.CogVideoXTransformer3DModel(
         num_attention_heads=4,
         attention_head_dim=8,
-        in_channels=4,
         out_channels=4,
         time_embed_dim=2,
         text_embed_dim=32,
@@ -114,6 +120,7 @@ def cogvideox() -> Made:
         patch_size=2,
         temporal_compression_ratio=4,
         max_text_seq_length=16,
+        **{"in_channels": 4, **more},
     ).eval()
     autoencoder = diffusers.AutoencoderKLCogVideoX(
         down_block_types=("CogVideoXDownBlock3D",) * 4,
@@ -124,14 +131,13 @@ def cogvideox() -> Made:
         norm_num_groups=2,
         temporal_compression_ratio=4,
     ).eval()
-    pipe = diffusers.CogVideoXPipeline(
-        transformer=transformer,
-        vae=autoencoder,
-        scheduler=diffusers.DDIMScheduler(),
-        text_encoder=tiny_text.t5(),
-        tokenizer=tiny_text.t5_tokenizer(),
-    )
-    return pipe, picture(num_frames=9, max_sequence_length=16)
+    return {
+        "transformer": transformer,
+        "vae": autoencoder,
+        "scheduler": diffusers.DDIMScheduler(),
+        "text_encoder": tiny_text.t5(),
+        "tokenizer": tiny_text.t5_tokenizer(),
+    }
 
 
 def svd() -> Made:
@@ -180,6 +186,10 @@ def svd() -> Made:
 
 def qwen() -> Made:
     """Qwen-Image: a language model that could see writes its prompt."""
+    return diffusers.QwenImagePipeline(**qwen_parts()), picture(negative_prompt="grey", true_cfg_scale=2.0)
+
+
+def qwen_parts() -> dict[str, Any]:
     torch.manual_seed(14)
     transformer = diffusers.QwenImageTransformer2DModel(
         patch_size=2,
@@ -215,14 +225,13 @@ def qwen() -> Made:
         },
         vision_config={"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16},
     )
-    pipe = diffusers.QwenImagePipeline(
-        transformer=transformer,
-        vae=autoencoder,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        text_encoder=transformers.Qwen2_5_VLForConditionalGeneration(config).eval(),
-        tokenizer=tiny_text.t5_tokenizer(1200),
-    )
-    return pipe, picture(negative_prompt="grey", true_cfg_scale=2.0)
+    return {
+        "transformer": transformer,
+        "vae": autoencoder,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
+        "text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(config).eval(),
+        "tokenizer": tiny_text.t5_tokenizer(1200),
+    }
 
 
 MORE_PIPELINES: dict[str, Callable[[], Made]] = {maker.__name__: maker for maker in (sana, aura, cogvideox, svd, qwen)}

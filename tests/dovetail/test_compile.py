@@ -187,6 +187,23 @@ def test_the_module_is_left_as_it_was(model: Model, ids: torch.Tensor) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_what_is_taken_from_the_host_too_does_not_draw_the_results_there() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, places: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + places
+
+    module, places, x = Shifted(), torch.arange(4.0), torch.randn(2, 4)
+    with torch.no_grad():
+        expected = module(places, x)
+        result = dovetail.compile(module, (places, x), backend="sim0&sim1")(places, x.to("sim:1"))
+    assert result.device == torch.device("sim", 1)
+    assert torch.equal(result.cpu(), expected)
+
+
 def test_weights_on_a_host_device_are_not_copied(model: Model, ids: torch.Tensor) -> None:
     compiled = dovetail.compile(model, (ids,), backend="cpu")
     compiled(ids)

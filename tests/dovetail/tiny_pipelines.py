@@ -28,7 +28,7 @@ def vae(latents: int = 4, **more: Any) -> Any:
     ).eval()
 
 
-def _still_vae(latents: int) -> Any:
+def still_vae(latents: int) -> Any:
     return vae(latents, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1)
 
 
@@ -40,12 +40,12 @@ def picture(**more: Any) -> dict[str, Any]:
     return {"prompt": "a red circle", "height": 16, "width": 16, "num_inference_steps": 2, **more}
 
 
-def _flux_parts(**wide: Any) -> dict[str, Any]:
+def flux_parts(**wide: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     size = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 4, 8), **wide}
     return {
         "scheduler": _flow(),
-        "vae": _still_vae(4),
+        "vae": still_vae(4),
         "text_encoder": tiny_text.clip(),
         "tokenizer": tiny_text.clip_tokenizer(),
         "text_encoder_2": tiny_text.t5(),
@@ -64,40 +64,42 @@ def _flux_parts(**wide: Any) -> dict[str, Any]:
 
 def flux() -> Made:
     """FLUX."""
-    return diffusers.FluxPipeline(**_flux_parts()), picture(max_sequence_length=16, guidance_scale=1.0)
+    return diffusers.FluxPipeline(**flux_parts()), picture(max_sequence_length=16, guidance_scale=1.0)
 
 
 def wide_flux() -> Made:
     """FLUX with weights wide enough to be split by rows and packed in any type."""
     size = {"attention_head_dim": 64, "num_attention_heads": 4, "axes_dims_rope": (16, 24, 24)}
-    return diffusers.FluxPipeline(**_flux_parts(**size)), picture(max_sequence_length=16, guidance_scale=1.0)
+    return diffusers.FluxPipeline(**flux_parts(**size)), picture(max_sequence_length=16, guidance_scale=1.0)
 
 
 def flux_img2img() -> Made:
     """FLUX from a picture."""
     image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
     call = picture(max_sequence_length=16, guidance_scale=1.0, image=image, strength=0.9)
-    return diffusers.FluxImg2ImgPipeline(**_flux_parts()), call
+    return diffusers.FluxImg2ImgPipeline(**flux_parts()), call
 
 
-def _unet(**more: Any) -> Any:
+_BLOCKS = {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "cross_attention_dim": 32, "attention_head_dim": 2,
+}  # fmt: skip
+
+
+def unet(**more: Any) -> Any:
     torch.manual_seed(2)
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
         layers_per_block=1,
         sample_size=16,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=more.pop("cross_attention_dim", 32),
         norm_num_groups=4,
-        attention_head_dim=more.pop("attention_head_dim", 2),
-        **more,
+        **{**_BLOCKS, **more},
     ).eval()
 
 
-def _sd_parts() -> dict[str, Any]:
+def sd_parts(**more: Any) -> dict[str, Any]:
     return {
-        "unet": _unet(),
+        "unet": unet(**more),
         "scheduler": diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
         "vae": vae(),
         "text_encoder": tiny_text.clip(),
@@ -109,7 +111,7 @@ def _sd_parts() -> dict[str, Any]:
 
 def sd() -> Made:
     """Stable Diffusion 1.5."""
-    return diffusers.StableDiffusionPipeline(**_sd_parts(), requires_safety_checker=False), picture()
+    return diffusers.StableDiffusionPipeline(**sd_parts(), requires_safety_checker=False), picture()
 
 
 def sd_safe() -> Made:
@@ -123,14 +125,14 @@ def sd_safe() -> Made:
     )
     checker = StableDiffusionSafetyChecker(config).eval()
     extractor = transformers.CLIPImageProcessor(crop_size=32, size=32)
-    parts = {**_sd_parts(), "safety_checker": checker, "feature_extractor": extractor}
+    parts = {**sd_parts(), "safety_checker": checker, "feature_extractor": extractor}
     return diffusers.StableDiffusionPipeline(**parts), picture()
 
 
 def sd_img2img() -> Made:
     """Stable Diffusion 1.5 from a picture."""
     image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    pipe = diffusers.StableDiffusionImg2ImgPipeline(**_sd_parts(), requires_safety_checker=False)
+    pipe = diffusers.StableDiffusionImg2ImgPipeline(**sd_parts(), requires_safety_checker=False)
     return pipe, {"prompt": "a red circle", "image": image, "strength": 0.8, "num_inference_steps": 3}
 
 
@@ -139,34 +141,41 @@ def sd_inpaint() -> Made:
     image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3))
     mask = torch.zeros(1, 1, 32, 32)
     mask[..., 8:24, 8:24] = 1
-    pipe = diffusers.StableDiffusionInpaintPipeline(**_sd_parts(), requires_safety_checker=False)
+    pipe = diffusers.StableDiffusionInpaintPipeline(**sd_parts(), requires_safety_checker=False)
     return pipe, picture(image=image, mask_image=mask, height=32, width=32)
 
 
 def sd_controlnet() -> Made:
     """Stable Diffusion 1.5 with a ControlNet."""
-    torch.manual_seed(4)
-    controlnet = diffusers.ControlNetModel(
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        in_channels=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        cross_attention_dim=32,
-        conditioning_embedding_out_channels=(16, 32),
-        norm_num_groups=1,
-        attention_head_dim=2,
-    ).eval()
-    torch.nn.init.normal_(controlnet.controlnet_mid_block.weight)
     image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
     pipe = diffusers.StableDiffusionControlNetPipeline(
-        **_sd_parts(), controlnet=controlnet, requires_safety_checker=False
+        **sd_parts(), controlnet=controlnet(), requires_safety_checker=False
     )
     return pipe, picture(image=image, controlnet_conditioning_scale=0.7)
 
 
+def controlnet(**more: Any) -> Any:
+    torch.manual_seed(4)
+    made = diffusers.ControlNetModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        in_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        conditioning_embedding_out_channels=(16, 32),
+        norm_num_groups=1,
+        **{"cross_attention_dim": 32, "attention_head_dim": 2, **more},
+    ).eval()
+    torch.nn.init.normal_(made.controlnet_mid_block.weight)
+    return made
+
+
 def sdxl() -> Made:
     """SDXL."""
-    unet = _unet(
+    return diffusers.StableDiffusionXLPipeline(**sdxl_parts(), add_watermarker=False), picture()
+
+
+def sdxl_parts(**more: Any) -> dict[str, Any]:
+    denoiser = unet(
         attention_head_dim=(2, 4),
         use_linear_projection=True,
         addition_embed_type="text_time",
@@ -174,22 +183,25 @@ def sdxl() -> Made:
         transformer_layers_per_block=(1, 2),
         projection_class_embeddings_input_dim=80,
         cross_attention_dim=64,
+        **more,
     )
-    pipe = diffusers.StableDiffusionXLPipeline(
-        unet=unet,
-        scheduler=diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading"),
-        vae=vae(),
-        text_encoder=tiny_text.clip(),
-        tokenizer=tiny_text.clip_tokenizer(),
-        text_encoder_2=tiny_text.clip(projection=32, layers=4),
-        tokenizer_2=tiny_text.clip_tokenizer(),
-        add_watermarker=False,
-    )
-    return pipe, picture()
+    return {
+        "unet": denoiser,
+        "scheduler": diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading"),
+        "vae": vae(),
+        "text_encoder": tiny_text.clip(),
+        "tokenizer": tiny_text.clip_tokenizer(),
+        "text_encoder_2": tiny_text.clip(projection=32, layers=4),
+        "tokenizer_2": tiny_text.clip_tokenizer(),
+    }
 
 
 def sd3() -> Made:
     """Stable Diffusion 3."""
+    return diffusers.StableDiffusion3Pipeline(**sd3_parts()), picture(max_sequence_length=16)
+
+
+def sd3_parts() -> dict[str, Any]:
     torch.manual_seed(5)
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=16,
@@ -204,52 +216,52 @@ def sd3() -> Made:
         out_channels=4,
         pos_embed_max_size=16,
     ).eval()
-    pipe = diffusers.StableDiffusion3Pipeline(
-        scheduler=_flow(),
-        vae=_still_vae(4),
-        text_encoder=tiny_text.clip(projection=32),
-        tokenizer=tiny_text.clip_tokenizer(),
-        text_encoder_2=tiny_text.clip(projection=32, layers=4),
-        tokenizer_2=tiny_text.clip_tokenizer(),
-        text_encoder_3=tiny_text.t5(64),
-        tokenizer_3=tiny_text.t5_tokenizer(),
-        transformer=transformer,
-    )
-    return pipe, picture(max_sequence_length=16)
+    return {
+        "scheduler": _flow(),
+        "vae": still_vae(4),
+        "text_encoder": tiny_text.clip(projection=32),
+        "tokenizer": tiny_text.clip_tokenizer(),
+        "text_encoder_2": tiny_text.clip(projection=32, layers=4),
+        "tokenizer_2": tiny_text.clip_tokenizer(),
+        "text_encoder_3": tiny_text.t5(64),
+        "tokenizer_3": tiny_text.t5_tokenizer(),
+        "transformer": transformer,
+    }
 
 
 def wan() -> Made:
     """Wan, a video: its VAE goes through the frames in a loop with a cache."""
+    return diffusers.WanPipeline(**wan_parts()), picture(num_frames=5, max_sequence_length=16, negative_prompt="grey")
+
+
+WAN = {
+    "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 16, "out_channels": 16,
+    "text_dim": 32, "freq_dim": 256, "ffn_dim": 32, "num_layers": 3, "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads", "rope_max_seq_len": 32,
+}  # fmt: skip
+
+
+def wan_parts(kind: str = "WanTransformer3DModel", **more: Any) -> dict[str, Any]:
     torch.manual_seed(6)
     vae = diffusers.AutoencoderKLWan(
         base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
     ).eval()
-    transformer = diffusers.WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=16,
-        out_channels=16,
-        text_dim=32,
-        freq_dim=256,
-        ffn_dim=32,
-        num_layers=3,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-    ).eval()
-    pipe = diffusers.WanPipeline(
-        tokenizer=tiny_text.t5_tokenizer(),
-        text_encoder=tiny_text.t5(kind="UMT5"),
-        vae=vae,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-        transformer=transformer,
-    )
-    return pipe, picture(num_frames=5, max_sequence_length=16, negative_prompt="grey")
+    transformer = getattr(diffusers, kind)(**{**WAN, **more}).eval()
+    return {
+        "tokenizer": tiny_text.t5_tokenizer(),
+        "text_encoder": tiny_text.t5(kind="UMT5"),
+        "vae": vae,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        "transformer": transformer,
+    }
 
 
 def ltx() -> Made:
     """LTX, a video."""
+    return diffusers.LTXPipeline(**ltx_parts()), picture(height=32, width=32, num_frames=9, max_sequence_length=16)
+
+
+def ltx_parts() -> dict[str, Any]:
     torch.manual_seed(7)
     vae = diffusers.AutoencoderKLLTXVideo(
         latent_channels=8,
@@ -277,14 +289,13 @@ def ltx() -> Made:
         num_layers=3,
         caption_channels=32,
     ).eval()
-    pipe = diffusers.LTXPipeline(
-        scheduler=_flow(),
-        vae=vae,
-        text_encoder=tiny_text.t5(),
-        tokenizer=tiny_text.t5_tokenizer(),
-        transformer=transformer,
-    )
-    return pipe, picture(height=32, width=32, num_frames=9, max_sequence_length=16)
+    return {
+        "scheduler": _flow(),
+        "vae": vae,
+        "text_encoder": tiny_text.t5(),
+        "tokenizer": tiny_text.t5_tokenizer(),
+        "transformer": transformer,
+    }
 
 
 def pixart() -> Made:

@@ -1,0 +1,29 @@
+"""Every tiny pipeline gives on one, two and three simulated devices what it gives in eager, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.runtime import sim
+
+from .every_pipeline import EVERY_PIPELINE, compare
+
+FAST = ("sdxl_inpaint", "ddim", "if_img2img_upscale", "kandinsky", "stable_audio")
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_pipeline_over_two_devices_is_equal_to_eager(name: str) -> None:
+    sim.enable()
+    assert compare(name, ("sim0&sim1",)) == {"sim0&sim1": "equal"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_PIPELINE)
+def test_every_pipeline_is_equal_to_eager_on_one_two_and_three_devices(name: str) -> None:
+    sim.enable()
+    found = compare(name)
+    assert found == dict.fromkeys(found, "equal")
+
+
+def test_there_are_many_pipelines() -> None:
+    assert len(EVERY_PIPELINE) >= 60
