@@ -334,10 +334,18 @@ class Residence:
 
     def _from_rest(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         if self.rests != "disk" and weight.quant:
-            packed = self.part(held, replace(weight, name=weight.whole, rows=None), _HOST)
+            packed = self._packed_at_rest(held, weight, device)
             return moved(packed[slice(*weight.rows or (None,))], device)
         self.rest(held, device)
         return held.read(weight, device)
+
+    def _packed_at_rest(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
+        """All packed bytes of a weight in host memory, read once, from where copies to a device need not stage."""
+        key = None, weight.quant, _HOST
+        if key not in held.parts:
+            whole = held.read(replace(weight, name=weight.whole, rows=None), _HOST)
+            held.parts[key] = accelerator_of(device).pin(whole)
+        return held.parts[key]
 
     def _is_staged(self, held: Held) -> bool:
         return held in self._staged

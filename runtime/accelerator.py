@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .pinned import PinnedMemory
+
 Stream = Any
 """A stream of whatever device module it came from, or None on a device without streams."""
 
@@ -104,6 +106,10 @@ class Host(Accelerator):
         return tensor
 
 
+_PINNED: dict[str, PinnedMemory] = {}
+"""Pinned memory for weights by type of device; all devices of a type take what one has pinned."""
+
+
 class StreamAccelerator(Accelerator):
     """A device whose module has streams, events and counters, named as in `torch.cuda`."""
 
@@ -154,12 +160,34 @@ class StreamAccelerator(Accelerator):
         self._module.synchronize(self.device)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a CPU tensor in memory that copies to this device need not stage."""
-        return self.empty_on_host(tensor.size(), tensor.stride(), tensor.dtype).copy_(tensor)
+        """Returns a CPU tensor, with its strides, in memory that copies to this device need not stage.
+
+        One that lies there already is returned itself, and so is one for which there is no room.
+        """
+        memory = _PINNED.setdefault(self.device.type, PinnedMemory(self._pinned))
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        if not dense or memory.holds(tensor) or (found := memory.bytes(tensor.nbytes)) is None:
+            return tensor
+        return (
+            found.view(tensor.dtype)
+            .as_strided(tensor.size(), tensor.stride(), found.storage_offset() // tensor.dtype.itemsize)
+            .copy_(tensor)
+        )
 
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Makes a CPU tensor that copies from this device need not stage."""
+        """Makes a CPU tensor that copies from this device need not stage, where the system pins memory."""
+        try:
+            return self._empty_pinned(size, stride, dtype)
+        except (
+            RuntimeError
+        ):  # of what the system is out of, or another device stands in the way: staging is only slower
+            return torch.empty_strided(size, stride, dtype=dtype)
+
+    def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, pin_memory=True)
+
+    def _pinned(self, count: int) -> torch.Tensor:
+        return self._empty_pinned((count,), (1,), torch.uint8)
 
     def memory(self) -> tuple[int, int]:
         """Returns the bytes in use and their peak."""
@@ -179,10 +207,7 @@ class SimAccelerator(StreamAccelerator):
 
     probe_bytes = 256
 
-    pin = Accelerator.pin
-
-    def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Makes a CPU tensor that simulated copies treat as pinned."""
+    def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
 
