@@ -3,22 +3,30 @@
 What is counted is what the schedule will hold: a weight once on each device that reads it, wherever its home is; a
 weight that comes and goes while it is there; a value from the node that makes it to its last reading on each device,
 with the copies that arrive there, and, where it leaves its segment, at least to the segment's end. One pass over the
-nodes and one over the readings.
+nodes and one over the readings. An operation on a packed weight has, while it runs, what it unpacks at the least.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import torch
 from torch.fx import Node
 
 from ..compiler.aliasing import readings
 from ..compiler.devices import Device
 from ..compiler.ops import GATHER, LANDING
 from ..compiler.program import Program, TensorType, Weight, tensors_of, weight_of
+from ..compiler.unpacking import scratch_bytes, sizes_on
+
+_PACKED = torch.ops.dovetail
+_UNPACKING = frozenset(
+    {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
+)
 
 Places = Mapping[Node, Device]
 """The device of each node."""
@@ -131,6 +139,8 @@ class _Count:
                 for tensor in tensors_of(node):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
+                if node.target in _UNPACKING:
+                    lives[device, node] = [_scratch(node, device), step, step]
         for reader, value, version in readings(self.program):
             if tensors_of(value):
                 self._note_reading(lives, reader, value, version)
@@ -160,6 +170,15 @@ class _Count:
             return False
         out = reader.args[0]
         return isinstance(out, Node) and out.target is LANDING and self.segment[out] < self.segment[value]
+
+
+def _scratch(node: Node, device: Device) -> int:
+    """The least bytes in which an operation on a packed weight unpacks it: it takes more where there is room."""
+    weight = next((weight for read in node.all_input_nodes if (weight := weight_of(read)) and weight.quant), None)
+    if weight is None:
+        return 0
+    columns, sizes = weight.shape[-1], sizes_on(device.is_host, room=0)
+    return scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, tensors_of(node)[0].dtype.itemsize, sizes)
 
 
 def _arriving(tensor: TensorType) -> int:

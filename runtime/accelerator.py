@@ -7,6 +7,7 @@ function does nothing and costs nothing, so that callers need no branches.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +21,9 @@ Stream = Any
 
 Event = Any
 """An event of whatever device module it came from, or None on a device without streams."""
+
+
+_FRESH = 0.2  # seconds for which an answer of the driver, which takes a while, is good enough
 
 
 class Accelerator:
@@ -85,6 +89,10 @@ class Accelerator:
         """Returns the bytes in use and their peak; both are 0 where nobody counts."""
         return 0, 0
 
+    def room(self) -> int | None:
+        """Returns about how many bytes are free for new tensors, or None where nobody counts them."""
+        return None
+
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""
 
@@ -120,6 +128,8 @@ class StreamAccelerator(Accelerator):
         super().__init__(device)
         self._module: Any = torch.get_device_module(device)
         self._side_streams: dict[Hashable, Stream] = {}
+        self._room: int | None = None
+        self._asked = -_FRESH
 
     def side_stream(self, purpose: Hashable = None) -> Stream:
         """Returns the device's one stream for a purpose besides computing, the same at each call."""
@@ -193,6 +203,20 @@ class StreamAccelerator(Accelerator):
         """Returns the bytes in use and their peak."""
         return self._module.memory_allocated(self.device), self._module.max_memory_allocated(self.device)
 
+    def room(self) -> int | None:
+        """Returns what the driver has free and what the allocator holds unused, as it was within the last moments."""
+        now = time.monotonic()
+        if now - self._asked > _FRESH:
+            self._room, self._asked = self._room_now(), now
+        return self._room
+
+    def _room_now(self) -> int | None:
+        try:
+            cached = self._module.memory_reserved(self.device) - self._module.memory_allocated(self.device)
+            return int(self._module.mem_get_info(self.device)[0]) + max(0, int(cached))
+        except (RuntimeError, AttributeError, NotImplementedError):
+            return None  # some drivers do not tell
+
     def reset_peak(self) -> None:
         """Starts the peak again from what is in use now."""
         self._module.reset_peak_memory_stats(self.device)
@@ -210,6 +234,11 @@ class SimAccelerator(StreamAccelerator):
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
+
+    def room(self) -> int | None:
+        """Returns the bytes that are free now."""
+        free: int = self._module.mem_get_info(self.device)[0]
+        return free
 
     def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Gives the memory of the tensor, and counts one copy from the host."""
@@ -238,6 +267,10 @@ class MpsAccelerator(Accelerator):
         """Returns the bytes in use, for the peak as well since nobody counts it."""
         in_use = torch.mps.current_allocated_memory()
         return in_use, in_use
+
+    def room(self) -> int | None:
+        """Returns what is left of the memory that Apple recommends to use."""
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
 
     def empty_cache(self) -> None:
         """Gives memory that the allocator holds for later use back to the device."""

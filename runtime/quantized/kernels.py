@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ...compiler.ops import LIBRARY, columns_of
-from .rows import FLOATS, dequantize_rows
+from .rows import FLOATS, dequantize_rows, sizes_for
 
-_CHUNK = 14_000_000  # bytes of weight unpacked at most at once: for each chunk a product packs x anew
 _GRAIN = 64  # a product of fewer rows may take a kernel that rounds differently
 
 
@@ -36,12 +35,12 @@ def _unpacked(packed: Tensor, quant: str, x: Tensor) -> Iterator[tuple[int, int,
     if FLOATS.get(quant) == x.dtype:
         yield 0, len(packed), packed.view(x.dtype)
         return
-    columns = columns_of(packed, quant)
-    spans = list(_spans(len(packed), _CHUNK // (columns * x.dtype.itemsize) - _GRAIN))
+    columns, sizes = columns_of(packed, quant), sizes_for(packed.device)
+    spans = list(_spans(len(packed), sizes.chunk // (columns * x.dtype.itemsize) - _GRAIN))
     chunk = x.new_empty((max(stop - start for start, stop in spans), columns))
     for start, stop in spans:
         weight = chunk[: stop - start]
-        dequantize_rows(packed[start:stop], quant, weight)
+        dequantize_rows(packed[start:stop], quant, weight, sizes)
         yield start, stop, weight
 
 
@@ -59,9 +58,10 @@ def _embedding(packed: Tensor, indices: Tensor, quant: str, dtype: torch.dtype) 
     """The rows at the indices, gathered packed and unpacked in chunks."""
     columns = columns_of(packed, quant)
     out = packed.new_empty((*indices.shape, columns), dtype=dtype)
-    step = max(1, _CHUNK // packed.shape[1])
+    sizes = sizes_for(packed.device)
+    step = max(1, sizes.chunk // packed.shape[1])
     for part, target in zip(indices.reshape(-1).split(step), out.view(-1, columns).split(step), strict=True):
-        dequantize_rows(packed.index_select(0, part), quant, target)
+        dequantize_rows(packed.index_select(0, part), quant, target, sizes)
     return out
 
 

@@ -1,7 +1,7 @@
-"""Turns packed rows into numbers, a cache's worth at a time.
+"""Turns packed rows into numbers, a piece of them at a time.
 
-A piece of rows is taken apart while it is near: what lies between its bytes and its numbers is a few small tensors
-that the next piece uses again.
+On the host a piece is taken apart while it is in the cache: what lies between its bytes and its numbers is a few small
+tensors that the next piece uses again. On other devices a piece is as much as is worth its launches.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from ...compiler.quantization import block_of
+from ...compiler.unpacking import Sizes, sizes_on
+from ..accelerator import accelerator_of
 from .layouts import LAYOUTS
 from .native import native_unpack
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types whose rows are plain numbers."""
 
-_PIECE = 2**19  # numbers unpacked at once: fewer pay more calls, more leave the second-level cache
+
+def sizes_for(device: torch.device) -> Sizes:
+    """How much is unpacked at once on a device, which depends on what it has free."""
+    accelerator = accelerator_of(device)
+    return sizes_on(accelerator.is_host, None if accelerator.is_host else accelerator.room())
 
 
-def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:
+def dequantize_rows(packed: Tensor, quant: str, out: Tensor, sizes: Sizes | None = None) -> None:
     """Writes the numbers of packed rows to memory of any float dtype.
 
     In float32 they are those of gguf-py, to the bit; in another dtype those rounded.
@@ -30,6 +36,7 @@ def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:
         packed: uint8 of shape (rows, bytes), contiguous.
         quant: their type.
         out: where the numbers go, of shape (rows, columns), contiguous.
+        sizes: how much is taken apart at once; those for the device if left out.
     """
     if not out.numel():
         return
@@ -37,7 +44,7 @@ def dequantize_rows(packed: Tensor, quant: str, out: Tensor) -> None:
         out.copy_(packed.view(FLOATS[quant]))
         return
     unpack = native_unpack(packed, quant) or _torch_unpack(quant)
-    step = max(1, _PIECE // out.shape[1])
+    step = max(1, (sizes or sizes_for(out.device)).piece // out.shape[1])
     if out.dtype == torch.float32:
         for piece, numbers in zip(packed.split(step), out.split(step), strict=True):
             unpack(piece, numbers)

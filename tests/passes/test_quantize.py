@@ -16,8 +16,10 @@ from dovetail.compiler.parse import parse_program
 from dovetail.compiler.program import Program, TensorType, origin_of, value_of, weight_of
 from dovetail.compiler.quantization import QUANT_TYPES
 from dovetail.compiler.trace import trace
+from dovetail.compiler.unpacking import scratch_bytes, sizes_on
 from dovetail.passes.base import PassManager
 from dovetail.passes.liveness import peak_bytes
+from dovetail.passes.needs import needs_of
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify_deep import verify_deep
 from dovetail.runtime import sim
@@ -239,3 +241,14 @@ def test_the_ledger_counts_one_op_and_its_result() -> None:
     after = sim.stats(0)
     assert product.device == torch.device("sim", 0)
     assert (after.ops - before.ops, after.in_use - before.in_use) == (1, 3 * 512 * 4)
+
+
+def test_what_a_product_unpacks_is_counted_on_its_device() -> None:
+    program = traced(nn.Linear(WIDE, 64 * WIDE), torch.ones(1, WIDE)).copy()
+    set_types(program, {weight.name: "Q4_K" for weight in program.weights.values() if len(weight.shape) == 2})
+    program.devices = RIG.devices[:1]
+    lowered(program)
+    need = needs_of(program, dict.fromkeys(program.ops(), program.main))[program.main]
+    least = scratch_bytes("Q4_K", 64 * WIDE, WIDE, 4, sizes_on(host=False, room=0))
+    assert least == 12_194_304
+    assert least < need.values < least + 100_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.memory import peak_bytes
 from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
+from dovetail.compiler.unpacking import DEVICE, HOST, Sizes, scratch_bytes, sizes_on
+from dovetail.runtime import sim
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
 from dovetail.runtime.quantized.native import native_unpack
@@ -145,7 +149,7 @@ def test_a_product_has_the_bits_of_linear_with_the_unpacked_weight(quant: str, d
 def test_a_product_in_many_chunks_has_the_bits_of_one(
     dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_CHUNK", 64 * 4096)
+    monkeypatch.setattr(kernels, "sizes_for", lambda device: Sizes(2**19, 64 * 4096))
     packed, dense, bias = weights("Q8_0", 64 * 5 + 1, 4096, dtype)
     x = torch.randn(rows, dense.shape[1]).to(dtype)
     with torch.inference_mode():
@@ -203,3 +207,78 @@ def test_a_product_takes_less_than_twenty_megabytes_beside_its_result(quant: str
     with way(), torch.inference_mode():
         peak = peak_bytes(lambda: ops.quantized_linear(x, packed, None, quant))
     assert x.element_size() * 3 * 1536 <= peak < 20e6
+
+
+class Count(TorchDispatchMode):
+    """How many operations are called; each costs a device at most one launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of_a_product(quant: str, shape: tuple[int, int]) -> int:
+    packed = torch.zeros(packed_shape(quant, shape), dtype=torch.uint8)
+    x = torch.zeros(4, shape[1], dtype=torch.bfloat16)
+    with torch.inference_mode(), only_torch(), Count() as count:
+        kernels._linear(x, packed, None, quant)
+    return count.calls
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_a_product_of_a_large_transformer_takes_a_device_few_launches(
+    quant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "sizes_for", lambda device: DEVICE)
+    assert calls_of_a_product(quant, (3072, 12288)) < 350
+    assert calls_of_a_product(quant, (3072, 3072)) < 150
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_the_bits_of_a_product_do_not_depend_on_the_sizes(quant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, _, bias = weights(quant, 640, 1024, torch.bfloat16)
+    x = torch.randn(5, 1024).to(torch.bfloat16)
+    found = []
+    for sizes in (HOST, DEVICE, Sizes(1000, 70 * 2048)):
+        monkeypatch.setattr(kernels, "sizes_for", lambda device, sizes=sizes: sizes)
+        with torch.inference_mode(), only_torch():
+            found.append(ops.quantized_linear(x, packed, bias, quant))
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_sizes_are_those_of_the_device_and_shrink_with_its_free_memory() -> None:
+    assert sizes_on(host=True, room=0) == HOST
+    assert sizes_on(host=False) == sizes_on(host=False, room=2**30) == DEVICE
+    shrunk = [sizes_on(host=False, room=room) for room in (2**30, 2**28, 2**26, 0)]
+    assert shrunk == sorted(shrunk, key=lambda sizes: sizes.chunk, reverse=True)
+    assert shrunk[-1] == Sizes(HOST.piece, DEVICE.chunk // 16)
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("piece", [2**19, 2**16])
+def test_what_a_product_takes_meanwhile_is_within_what_is_stated(
+    quant: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = Sizes(piece, 400_000)
+    monkeypatch.setattr(kernels, "sizes_for", lambda device: sizes)
+    packed, x = torch.zeros(packed_shape(quant, (512, 1024)), dtype=torch.uint8), torch.zeros(3, 1024, dtype=dtype)
+    with only_torch(), torch.inference_mode():
+        peak = peak_bytes(lambda: ops.quantized_linear(x, packed, None, quant)) - 3 * 512 * dtype.itemsize
+    assert peak <= scratch_bytes(quant, 512, 1024, dtype.itemsize, sizes)
+
+
+def test_a_product_finds_room_on_a_device_that_is_nearly_full() -> None:
+    shape = (4096, 1024)
+    packed = torch.zeros(packed_shape("Q4_K", shape), dtype=torch.uint8)
+    sim.enable({0: packed.nbytes + 2**24})
+    try:
+        there, x = packed.to("sim:0"), torch.zeros(1, 1024).to("sim:0")
+        assert not ops.quantized_linear(x, there, None, "Q4_K").cpu().any()
+        del there, x
+    finally:
+        sim.enable({0: 2**30})
