@@ -8,6 +8,7 @@ Buffers stay real, for models read values from them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
 from .aliasing import writes
+from .alone import alone
 from .annotate import annotate, drop_frozen_devices
 from .autocast import autocast_set, autocast_state, casts_of
 from .blame import cannot_trace, line_of_error, line_of_stack
@@ -74,7 +76,8 @@ def trace(
         name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
     }
     view = ModelView(type(module).__name__, kind)
-    with rolled_back(module, lambda tensor: _on_host(tensor, mode, view)), _frozen(module), _faked(module, mode):
+    on_host = functools.partial(_on_host, mode=mode, view=view)
+    with alone(), rolled_back(module, on_host), _frozen(module), _faked(module, mode):
         autocast = autocast_state(kind)
         with autocast_set(HOST, autocast):  # the fakes lie there
             exported = _export(module, example, dynamic_shapes, view)

@@ -8,9 +8,9 @@ What is no plain low-rank branch (DoRA, LoKr, adapters of embeddings) stays in t
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,9 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A module that peft has wrapped: its plain path, what holds it, and what wraps it."""
+    """A module that peft has wrapped: its plain path, and what wraps it."""
 
     path: str
-    parent: nn.Module
-    key: str
     layer: Any
     is_plain: bool
 
@@ -83,11 +81,11 @@ class Adapters:
     """Reads what peft has put on a component and its parts; ``found`` is told of each module that peft has wrapped."""
 
     def __init__(self, root: nn.Module, found: Callable[[Wrapper], None] = lambda _: None) -> None:
-        self._root = root
+        self._root = weakref.ref(root)
         self._tell = found
         self._stamp: tuple[Any, ...] = ()
-        self._found: dict[nn.Module, tuple[Wrapper, ...]] = {}
-        self._read: dict[nn.Module, tuple[Hashable, Branches]] = {}
+        self._found: MutableMapping[nn.Module, tuple[Wrapper, ...]] = weakref.WeakKeyDictionary()
+        self._read: MutableMapping[nn.Module, tuple[Hashable, Branches]] = weakref.WeakKeyDictionary()
 
     @property
     def stamp(self) -> tuple[Any, ...]:
@@ -96,7 +94,8 @@ class Adapters:
 
     def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
         """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
-        stamp = libraries.adapter_configs(self._root)
+        root = self._root()
+        stamp = libraries.adapter_configs(root)
         if len(stamp) != len(self._stamp) or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
             self._stamp = stamp
             self._found.clear()
@@ -105,7 +104,7 @@ class Adapters:
             self._found[module] = tuple(_wrappers(module))
             for one in self._found[module]:
                 self._tell(one)
-            _tell_of_others(type(self._root).__name__, self._found[module])
+            _tell_of_others(type(root).__name__, self._found[module])
         return self._found[module]
 
     def read(self, module: nn.Module, factor: float = 1.0) -> Branches:
@@ -121,22 +120,15 @@ class Adapters:
             self._read[module] = state, _branches(wrappers, factor)
         return self._read[module][1]
 
-    @contextlib.contextmanager
-    def bare(self, module: nn.Module) -> Iterator[None]:
-        """Takes the wrappers of plain branches out of a part for a while."""
-        wrappers = [one for one in self.wrappers(module) if one.is_plain]
-        try:
-            for one in wrappers:
-                one.parent._modules[one.key] = one.layer.get_base_layer()
-            yield
-        finally:
-            for one in wrappers:
-                one.parent._modules[one.key] = one.layer
+    def bases(self, module: nn.Module) -> dict[nn.Module, nn.Module]:
+        """What each wrapper of plain branches of a part wraps."""
+        return {one.layer: one.layer.get_base_layer() for one in self.wrappers(module) if one.is_plain}
 
     def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
         """What diffusers multiplies all scales by, which is no argument of a program, and the other arguments."""
+        root = self._root()
         name = next((name for name in libraries.LORA_SCALES if isinstance(kwargs.get(name), dict)), None)
-        if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(self._root)):
+        if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(root)):
             return 1.0, kwargs
         others = {key: value for key, value in kwargs[name].items() if key != "scale"}
         return kwargs[name].get("scale", 1.0), {**kwargs, name: others or None}
@@ -146,7 +138,7 @@ def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
     for path, parent in module.named_modules():
         for key, child in parent._modules.items():
             if hasattr(child, _BASE) and hasattr(child, "active_adapters"):
-                yield Wrapper(plain_name(f"{path}.{key}" if path else key), parent, key, child, _is_plain(child))
+                yield Wrapper(plain_name(f"{path}.{key}" if path else key), child, _is_plain(child))
 
 
 def _is_plain(layer: Any) -> bool:

@@ -13,18 +13,18 @@ whole. Rows are not split by parts: blocks are placed whole.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import weakref
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .calls import Call, moved
+from .calls import BY_PARTS, ByParts, Call, moved
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import TraceError
@@ -69,21 +69,29 @@ class _Frame:
     keeps: bool = False
 
 
-@dataclass
 class Parts:
     """Runs calls of a component by its parts.
 
-    ``reasons`` has, by the name of the call, why it was not compiled whole.
+    ``reasons`` has, by the name of the call, why it was not compiled whole. The component keeps this alive, and not the
+    other way round.
     """
 
-    component: Component
-    reasons: dict[str, str] = field(default_factory=dict)
-    left: frozenset[nn.Module] = frozenset()
-    _units: dict[Held, str] | None = None
-    _sites: dict[nn.Module, _Site] = field(default_factory=dict)
-    _around: dict[nn.Module, bool] = field(default_factory=dict)
-    _adapters: tuple[Any, ...] = ()
-    _local: threading.local = field(default_factory=threading.local)
+    def __init__(self, component: Component) -> None:
+        self.reasons: dict[str, str] = {}
+        self.left: frozenset[nn.Module] = frozenset()
+        self._component = weakref.ref(component)
+        self._units: dict[Held, str] | None = None
+        self._sites: MutableMapping[nn.Module, _Site] = weakref.WeakKeyDictionary()
+        self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._adapters: tuple[Any, ...] = ()
+        self._local = threading.local()
+
+    @property
+    def component(self) -> Component:
+        """The component."""
+        component = self._component()
+        assert component is not None
+        return component
 
     @property
     def frame(self) -> _Frame | None:
@@ -134,13 +142,13 @@ class Parts:
             return True
         return bool(self.left and self._contains_left(call.module)) or is_stateful((*args, *kwargs.values()))
 
-    def refuse(self, call: Call, error: TraceError) -> Callable[..., Any]:
+    def refuse(self, call: Call, error: TraceError) -> ByParts:
         """What answers a call that could not be traced: it runs by its parts; says so once."""
         call.failures += 1
         if call.failures >= _TRIES:
-            call.whole = functools.partial(self.run, call)
+            call.whole = BY_PARTS
         self._tell(call, str(error))
-        return functools.partial(self.run, call)
+        return BY_PARTS
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""

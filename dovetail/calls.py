@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import copyreg
+import functools
+import inspect
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from .compiled import CompiledModule
-from .compiler.errors import TraceError
+from .compiler.errors import CallError, TraceError
 from .lengths import Lengths
 from .runtime.transfers import handed
 
-CALL = "_dovetail_call"
+
+class ByParts(Enum):
+    """Answers a call in place of a program: the module's own Python runs, and its parts answer for themselves."""
+
+    BY_PARTS = "by its parts"
 
 
-@dataclass
+BY_PARTS = ByParts.BY_PARTS
+
+Answering: TypeAlias = CompiledModule | ByParts
+"""What answers a call of a component."""
+
+
 class Call:
-    """One way in which a component or a part of it is called, and the programs compiled for it so far."""
+    """One way in which a component or a part of it is called, and the programs compiled for it so far.
 
-    path: str
-    method: str
-    module: nn.Module
-    original: Callable[..., Any]
-    was_own: bool
-    answer: Callable[..., Any] | None = None
-    whole: Callable[..., Any] | None = None
-    failures: int = 0
-    programs: OrderedDict[Any, Callable[..., Any]] = field(default_factory=OrderedDict)
-    lengths: Lengths = field(default_factory=Lengths)
-    traces: int = 0
+    It keeps no module alive: ``programs`` hold weights, and a module that held its own programs would be freed by the
+    garbage collector alone.
+    """
 
-    @classmethod
-    def of(cls, path: str, method: str, module: nn.Module) -> Call:
-        """The call of a module; where another component has the module too, what the module itself does."""
-        known = getattr(vars(module).get(method), CALL, None)
-        if known is not None:
-            return cls(path, method, module, known.original, known.was_own)
-        return cls(path, method, module, getattr(module, method), method in vars(module))
+    def __init__(self, path: str, method: str, module: nn.Module) -> None:
+        known = vars(module).get(method)
+        known = known.call if isinstance(known, Answer) else None  # another component has this part too
+        self.path = path
+        self.method = method
+        self._module = weakref.ref(module)
+        self._own = known._own if known else _own_function(module, method)
+        self.whole: Answering | None = None
+        self.failures = 0
+        self.programs: OrderedDict[Any, Answering] = OrderedDict()
+        self.lengths = Lengths()
+        self.traces = 0
+        self.is_over = False
 
     def __str__(self) -> str:
         return (
             ".".join(part for part in (self.path, self.method if self.method != "forward" else "") if part) or "forward"
         )
 
-    def keep(self, key: Any, program: Callable[..., Any], most: int) -> None:
+    def keep(self, key: Any, program: Answering, most: int) -> None:
         """Keeps a program; of more than so many, the one that was used longest ago is forgotten, with its weights."""
         self.programs[key] = program
         while len(self.programs) > most:
@@ -59,37 +69,186 @@ class Call:
             if isinstance(oldest, CompiledModule) and oldest not in self.programs.values():
                 oldest.unload()
 
-    def swap_in(self) -> None:
-        """Puts the compiled call in place."""
-        self.module.__dict__[self.method] = self.answer
+    @property
+    def module(self) -> nn.Module:
+        """The module that is called; raises ReferenceError when nobody has it any more."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError(f"the module of {self} is gone")
+        return module
 
-    def swap_out(self) -> None:
-        """Gives the module its own call back."""
-        self.module.__dict__.pop(self.method, None)
-        if self.was_own:
-            self.module.__dict__[self.method] = self.original
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What the module itself does."""
+        function: Callable[..., Any] = getattr(type(self.module), self.method)
+        return self._own or MethodType(function, self.module)
 
-    def traceable(self) -> nn.Module:
-        """The module whose forward is this call; for a method a shallow copy that shares all weights."""
-        if self.method == "forward":
-            return self.module
-        view = copy.copy(self.module)
-        view.__dict__["forward"] = MethodType(getattr(type(self.module), self.method), view)
-        return view
+    @property
+    def is_patched(self) -> bool:
+        """Whether the module had a function of its own in place of its class's."""
+        return self._own is not None
+
+    def swap_in(self, owner: Callable[[], Any]) -> None:
+        """Puts the compiled call in place; ``owner`` gives the component, or None when that is gone."""
+        self.module.__dict__[self.method] = Answer(owner, self)
+
+    def end(self) -> None:
+        """Forgets the programs and gives the module its own call back.
+
+        Where something else has wrapped the compiled call meanwhile it stays, and leads to the module's own.
+        """
+        self.is_over = True
+        self.programs.clear()
+        self.whole = None
+        module = self._module()
+        if module is not None and isinstance(vars(module).get(_REDUCE), Bare):
+            del module.__dict__[_REDUCE]
+        placed = vars(module).get(self.method) if module is not None else None
+        if module is None or not isinstance(placed, Answer) or placed.call is not self:
+            return
+        del module.__dict__[self.method]
+        if self._own:
+            module.__dict__[self.method] = self._own
 
 
-@contextlib.contextmanager
-def without_caches(module: nn.Module) -> Iterator[None]:
-    """Language models keep what they computed for the next token; where they only encode a text, nobody reads it."""
-    configs = {id(config): config for child in module.modules() if (config := getattr(child, "config", None))}
-    caching = [config for config in configs.values() if getattr(config, "__dict__", {}).get("use_cache") is True]
-    try:
-        for config in caching:
-            config.use_cache = False
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True
+class Ours:
+    """What dovetail puts into the attributes of a module, and what was there before; copies of the module have that."""
+
+    __slots__ = ("__weakref__",)
+
+    @property
+    def replaced(self) -> Any:
+        """The module's own attribute, or None."""
+        return None
+
+
+class Answer(Ours):
+    """What stands in a module in place of its own call: has the component answer it."""
+
+    __slots__ = ("__name__", "_owner", "call")
+
+    def __init__(self, owner: Callable[[], Any], call: Call) -> None:
+        self.__name__ = call.method
+        self._owner = owner
+        self.call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answers a call; as the module itself would, when the component is gone or was undone."""
+        return _undisturbed()(self, args, kwargs)
+
+    def answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Does that."""
+        component = None if self.call.is_over else self._owner()
+        return self.call.original(*args, **kwargs) if component is None else component.run(self.call, args, kwargs)
+
+    @property
+    def replaced(self) -> Any:
+        """The function that the module had in place of its class's, or None."""
+        return self.call._own
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the module's own call; libraries look at them."""
+        return inspect.signature(self.call.original)
+
+
+@functools.cache
+def _undisturbed() -> Callable[..., Any]:
+    """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
+    answer: Callable[..., Any] = torch.compiler.disable(Answer.answer)
+    return answer
+
+
+class Method(Ours):
+    """What stands in a module in place of a method: calls ``around`` with the module's own method and the arguments."""
+
+    __slots__ = ("__name__", "_around", "_module")
+
+    def __init__(self, module: nn.Module, name: str, around: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self._module = weakref.ref(module)
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls ``around``."""
+        return self._around(self._original, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the module's own method."""
+        return inspect.signature(self._original)
+
+    @property
+    def _original(self) -> Callable[..., Any]:
+        module = self._module()
+        assert module is not None
+        return MethodType(getattr(type(module), self.__name__), module)
+
+
+class Bare(Ours):
+    """Stands for a module's ``__reduce_ex__``: copies and pickles of a compiled module are as if it was not compiled.
+
+    ``data_of`` gives the tensor that a copy has in the place of a weight.
+    """
+
+    __slots__ = ("_data_of", "_module")
+
+    def __init__(self, module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._module = weakref.ref(module)
+        self._data_of = data_of
+
+    def __call__(self, _: Any) -> Any:
+        """What copy and pickle ask for."""
+        module = self._module()
+        assert module is not None
+        state = {name: value for name, value in vars(module).items() if not isinstance(value, Ours)}
+        ours = {name: value.replaced for name, value in vars(module).items() if isinstance(value, Ours)}
+        state |= {name: value for name, value in ours.items() if value is not None}
+        for name in ("_parameters", "_buffers"):
+            held = state[name]
+            state[name] = type(held)(
+                (key, None if tensor is None else self._data_of(tensor)) for key, tensor in held.items()
+            )
+        return copyreg.__newobj__, (type(module),), state  # type: ignore[attr-defined]
+
+
+_REDUCE = "__reduce_ex__"
+
+
+def copy_bare(module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Has copies and pickles of a module be as if it was not compiled."""
+    module.__dict__[_REDUCE] = Bare(module, data_of)
+
+
+def put_method(module: nn.Module, name: str, around: Callable[..., Any]) -> None:
+    """Has ``around`` called in place of a method, if the module has one of that name."""
+    if hasattr(type(module), name):
+        module.__dict__[name] = Method(module, name, around)
+
+
+def take_methods_out(module: nn.Module) -> None:
+    """Gives a module its own methods back."""
+    for name in [name for name, value in vars(module).items() if isinstance(value, Method)]:
+        del module.__dict__[name]
+
+
+def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:
+    """The function that a module has in place of its class's, or None."""
+    found = vars(module).get(method)
+    if isinstance(found, MethodType) and found.__self__ is module and found.__func__ is getattr(type(module), method):
+        return None
+    return found
+
+
+def without_caches(copied: nn.Module) -> None:
+    """Has the copy of a language model, which only encodes a text, not keep what it computed for the next token."""
+    configs: dict[int, Any] = {}
+    for child in copied.modules():
+        config = vars(child).get("config")
+        if getattr(config, "__dict__", {}).get("use_cache") is True:
+            vars(child)["config"] = configs.setdefault(id(config), copy.copy(config))
+    for config in configs.values():
+        config.use_cache = False
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -107,3 +266,18 @@ def refuse_what_is_no_function(
     written = (value for value in (*args, *kwargs.values()) if isinstance(value, (list, dict)) and value)
     if call.module is not component and next(written, None) is not None:
         raise TraceError(f"{call} is handed a list or dict, in which it may keep what later calls read")
+
+
+def refuse_gradients(title: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises CallError where a gradient is asked for: programs compute none."""
+    if not torch.is_grad_enabled():
+        return
+    given = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    wanted = "an input requires one" if any(leaf.requires_grad for leaf in given) else ""
+    if module.training and any(parameter.requires_grad for parameter in module.parameters()):
+        wanted = wanted or "the module is in training mode"
+    if wanted:
+        raise CallError(
+            f"{title} computes no gradients, and {wanted}: call it under torch.no_grad(), or undo() the compiled "
+            "pipeline for training and for guidance by gradients"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from .compiler.autocast import autocast_set, autocast_state
 from .compiler.devices import Rig
-from .compiler.errors import CallError, NotHereError, PassError
+from .compiler.errors import CallError, NotHereError, PassError, UsageError
 from .compiler.planfile import save_plan
 from .compiler.program import Program
 from .compiler.schedule import Schedule
@@ -22,6 +21,7 @@ from .runtime.adapters import WithAdapters
 from .runtime.executor import Executor
 from .runtime.transfers import handed, home_of, start_copy
 from .runtime.weights import WeightSource
+from .sharing import ForkSafeLock
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CompiledModule:
         self.rig = rig
         self._weights = weights
         self._made: Executor | None = None
-        self._loading = threading.RLock()
+        self._loading = ForkSafeLock()
 
     @property
     def schedule(self) -> Schedule:
@@ -114,6 +114,8 @@ class CompiledModule:
                 "or save it and give weights to dovetail.load"
             )
         with self._loading:
+            if self._executor.is_bound:  # another thread has brought them meanwhile
+                return
             self._executor.bind(self._weights)
             for device in self.program.devices:
                 accelerator_of(device.torch).synchronize()
@@ -152,6 +154,12 @@ class CompiledModule:
         host = torch.device("cpu")
         tensors = {weight.name: self._weights(weight, host) for weight in unsaved} if self._weights else {}
         save_plan(path, self.program, self.rig, tensors)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} cannot be copied or pickled: save() writes it as a plan, and dovetail.load makes "
+            "a compiled module of that"
+        )
 
     def __str__(self) -> str:
         return str(self.program)

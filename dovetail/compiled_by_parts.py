@@ -34,6 +34,7 @@ class CompiledByParts(CompiledModule):
     def __init__(self, component: Component, rig: Rig, why: TraceError) -> None:
         self.rig = rig
         self._component = component
+        self._module = component.module  # which has its component, and is not kept alive by it
         self._why = why
 
     @property

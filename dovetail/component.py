@@ -14,34 +14,52 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from . import libraries
 from .adapters import Adapters, Branches
 from .by_parts import Parts
-from .call_key import call_key, plain_state, processor_state
-from .calls import CALL, Call, refuse_what_is_no_function, without_caches
+from .call_key import call_key
+from .calls import (
+    BY_PARTS,
+    Answering,
+    Call,
+    copy_bare,
+    put_method,
+    refuse_gradients,
+    refuse_what_is_no_function,
+    take_methods_out,
+    without_caches,
+)
 from .compiled import CompiledModule
+from .compiler.alone import alone
 from .compiler.autocast import autocast_state
 from .compiler.devices import Device
-from .compiler.errors import CallError, TraceError
+from .compiler.errors import CallError, TraceError, UsageError
 from .compiler.program import Program
 from .compiler.trace import trace
 from .holdings import Files, Held, Holdings
 from .lengths import Form
 from .libraries import VAE_METHODS
-from .lora_loading import guard_module, release_module
+from .lora_loading import guard_module
 from .merging import Merges
 from .residence import Residence
+from .sharing import Sharing
+from .skeleton import skeleton
+from .stamp import Stamp, State
+from .weight_stamp import WeightStamp
 
 logger = logging.getLogger(__name__)
 
 _METHODS = VAE_METHODS
 _SAVE = "save_pretrained"
 _GENERATE = "generate"
+_MOVES = ("to", "enable_group_offload")
 _MANY = 16
 """So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
 
@@ -91,13 +109,12 @@ class Component:
     ) -> None:
         self.name = name
         self.role = role
-        self.module = module
+        self._module = weakref.ref(module)
         self.devices = devices
         self.merges = Merges(self)
         self.residence = Residence(module, files, holdings=holdings, rests=rests, updated=self.merges.updated)
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
-        self._attending: list[nn.Module] = []
         self._generating: list[nn.Module] = []
         self.shares = shares
         self.rows = rows and len(devices) > 1
@@ -108,13 +125,31 @@ class Component:
         self._enter = enter
         self.whole_on = whole_on or devices[0]
         self._dynamic_shapes = dynamic_shapes
-        self._dtype = self._first_dtype()
+        self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
+        self._live: dict[Call, Mapping[nn.Module, str]] = {}
+        self._told = False
+
+    @property
+    def sharing(self) -> Sharing:
+        """What a call of any component of the pipeline shares, and a change to one takes alone."""
+        return self.residence.holdings.sharing
 
     @property
     def programs(self) -> list[CompiledModule]:
         """Everything that was compiled for this component so far."""
-        held = (program for call in self.calls for program in call.programs.values())
+        held = (program for call in list(self.calls) for program in list(call.programs.values()))
         return list(dict.fromkeys(program for program in held if isinstance(program, CompiledModule)))
+
+    @property
+    def module(self) -> nn.Module:
+        """The module; raises ReferenceError when nobody has it any more.
+
+        It keeps its component alive, and not the other way round, so that both are freed without a garbage collection.
+        """
+        module = self._module()
+        if module is None:
+            raise ReferenceError(f"the module of {self.name} is gone")
+        return module
 
     def swap(self) -> None:
         """Puts the compiled calls in place of the module's own."""
@@ -122,17 +157,17 @@ class Component:
             self._swap(path, "forward", module)
         self.adapters.wrappers(self.module)
         guard_module(self)
-        self._attending = [module for module in self.module.modules() if hasattr(module, "processor")]
         for method in _METHODS:
             if hasattr(self.module, method):
                 self._swap("", method, self.module)
-        if hasattr(self.module, _SAVE):
-            self.module.__dict__[_SAVE] = functools.wraps(getattr(self.module, _SAVE))(functools.partial(self._save))
+        put_method(self.module, _SAVE, self._save)
+        put_method(self.module, "load_state_dict", self._load_state)
+        for name in _MOVES:
+            put_method(self.module, name, functools.partial(self._move, name))
 
         for module in self.module.modules():
             if callable(getattr(type(module), _GENERATE, None)) and _GENERATE not in vars(module):
-                generate = getattr(module, _GENERATE)
-                module.__dict__[_GENERATE] = functools.wraps(generate)(functools.partial(self._generate, generate))
+                put_method(module, _GENERATE, functools.partial(_generate, weakref.ref(self)))
                 self._generating.append(module)
 
     def settle(self) -> None:
@@ -147,113 +182,206 @@ class Component:
         self.residence.keep(self.module.parameters(recurse=False), self.whole_on)
 
     def restore(self) -> None:
-        """Gives the module its own calls and its weights' old places back, and forgets all programs."""
-        self._forget()
-        self.parts.forget()
-        self.merges.settle()
-        self.residence.undo()
-        for wrapper in self.adapters.wrappers(self.module):
-            self.merges.hand_back(wrapper)
+        """Gives the module its own calls and its weights' old places back, and forgets all programs.
+
+        Waits until no other thread runs one. Raises DoesNotFitError when a weight finds no room where it was: the
+        component is still compiled then, and this can be repeated.
+        """
+        with self.sharing.alone():
+            self._unload()
+            self.parts.forget()
+            self.merges.settle()
+            self.residence.undo()
+            for wrapper in self.adapters.wrappers(self.module):
+                self.merges.hand_back(wrapper)
+            self._forget()
 
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
-        self._forget()
-        self.parts.forget()
-        self.residence.forget_copies()
-        self.swap()
+        with self.sharing.alone():
+            self._forget()
+            self.parts.forget()
+            self.residence.forget_copies()
+            self.swap()
 
     def offer(self, read: Sequence[Held] = ()) -> tuple[Device, ...]:
         """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
         return self._offer(self, read) if self._offer else self.devices
 
     def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answers a call with the program for its shapes and constants, which is compiled if there is none yet."""
+        """Answers a call with the program for its shapes and constants, which is compiled if there is none yet.
+
+        Whatever goes wrong, an interrupt included, leaves no weight on a device that rests elsewhere.
+        """
         if self.parts.frame and self.parts.frame.plain:
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
-        if self._first_dtype() is not self._dtype:
-            self._dtype = self._first_dtype()
-            self.refresh_weights()
+        try:
+            return self._answer(call, args, kwargs)
+        except BaseException:
+            self.residence.release()
+            raise
+
+    def _answer(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        refuse_gradients(self.title(call), call.module, args, kwargs)
+        state = self._look(call)
         if self._enter:
             self._enter(self)
         factor, others = self.adapters.without_factor(kwargs)
         branches = self.adapters.read(call.module, factor)
-        self.merges.settle()
+        self._renew_merged()
         if self.parts.takes(call, args, kwargs):
             return self.parts.run(call, *args, **kwargs)
-        state = (
-            autocast_state(self.devices[0].traced_as),
-            plain_state(self.module),
-            processor_state(self._attending),
-            branches.key,
-        )
-        key = *state, call_key(args, others)
+        around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
+        key = state.number, *around, branches.key, call_key(args, others)
         program = call.programs.get(key) or call.whole
         if program is None and self.parts.is_unsteady(call):
-            return self.parts.run(call, *args, **kwargs)
-        if program is None:
-            self._check_number(call)
-            program = self._reuse(call, state, args, others) or self._compile(call, state, args, others, branches)
-            call.keep(key, program, _MANY)
-        elif key in call.programs:
+            program = BY_PARTS
+        program = program or self._make(call, key, args, others, branches)
+        with contextlib.suppress(KeyError):  # another thread may have forgotten it
             call.programs.move_to_end(key)
         if not isinstance(program, CompiledModule):
-            return program(*args, **kwargs)
-        if branches.held:
-            program.exchange(branches.held)
-        try:
+            return self.parts.run(call, *args, **kwargs)
+        with self.sharing.shared():
+            if call.is_over:  # undone by another thread meanwhile
+                return call.original(*args, **kwargs)
+            if branches.held:
+                program.exchange(branches.held)
             return self.parts.answer(program, args, others)
-        except Exception:
-            self.residence.release()
-            raise
+
+    def _look(self, call: Call) -> State:
+        """The state of a part, after what others changed in it was taken in."""
+        stamp, weights = self._stamps.get(call) or self._stamp_of(call)
+        state = stamp.look()
+        if weights.is_changed(call.module, stamp.modules):
+            with self.sharing.alone():
+                self.residence.survey()
+                self.refresh_weights()
+        if state.live is not self._live.get(call):
+            self._leave(call, stamp, state)
+        return state
+
+    def _stamp_of(self, call: Call) -> tuple[Stamp, WeightStamp]:
+        adapters, root = self.adapters, self._module
+
+        def bases() -> dict[nn.Module, nn.Module]:
+            module = root()
+            return adapters.bases(module) if module is not None else {}
+
+        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.residence.holdings)))
+
+    def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
+        """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
+        self._live[call] = state.live
+        left = (self.parts.left - {call.module, *stamp.modules}) | state.live.keys()
+        if left == self.parts.left:
+            return
+        self.parts.leave(left)
+        names = {module: path for path, module in self.module.named_modules()}
+        told = sorted(f"{names.get(one) or self.name} ({why})" for one, why in state.live.items())
+        if told and not self._told:
+            self._told = True
+            logger.warning(
+                "%d parts of %s run as they are, for dovetail cannot look into them: %s%s; the rest of it is compiled "
+                "by its parts, so that values cross between devices more often",
+                len(told), self.title(call), ", ".join(told[:3]), ", …" if len(told) > 3 else "",
+            )  # fmt: skip
+
+    def _make(
+        self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Answering:
+        """The program of a key that is not there yet; another thread may have made it meanwhile."""
+        with alone():
+            program = call.programs.get(key) or call.whole
+            if program is None:
+                self._check_number(call)
+                state = key[:-1]
+                program = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
+                with self.sharing.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
+                    if not call.is_over:
+                        call.keep(key, program, _MANY)
+            return program
+
+    def _renew_merged(self) -> None:
+        if self.merges.are_pending:
+            with self.sharing.alone():
+                self.merges.settle()
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""
         self.residence.forget_copies()
+        self._unload()
+
+    def _swap(self, path: str, method: str, module: nn.Module) -> None:
+        call = Call(path, method, module)
+        # Models keep parts alive in caches of their own: a part must not keep all weights alive.
+        call.swap_in(weakref.ref(self) if module is not self.module else lambda: self)
+        self.calls.append(call)
+        owner = weakref.ref(self)
+
+        def data_of(tensor: torch.Tensor) -> torch.Tensor:
+            component = owner()
+            return tensor if component is None else component.residence.data_of(tensor)
+
+        copy_bare(module, data_of)
+
+    def _unload(self) -> None:
         for program in self.programs:
             program.unload()
 
-    def _swap(self, path: str, method: str, module: nn.Module) -> None:
-        call = Call.of(path, method, module)
-        # Models keep parts alive in caches of their own: a part must not keep all weights alive.
-        owner = weakref.ref(self) if module is not self.module else lambda: self
-        call.answer = functools.wraps(call.original)(functools.partial(_undisturbed(), owner, call))
-        call.answer.__dict__[CALL] = call
-        call.swap_in()
-        self.calls.append(call)
-
     def _forget(self) -> None:
+        self._unload()
         for call in self.calls:
-            call.swap_out()
+            call.end()
         self.calls.clear()
-        release_module(self.module)
-        self.module.__dict__.pop(_SAVE, None)
+        self._stamps.clear()
+        self._live.clear()
+        take_methods_out(self.module)
         for module in self._generating:
-            module.__dict__.pop(_GENERATE, None)
+            take_methods_out(module)
         self._generating.clear()
 
-    def _generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Makes one token after another, each from a longer text or a fuller cache: nothing is compiled for them."""
-        with self.parts.keeping():
+    def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
+        self._renew_merged()
+        with self.residence.on_file_terms():
             return original(*args, **kwargs)
 
-    def _save(self, *args: Any, **kwargs: Any) -> Any:
-        """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
-        self.merges.settle()
-        with self._as_it_was(), self.residence.on_file_terms():
-            return getattr(type(self.module), _SAVE)(self.module, *args, **kwargs)
+    def _load_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Loads other weights, which go to their devices at the next call."""
+        with self.sharing.alone():
+            self.residence.take_over()
+            self._unload()
+            return original(*args, **kwargs)
+
+    def _move(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Refuses to move a placed component; converts it, and lets it be moved to where it says that it is."""
+        if name == "enable_group_offload":
+            raise UsageError(self._immobile(name))
+        there, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        claimed = {_device_of(self.module), getattr(vars(self.module).get(libraries.HOOK), "execution_device", None)}
+        if there is not None and there not in claimed:
+            raise UsageError(self._immobile(name))
+        dtypes = {tensor.dtype for tensor in self.module.parameters() if tensor.is_floating_point()}
+        if layout is None and (dtype is None or dtypes == {dtype}):
+            return self.module  # without touching weights that are not read yet
+        return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
+
+    def _immobile(self, name: str) -> str:
+        return (
+            f"{self.name}.{name}() cannot move this component: dovetail placed its weights on "
+            f"{' & '.join(map(str, self.devices))}: name other devices in backend, or call undo() first"
+        )
 
     @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """Gives the whole module its own calls for a while."""
-        try:
-            for call in self.calls:
-                call.swap_out()
-            yield
-        finally:
-            for call in self.calls:
-                call.swap_in()
+    def _traceable(self, call: Call) -> Iterator[nn.Module]:
+        """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
+        with skeleton(call.module, self.residence.holdings.behind, self.adapters.bases(self.module)) as copied:
+            if call.method != "forward":
+                vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
+            without_caches(copied)
+            yield copied
 
     def _check_number(self, call: Call) -> None:
         call.traces += 1
@@ -278,20 +406,18 @@ class Component:
 
     def _compile(
         self, call: Call, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
-    ) -> Callable[..., Any]:
+    ) -> Answering:
         known, self._why = self._why, None
         if known:
             return self.parts.refuse(call, known)
         try:
             refuse_what_is_no_function(call, self.module, args, kwargs)
-            bare, shown = self.adapters.bare(self.module), self.residence.holdings.nothing_shown()
-            with self._as_it_was(), without_caches(self.module), bare, shown:
-                module = call.traceable()
-                program = self._trace(call, state, module, args, kwargs)
+            with self._traceable(call) as copied:
+                program = self._trace(call, state, copied, args, kwargs)
         except TraceError as error:
             return self.parts.refuse(call, error)
         program.adapters = branches.form
-        compiled = self._finish(self, program, module)
+        compiled = self._finish(self, program, call.module)
         logger.info("compiled %s: %s", self.title(call), repr(compiled))  # a kept record must not keep the weights
         return compiled
 
@@ -321,25 +447,10 @@ class Component:
         containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
 
-    def _first_dtype(self) -> torch.dtype | None:
-        return next((parameter.dtype for parameter in self.module.parameters()), None)
-
     def title(self, call: Call) -> str:
         """The name of a call in messages."""
         kind = type(self.module).__name__
         return f"{self.name} ({kind}).{call}" if self.name else f"{kind}.{call}"
-
-
-@functools.cache
-def _undisturbed() -> Callable[..., Any]:
-    """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
-    answer: Callable[..., Any] = torch.compiler.disable(_answer)
-    return answer
-
-
-def _answer(owner: Callable[[], Component | None], call: Call, *args: Any, **kwargs: Any) -> Any:
-    component = owner()
-    return component.run(call, args, kwargs) if component else call.original(*args, **kwargs)
 
 
 def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -348,3 +459,14 @@ def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, 
     except CallError:
         return False
     return True
+
+
+def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Makes one token after another, each from a longer text or a fuller cache: nothing is compiled for them."""
+    component = owner()
+    with component.parts.keeping() if component is not None else contextlib.nullcontext():
+        return original(*args, **kwargs)
+
+
+def _device_of(module: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in module.parameters()), None)

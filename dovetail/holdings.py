@@ -7,8 +7,8 @@ has no data, a stand-in on meta keeps its place.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from .compiler.program import Weight
 from .runtime.reading import WeightReader
 from .runtime.transfers import moved
 from .runtime.weights import check_matches, on_device
+from .sharing import ForkSafeLock, Sharing
 
 Slot = tuple[dict[str, Any], str]
 """Where a module holds a weight: a dictionary and a key."""
@@ -56,6 +57,7 @@ class Held:
     Where it has no data in the modules, ``tensor`` is on meta; modules may hold ``shown`` in its place, one number that
     looks like all, so that libraries see a device. ``home`` is the device that a program gave it, ``before`` where it
     was when it was brought elsewhere. What is in ``parts`` stays, what is in ``staged`` is dropped with its phase.
+    ``noted`` tells the memory of what was put into the modules last, and how often it had been written.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Held:
     before: torch.device | None = None
     parts: dict[Part, torch.Tensor] = field(default_factory=dict)
     staged: dict[Part, torch.Tensor] = field(default_factory=dict)
+    noted: tuple[Any, int] | None = None
 
     @property
     def entry(self) -> WeightEntry | None:
@@ -116,23 +119,30 @@ class Held:
 
 
 class Holdings:
-    """The weights of several modules; one that two of them hold, or that lies in a file once, is one."""
+    """The weights of several modules; one that two of them hold, or that lies in a file once, is one.
+
+    Programs run while they share ``sharing``; what changes programs or their weights has it alone. ``lock`` is held
+    while weights are looked up or moved, never while anything is computed.
+    """
 
     def __init__(self) -> None:
-        self._modules: dict[nn.Module, tuple[Files | None, Updated | None]] = {}
+        self.sharing = Sharing()
+        self.lock = ForkSafeLock()
+        self._modules: list[tuple[weakref.ref[nn.Module], Files | None, Updated | None]] = []
         self._held: dict[int, Held] = {}
 
     def add(self, module: nn.Module, files: Files | None = None, updated: Updated | None = None) -> None:
         """Takes in the weights of a module, which lie in files where they have no data."""
-        self._modules[module] = files, updated
+        self._modules.append((weakref.ref(module), files, updated))
         self.survey()
         self._join_ranges()
 
     def survey(self) -> None:
         """Looks where the modules hold weights; to be called when their structure may have changed."""
         known, self._held = self._held, {}
-        for module, (files, updated) in self._modules.items():
-            for path, child in module.named_modules():
+        for reference, files, updated in self._modules:
+            module = reference()
+            for path, child in module.named_modules() if module is not None else ():
                 for held in (child._parameters, child._buffers):
                     for key, tensor in held.items():
                         if tensor is not None:
@@ -167,6 +177,7 @@ class Holdings:
         self._held.pop(id(held.tensor), None)
         self._held.pop(id(held.shown), None)
         held.tensor, held.shown = tensor, None
+        held.noted = memory_of(tensor), version_of(tensor)
         self._hand_out(held, tensor)
 
     def show(self, held: Held, device: torch.device) -> None:
@@ -175,17 +186,14 @@ class Holdings:
         held.shown = nn.Parameter(one, requires_grad=held.tensor.requires_grad)
         self._hand_out(held, held.shown)
 
-    @contextlib.contextmanager
-    def nothing_shown(self) -> Iterator[None]:
-        """Weights without data are on meta in all modules meanwhile, in the strides that they have."""
-        shown = [(held, held.shown) for held in self._held.values() if held.shown is not None]
-        for held, _ in shown:
-            self._hand_out(held, held.tensor)
-        try:
-            yield
-        finally:
-            for held, one in shown:
-                self._hand_out(held, one)
+    def known(self, tensor: torch.Tensor | None) -> Held | None:
+        """The weight that a tensor of a module was at the last look, or None."""
+        return self._held.get(id(tensor))
+
+    def behind(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor of a module stands for: a weight without data is on meta, in the strides that it has."""
+        held = self._held.get(id(tensor))
+        return tensor if held is None else held.tensor
 
     def _hand_out(self, held: Held, tensor: torch.Tensor) -> None:
         self._held[id(tensor)] = held
@@ -214,3 +222,18 @@ class Holdings:
                     first.slots += held.slots
                     self.restore(first, first.tensor)
                     del self._held[id(held.tensor)]
+
+
+_ORDINARY = (torch.Tensor, nn.Parameter)
+
+
+def memory_of(tensor: torch.Tensor | None) -> Any:
+    """What tells the memory of a tensor from any other while both are there."""
+    if type(tensor) in _ORDINARY:
+        return tensor.data_ptr()  # type: ignore[union-attr]
+    return getattr(tensor, "memory", None)
+
+
+def version_of(tensor: torch.Tensor | None) -> int:
+    """How often a tensor was written in place."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

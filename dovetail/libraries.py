@@ -8,6 +8,7 @@ declares, on the pinned ones and on the newest.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -113,6 +114,12 @@ def _without_records(sentence: str, *loggers: str) -> Iterator[None]:
     finally:
         for logger in noted:
             logger.removeFilter(is_other)
+
+
+def attention_backend() -> Any:
+    """The backend that diffusers' attention takes where a model names none, or None before diffusers is there."""
+    module = sys.modules.get("diffusers.models.attention_dispatch")
+    return None if module is None else module._AttentionBackendRegistry._active_backend
 
 
 def components_for_loras(pipe: Any) -> list[str]:

@@ -18,40 +18,25 @@ import torch
 from torch import nn
 
 from . import libraries
+from .calls import put_method
 from .compiler.errors import UsageError
 
 if TYPE_CHECKING:
     from .component import Component
 
 _OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
-OF_PIPELINES = ("load_lora_weights",)
-
-
-def guard(owner: Any, names: Sequence[str], components: Sequence[Component]) -> None:
-    """Has methods of a pipeline or module, which load adapters, work on stand-ins for the weights of components."""
-    for name in names:
-        if hasattr(type(owner), name):
-            original = getattr(owner, name)
-            owner.__dict__[name] = functools.wraps(original)(functools.partial(_load, original, components))
 
 
 def guard_module(component: Component) -> None:
     """Has the methods of a component's module that load adapters of any kind work on stand-ins for its weights."""
-    module = component.module
-    guard(module, _OF_MODULES, (component,))
-    module.__dict__["to"] = functools.wraps(module.to)(functools.partial(_to, module, module.to))
+    for name in _OF_MODULES:
+        put_method(component.module, name, functools.partial(on_stand_ins, (component,)))
 
 
-def release_module(module: nn.Module) -> None:
-    """Gives a module its own methods back."""
-    for name in (*_OF_MODULES, "to"):
-        module.__dict__.pop(name, None)
-
-
-def _load(original: Callable[..., Any], components: Sequence[Component], *args: Any, **kwargs: Any) -> Any:
+def on_stand_ins(components: Sequence[Component], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
     restores = [_snapshot(component.module) for component in components]
-    replaces = original.__name__ == libraries.LOAD_IP_ADAPTER
+    replaces = getattr(original, "__name__", "") == libraries.LOAD_IP_ADAPTER
     try:
         with contextlib.ExitStack() as stack:
             for component in components:
@@ -66,16 +51,6 @@ def _load(original: Callable[..., Any], components: Sequence[Component], *args: 
     for component in components:
         component.adapters.wrappers(component.module)
     return result
-
-
-def _to(module: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Answers what libraries call to make sure of a device and dtype without touching weights that are not read yet."""
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    shown = next(module.parameters(), None)
-    dtypes = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
-    if shown is None or memory_format is not None or device not in (None, shown.device):
-        return original(*args, **kwargs)
-    return module if dtype is None or dtypes == {dtype} else original(*args, **kwargs)
 
 
 def _snapshot(module: nn.Module) -> Callable[[], None]:

@@ -8,15 +8,17 @@ one that is read later, or rows of one, are read with the updates added. Updates
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from . import libraries
+from .calls import Method, put_method, take_methods_out
 from .compiler.errors import UsageError
 from .runtime.transfers import moved
 
@@ -61,24 +63,53 @@ def _product(up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     return _CONVOLVE[up.ndim](down.transpose(0, 1), up).transpose(0, 1)
 
 
+class _Through:
+    """Calls a method of merges for a wrapped layer, and keeps neither alive."""
+
+    def __init__(self, merges: Merges, function: Callable[..., None], wrapper: Wrapper) -> None:
+        self._merges = weakref.ref(merges)
+        self._function = function
+        self._path, self._is_plain = wrapper.path, wrapper.is_plain
+        self._layer = weakref.ref(wrapper.layer)
+
+    def __call__(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        from .adapters import Wrapper
+
+        merges = self._merges()
+        if merges is None:
+            return original(*args, **kwargs)
+        return self._function(merges, Wrapper(self._path, self._layer(), self._is_plain), *args, **kwargs)
+
+
 class Merges:
     """What is merged into the weights of a component."""
 
     def __init__(self, component: Component) -> None:
-        self._component = component
+        self._owner = weakref.ref(component)
         self._updates: dict[str, list[Update]] = defaultdict(list)
         self._bases: dict[str, torch.Tensor] = {}
         self._touched: dict[str, None] = {}
 
+    @property
+    def _component(self) -> Component:
+        component = self._owner()
+        assert component is not None
+        return component
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether something was merged or taken out since the data of weights was brought up to date."""
+        return bool(self._touched)
+
     def take_over(self, wrapper: Wrapper) -> None:
         """Lets a layer of peft's merge and take out through this object from now on."""
-        wrapper.layer.__dict__.setdefault("merge", partial(self._merge, wrapper))
-        wrapper.layer.__dict__.setdefault("unmerge", partial(self._unmerge, wrapper))
+        for name, function in (("merge", Merges._merge), ("unmerge", Merges._unmerge)):
+            if not isinstance(vars(wrapper.layer).get(name), Method):
+                put_method(wrapper.layer, name, _Through(self, function, wrapper))
 
     def hand_back(self, wrapper: Wrapper) -> None:
         """Gives a layer its own ways of merging back; what is merged stays so."""
-        wrapper.layer.__dict__.pop("merge", None)
-        wrapper.layer.__dict__.pop("unmerge", None)
+        take_methods_out(wrapper.layer)
 
     def updated(self, name: str, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
         """Rows of a weight, as they were read, with all that is merged into them."""

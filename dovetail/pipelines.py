@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from . import libraries
+from .calls import Ours
 from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
@@ -21,18 +23,17 @@ from .compiler.spec import role_of_component
 from .compiler.units import format_bytes
 from .component import Component
 from .holdings import Files, Held, Holdings
-from .lora_loading import OF_PIPELINES, guard
 from .loras import Lora, apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
+from .pipeline_class import become_as_before, become_compiled, handle_of
 from .pipeline_plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .program_weights import ProgramWeights
 from .request import Request, one_backend
 from .runtime.transfers import moved
 
-_MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
-_MARK = "_dovetail"
-_END = libraries.END_OF_CALL
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def compile_pipeline(
@@ -101,7 +102,7 @@ def compile_pipeline(
 
 def undo(pipe: Any) -> None:
     """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
-    handle = vars(pipe).get(_MARK)
+    handle = handle_of(pipe)
     if handle is not None:
         handle.undo()
 
@@ -111,7 +112,12 @@ class CompiledPipeline:
 
     ``pipe`` is the pipeline itself, ``components`` has a Component by name, ``rig`` the devices. Used in a ``with``
     statement it undoes itself at the end.
+
+    The handle keeps the pipeline alive. The pipeline and its components have the same handle without that, so that
+    nothing leads back to the pipeline, and all is freed as soon as nobody holds it.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "_kept")
 
     def __init__(
         self,
@@ -125,7 +131,9 @@ class CompiledPipeline:
         lora: Any = None,
         lora_apply_mode: str = "auto",
     ) -> None:
-        self.pipe = pipe
+        self._kept = pipe
+        self._pipe = weakref.ref(pipe)
+        inside = self._within_the_pipeline()
         check_mode(lora_apply_mode)
         loras = read_loras(lora)
         _refuse_twice(pipe)
@@ -137,27 +145,40 @@ class CompiledPipeline:
         self._request.switch_on()
         check_names(self._request, roles, dynamic_shapes or {})
         self._phase = ""
-        self.components: dict[str, Component] = {}
+        self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
+        made: list[Component] = []  # each is kept by its module from _swap on
         holdings = Holdings()
         for name, devices in share_out(self._request, modules, roles).items():
-            self.components[name] = Component(
+            one = Component(
                 name,
                 roles[name],
                 modules[name],
                 devices,
-                finish=self._finish,
+                finish=inside._finish,
                 whole_on=self._whole_on(devices[0]),
-                offer=self._offer,
+                offer=inside._offer,
                 shares=self._request.shares_for(name, roles[name], devices),
                 rows=self._request.mode_for(name, roles[name]) == "row",
                 files=(readers or {}).get(name),
                 holdings=holdings,
                 rests=self._request.rests_for(name, roles[name], devices),
-                enter=self._enter,
+                enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
-        self._swap()
+            made.append(one)
+            self._components[name] = one
+        self._swap(inside)
         self._apply(loras, lora_apply_mode)
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline."""
+        return self._pipe()
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by name; none when the pipeline was undone."""
+        return dict(self._components)
 
     @property
     def rig(self) -> Rig:
@@ -202,8 +223,7 @@ class CompiledPipeline:
         for component in self.components.values():
             component.restore()
             component.module.__dict__.pop(libraries.HOOK, None)
-        for name in (*_MOVES, *OF_PIPELINES, _END, libraries.RESET_DEVICE_MAP, libraries.DEVICE_MAP, _MARK):
-            self.pipe.__dict__.pop(name, None)
+        become_as_before(self.pipe)
         _bring_state(self.pipe)
 
     def __enter__(self) -> CompiledPipeline:
@@ -221,7 +241,19 @@ class CompiledPipeline:
             lines.append(f"  {name} ({one.role}): {where}{rests}{by_parts}, {len(one.programs)} programs")
         return "\n".join(lines)
 
-    def _swap(self) -> None:
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise UsageError(
+            "the handle of a compiled pipeline cannot be copied or pickled: copy the pipeline (handle.pipe), and "
+            "compile the copy"
+        )
+
+    def _within_the_pipeline(self) -> Self:
+        """The same handle, which does not keep the pipeline alive."""
+        inside = object.__new__(type(self))
+        inside.__dict__ = self.__dict__
+        return inside
+
+    def _swap(self, inside: CompiledPipeline) -> None:
         hook = _ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
         for component in self.components.values():
             component.swap()
@@ -229,12 +261,8 @@ class CompiledPipeline:
                 component.settle()
             component.module.__dict__[libraries.HOOK] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
-        own: dict[str, Any] = {name: _refusal(name) for name in _MOVES if hasattr(self.pipe, name)}
-        own |= {libraries.DEVICE_MAP: places, libraries.RESET_DEVICE_MAP: self.undo, _MARK: self}
-        if hasattr(self.pipe, _END):
-            own[_END] = functools.partial(self._end, getattr(self.pipe, _END))
-        self.pipe.__dict__.update(own)
-        guard(self.pipe, OF_PIPELINES, tuple(self.components.values()))
+        self.pipe.__dict__[libraries.DEVICE_MAP] = places
+        become_compiled(self.pipe, inside)
 
     def splits_rows(self, component: Component) -> bool:
         """Whether a component's weights are to be split by rows over several devices."""
@@ -260,11 +288,6 @@ class CompiledPipeline:
         for other in self.components.values():
             if phase_of(other.role) != phase:
                 other.residence.release()
-
-    def _end(self, original: Callable[[], Any]) -> Any:
-        """Takes the place of what a pipeline calls at the end of a call."""
-        self.release()
-        return original()
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         residence = component.residence
@@ -322,7 +345,7 @@ def _bring_state(pipe: Any) -> None:
             vars(component).update({name: moved(value, there) for name, value in held.items()})
 
 
-class _ExecutionDevice:
+class _ExecutionDevice(Ours):
     """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong."""
 
     def __init__(self, device: torch.device) -> None:
@@ -334,7 +357,7 @@ class _ExecutionDevice:
 
 
 def _refuse_twice(pipe: Any) -> None:
-    if _MARK in vars(pipe):
+    if handle_of(pipe) is not None:
         raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
     hooked = [name for name, module in modules_of(pipe).items() if hasattr(module, libraries.HOOK)]
     if hooked:
@@ -342,13 +365,3 @@ def _refuse_twice(pipe: Any) -> None:
             f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}, or another pipeline compiled "
             "them: call pipe.remove_all_hooks(), or undo() there, first"
         )
-
-
-def _refusal(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise UsageError(
-            f"pipe.{name}() cannot move this pipeline: dovetail placed its components (pipe.hf_device_map says where): "
-            "name other devices in backend, or call undo() on its handle first"
-        )
-
-    return refuse

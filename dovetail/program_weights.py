@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -22,7 +23,7 @@ class ProgramWeights(WeightSource):
 
     def __init__(self, residence: Residence, module: nn.Module, program: Program) -> None:
         self._residence = residence
-        self._module = module
+        self._module = weakref.ref(module)
         self._program = program
         self._devices = {device.torch: device for device in program.devices} if program.rests else {}
         self._constants: dict[str, torch.Tensor] = {}
@@ -32,9 +33,11 @@ class ProgramWeights(WeightSource):
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that the module does not have; looks at it afresh."""
+        module = self._module()
+        assert module is not None
         self._residence.survey()
         self._constants = dict(program.constants)
-        tensors = tensors_by_name(self._module)
+        tensors = tensors_by_name(module)
         self._held = {
             weight.name: self._residence.holdings.of(tensors[name])
             for weight in program.weights.values()
@@ -52,7 +55,7 @@ class ProgramWeights(WeightSource):
 
         Raises WeightError when it is not what was traced, DoesNotFitError when there is no room.
         """
-        with torch.inference_mode(False), torch.no_grad():
+        with self._residence.holdings.lock, torch.inference_mode(False), torch.no_grad():
             held = self._held.get(weight.name)
             if held is None:
                 return moved(self._constants[weight.name], device)

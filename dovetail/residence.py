@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +36,21 @@ from .runtime.weights import tensors_of_module
 _HOST = torch.device("cpu")
 _KEPT_BYTES = 1 << 20
 """A parameter of a component's own module that is no larger stays on its device, for pipelines may compute with it."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _locked(method: Callable[Concatenate[Residence, _P], _R]) -> Callable[Concatenate[Residence, _P], _R]:
+    """Has one thread at a time look weights up or move them."""
+
+    @functools.wraps(method)
+    def within(self: Residence, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.holdings.lock:
+            return method(self, *args, **kwargs)
+
+    return within
 
 
 class Residence:
@@ -58,7 +75,7 @@ class Residence:
         rests: str = "",
         updated: Updated | None = None,
     ) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self.rests = rests
         self.files = files
         self.shares: tuple[float, ...] = ()
@@ -74,13 +91,23 @@ class Residence:
         if rests == "disk":
             self._check_files()
 
+    @property
+    def module(self) -> nn.Module:
+        """The component's module; raises ReferenceError when nobody has it any more."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the module of these weights is gone")
+        return module
+
+    @_locked
     def survey(self) -> None:
         """Looks where the module holds its weights; to be called when its structure may have changed."""
         self.holdings.survey()
 
     def held(self, module: nn.Module | None = None) -> list[Held]:
-        """The weights of the component or of a part of it, each once."""
-        tensors = {id(tensor): tensor for tensor in tensors_of_module(module or self.module).values()}
+        """The weights of the component or of a part of it, each once; none when nobody has the module any more."""
+        module = self._module() if module is None else module
+        tensors = {} if module is None else {id(tensor): tensor for tensor in tensors_of_module(module).values()}
         return [self.holdings.of(tensor) for tensor in tensors.values()]
 
     @property
@@ -93,6 +120,7 @@ class Residence:
         """Bytes of all weights of the component as they rest, each counted once."""
         return sum(held.nbytes for held in self.held())
 
+    @_locked
     def bytes_on(self, apart_from: Iterable[Held] = ()) -> Counter[str]:
         """Bytes that were brought to each device, or are brought there for a reading, by the device's name.
 
@@ -111,6 +139,7 @@ class Residence:
             placed[name] += 0 if held in left_out else nbytes
         return placed
 
+    @_locked
     def read_by(self, module: nn.Module, program: Program) -> list[Held]:
         """The weights of the component that a program reads."""
         tensors = tensors_by_name(module)
@@ -118,6 +147,7 @@ class Residence:
         names = (find_name(weight, tensors) for weight in read)
         return [self.holdings.of(tensors[name]) for name in names if name]
 
+    @_locked
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""
         tensors = tensors_by_name(module)
@@ -130,6 +160,7 @@ class Residence:
                 homes[weight.name] = devices[home.name]
         return homes
 
+    @_locked
     def settle(self, module: nn.Module, program: Program) -> None:
         """Notes where a program's weights are read, and brings none there: for planning, and for what is staged."""
         tensors = tensors_by_name(module)
@@ -146,6 +177,7 @@ class Residence:
             if not weight.rows and (held.home is None or held.home.name not in names):
                 held.home = home
 
+    @_locked
     def assign(self, homes: Mapping[Held, Device]) -> None:
         """Settles on which devices weights are read, those that have no home yet, and brings none there."""
         for held, device in homes.items():
@@ -155,6 +187,7 @@ class Residence:
                 self._planned[held, None] = held.home.name, held.nbytes
                 self._staged.add(held)
 
+    @_locked
     def set_types(self, module: nn.Module, program: Program) -> None:
         """Lets each weight of a fresh program that has no data rest in the type in which its file has it."""
         tensors = tensors_by_name(module)
@@ -165,6 +198,7 @@ class Residence:
             if held and held.tensor.is_meta and held.entry and rests_packed(weight, held.entry):
                 node.meta["weight"] = program.weights[weight.name] = replace(weight, quant=held.entry.quant)
 
+    @_locked
     def place(self, tensor: torch.Tensor, device: Device) -> torch.Tensor:
         """The weight on its device, where it is from now on; raises DoesNotFitError when there is no room."""
         held = self.holdings.of(tensor)
@@ -174,6 +208,7 @@ class Residence:
             return held.tensor
         return self.holdings.put(held, self._bring(held, there, functools.partial(held.whole, there)))
 
+    @_locked
     def show(self, tensor: torch.Tensor, device: Device) -> None:
         """Reads a weight that has no data yet to a device or to host memory; one that has none there looks as if."""
         held = self.holdings.of(tensor)
@@ -187,6 +222,7 @@ class Residence:
         else:
             self.place(tensor, device)
 
+    @_locked
     def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:
         """Reads small weights that have no data yet to their device, where they stay wherever the others rest."""
         for held in map(self.holdings.of, list(tensors)):
@@ -194,12 +230,14 @@ class Residence:
                 self._kept.add(held)
                 self.place(held.tensor, device)
 
+    @_locked
     def place_all(self, module: nn.Module, device: Device) -> None:
         """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
         self.survey()
         for held in self.held(module):
             self.lend(held, device)
 
+    @_locked
     def lend(self, held: Held, device: Device) -> None:
         """Brings a weight to a device for modules that run as they are; one that rests elsewhere until `release`."""
         if not self.rests or not isinstance(held.tensor, nn.Parameter):
@@ -208,6 +246,7 @@ class Residence:
             self.holdings.put(held, self._bring(held, device.torch, functools.partial(held.whole, device.torch)))
             self._lent.add(held)
 
+    @_locked
     def copy_on(self, held: Held, device: torch.device) -> torch.Tensor:
         """A second copy of a whole weight, for a module that runs as it is on another device than its home."""
         key = None, "", device
@@ -215,6 +254,7 @@ class Residence:
             held.parts[key] = self._bring(held, device, functools.partial(held.whole, device))
         return held.parts[key]
 
+    @_locked
     def part(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         """What stays on a device beside the module's own tensor: rows, packed bytes, or a second copy; made once."""
         key = weight.rows, weight.quant, device
@@ -222,6 +262,7 @@ class Residence:
             held.parts[key] = self._bring(held, device, functools.partial(held.read, weight, device))
         return held.parts[key]
 
+    @_locked
     def stage(self, held: Held, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a segment reads of a weight that rests elsewhere; it stays on the device until `release`."""
         key = weight.rows, weight.quant, device
@@ -231,12 +272,14 @@ class Residence:
             self._coming.add(device)
         return held.staged[key]
 
+    @_locked
     def settle_staged(self, device: torch.device) -> None:
         """Blocks the host until what was staged on a device since the last time is there."""
         if device in self._coming:
             self._coming.discard(device)
             accelerator_of(device).synchronize()
 
+    @_locked
     def rest(self, held: Held, device: torch.device) -> None:
         """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file.
 
@@ -251,6 +294,7 @@ class Residence:
         if held.tensor.device != _HOST or data.data_ptr() != held.tensor.data_ptr():
             self.holdings.put(held, data)
 
+    @_locked
     def release(self) -> None:
         """Lets go of everything that was staged, and of the memory that views of files take."""
         staged = [held for held in self.held() if held.staged]
@@ -262,12 +306,41 @@ class Residence:
         if self.files is not None and self.rests == "disk":
             self.files.reader.release([held.entry for held in staged if held.entry])
 
+    @_locked
     def complete(self) -> None:
         """Brings weights that have no data in the module to host memory."""
         self.survey()
         for held in self.held():
             if held.tensor.is_meta:
                 self.holdings.put(held, held.whole(_HOST))
+
+    @_locked
+    def take_over(self) -> None:
+        """Brings the data of all weights into the module's own tensors, which are what counts from now on.
+
+        Raises UsageError where weights rest on disk in their files.
+        """
+        if self.rests == "disk":
+            raise UsageError(
+                f"the weights of {type(self.module).__name__} rest on disk, and what is in their files cannot be "
+                "replaced: call undo() first"
+            )
+        self.survey()
+        for held in self.held():
+            if held.tensor.is_meta:
+                self.holdings.put(held, held.whole(_HOST))
+            held.parts.clear()
+            held.staged.clear()
+            held.files = None
+
+    @_locked
+    def data_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a copy of the module has in the place of a weight: it has data, and no simulated device."""
+        held = self.holdings.known(tensor)
+        if held is None or not (held.tensor.is_meta or _is_elsewhere(held)):
+            return tensor if held is None else held.tensor
+        data = held.whole(_HOST)
+        return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
 
     @contextlib.contextmanager
     def on_file_terms(self) -> Iterator[None]:
@@ -284,8 +357,12 @@ class Residence:
                 if shown is not None:
                     self.holdings.show(held, shown.device)
 
+    @_locked
     def undo(self) -> None:
-        """Brings every weight back to where it was; one that had no data goes to host memory."""
+        """Brings every weight back to where it was; one that had no data goes to host memory.
+
+        Raises DoesNotFitError when there is no room; the rest is brought back when it is called again.
+        """
         self.survey()
         for held in self.held():
             self.holdings.forget_parts(held)
@@ -293,11 +370,12 @@ class Residence:
             target = _HOST if before is None or before.type == "meta" else before
             moves = before is not None and held.tensor.device not in (target, torch.device("meta"))
             if moves or (held.tensor.is_meta and held.entry):
-                self.holdings.put(held, held.whole(target))
+                self.holdings.put(held, self._brought_back(held, target))
             held.home = held.before = None
         self._planned.clear()
         self._staged.clear()
 
+    @_locked
     def original(self, name: str) -> torch.Tensor | None:
         """A weight as its file has it, in host memory; None when it lies in no file."""
         held = next((held for held in self.held() if held.name == name), None)
@@ -305,6 +383,7 @@ class Residence:
             return None
         return self.files(held.name, held.tensor, _HOST)
 
+    @_locked
     def forget_copies(self) -> None:
         """Lets go of all that lies beside the module's tensors, after these were changed; it is made again."""
         for held in self.held():
@@ -326,6 +405,15 @@ class Residence:
         """Raises WeightError when a file was written to, of which weights are views; cheap enough for every call."""
         if self.files is not None:
             self.files.reader.check()
+
+    def _brought_back(self, held: Held, device: torch.device) -> torch.Tensor:
+        try:
+            return held.whole(device)
+        except torch.OutOfMemoryError as error:
+            raise DoesNotFitError(
+                f"{held.name} of {type(self.module).__name__} needs {format_bytes(held.nbytes)} on {device}, where it "
+                f"was before: {error}: free memory there, and call undo() again"
+            ) from error
 
     def advise(self, held: Iterable[Held]) -> None:
         """Has the system read ahead what is staged next from files."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+import weakref
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,8 +199,8 @@ class Executor:
             with torch.inference_mode():
                 for step in steps or self._steps:
                     step(slots)
-        except Exception as error:
-            explained = self._explain(error)
+        except BaseException as error:  # an interrupt too must not keep tensors alive
+            explained = self._explain(error) if isinstance(error, Exception) else error
             slots.clear()
             traceback.clear_frames(error.__traceback__)
             raise explained from (None if explained is error else error)
@@ -312,13 +313,17 @@ class Executor:
         following = self._following[index]
         places = [(self._layout.staged[weight.name, load.device], weight) for weight in load.weights]
 
+        executor = weakref.ref(self)  # which has the steps, and would hold itself
+
         def fetch(slots: Slots) -> None:
+            this = executor()
+            assert this is not None
             for slot, weight in places:
-                slots[slot] = self._fetch(weight, load.device)
-            if self._source:
-                self._source.settle(load.device.torch)
-            if following and self._source:
-                self._source.advise(following.weights)
+                slots[slot] = this._fetch(weight, load.device)
+            if this._source:
+                this._source.settle(load.device.torch)
+            if following and this._source:
+                this._source.advise(following.weights)
 
         return fetch
 
@@ -339,11 +344,14 @@ class Executor:
         weights, device = release.weights, release.device
         places = [self._layout.staged[weight.name, device] for weight in weights]
 
+        executor = weakref.ref(self)
+
         def let_go(slots: Slots) -> None:
+            this = executor()
             for slot in places:
                 slots[slot] = None
-            if self._source:
-                self._source.release(weights, device.torch)
+            if this and this._source:
+                this._source.release(weights, device.torch)
 
         return let_go
 

@@ -66,6 +66,22 @@ class SimTensor(torch.Tensor):
         what = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, what
 
+    @property
+    def memory(self) -> Buffer:
+        """The ledger entry of its storage, which tells it from any other."""
+        return self._buffer
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same memory without a history; assigning gives the tensor the memory of another on its device."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        if isinstance(other, SimTensor):
+            self._inner, self._buffer = other._inner, other._buffer
+
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Lets the memory be used again only when a stream is done with it."""
         self._buffer.keep(stream)

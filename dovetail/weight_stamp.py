@@ -1,0 +1,78 @@
+"""Notices weights that somebody else replaced or wrote: other tensors, other memory, or newer data than copies have."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .compiler.errors import WeightError
+from .holdings import Holdings, memory_of, version_of
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The weights as they were: the dictionaries that hold them, the tensors, and where and how new their data was."""
+
+    modules: list[nn.Module]
+    places: list[dict[str, Any]]
+    tensors: list[Any]
+    memory: list[Any]
+    versions: list[int]
+
+
+class WeightStamp:
+    """Compares the weights of some modules with what they were at the last look."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._seen: _Seen | None = None
+
+    def is_changed(self, root: nn.Module, modules: list[nn.Module]) -> bool:
+        """Whether somebody else changed a weight, so that copies of it are of no use; what we moved is no change."""
+        seen = self._seen
+        if seen is not None and seen.modules is modules and _is_as_seen(seen):
+            return False
+        with self._holdings.lock:
+            now = _look(root, modules)
+            foreign = seen is not None and self._is_foreign(seen, now)
+            self._seen = now
+            return foreign
+
+    def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
+        before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
+        known = self._holdings.known
+        for tensor, memory, version in zip(now.tensors, now.memory, now.versions, strict=True):
+            held = known(tensor)
+            if tensor is not None and held is None:
+                return True
+            was = before.get(id(tensor)) or (held.noted if held is not None else None)
+            if held is None or was is None:
+                continue
+            if was[1] != version and tensor.is_meta:
+                raise WeightError(
+                    f"weight {held.name} was written to, but its data is in no tensor of the module: it is split or "
+                    "rests elsewhere: call load_state_dict of the whole component, or undo() first"
+                )
+            if was[0] != memory or (was[1] != version and (held.parts or held.staged)):
+                return True
+        return False
+
+
+def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
+    places = [place for one in (root, *modules) for place in (one._parameters, one._buffers)]
+    tensors = list(itertools.chain.from_iterable(map(dict.values, places)))
+    return _Seen(modules, places, tensors, list(map(memory_of, tensors)), list(map(version_of, tensors)))
+
+
+def _is_as_seen(seen: _Seen) -> bool:
+    try:
+        now = list(itertools.chain.from_iterable(map(dict.values, seen.places)))
+    except RuntimeError:  # another thread puts something in
+        return False
+    if len(now) != len(seen.tensors) or not all(map(operator.is_, now, seen.tensors)):
+        return False
+    return list(map(memory_of, now)) == seen.memory and list(map(version_of, now)) == seen.versions
