@@ -378,7 +378,7 @@ class Component:
     def _traceable(self, call: Call) -> Iterator[nn.Module]:
         """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
         with skeleton(call.module, self.residence.holdings.behind, self.adapters.bases(self.module)) as copied:
-            if call.method != "forward":
+            if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
                 vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
             without_caches(copied)
             yield copied
