@@ -199,11 +199,16 @@ class Executor:
             with torch.inference_mode():
                 for step in steps or self._steps:
                     step(slots)
+        except Exception as error:
+            explained = self._explain(error)
+            _let_go(slots, error)
+            try:
+                raise explained from (None if explained is error else error)
+            finally:
+                del explained  # the frame is in its traceback
         except BaseException as error:  # an interrupt too must not keep tensors alive
-            explained = self._explain(error) if isinstance(error, Exception) else error
-            slots.clear()
-            traceback.clear_frames(error.__traceback__)
-            raise explained from (None if explained is error else error)
+            _let_go(slots, error)
+            raise
         if look is not None:
             self._settle(settled, layouts, frozenset(look.found))
         return [self._result(slots, item, index) for index, item in enumerate(self._outputs)]
@@ -381,6 +386,12 @@ def _told(where: str, error: Exception) -> DovetailError:
         told += ": devices report such errors late, an operation before this one may be to blame: "
         told += "CUDA_LAUNCH_BLOCKING=1 shows which"
     return ExecutionError(told)
+
+
+def _let_go(slots: Slots, error: BaseException) -> None:
+    """Drops the values of a call that failed, and those that the frames of its traceback hold."""
+    slots.clear()
+    traceback.clear_frames(error.__traceback__)
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def test_threads_that_compile_disturb_no_call_and_no_other_compile(rounds: int, 
 
         _in_threads(use, 4)
         assert not wrong, wrong[:3]
-        assert len(handle.programs["transformer"]) == 6
+        assert 1 <= len(handle.programs["transformer"]) <= 6
         handle.undo()
 
 
