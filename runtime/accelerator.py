@@ -35,6 +35,8 @@ class Accelerator:
 
     is_host = False
     has_streams = False
+    runs_triton = False
+    """Whether Triton compiles for devices of this type, where it is installed."""
     probe_bytes = 0
     """How much a self-test sends to learn whether copies arrive intact; 0 where there is nothing to learn."""
 
@@ -51,6 +53,10 @@ class Accelerator:
 
     def use(self, stream: Stream) -> AbstractContextManager[object]:
         """Sends this thread's work on the device to a stream for a while."""
+        return nullcontext()
+
+    def as_current(self) -> AbstractContextManager[object]:
+        """Makes the device the one that this thread's launches go to for a while."""
         return nullcontext()
 
     def record(self, stream: Stream) -> Event:
@@ -122,6 +128,7 @@ class StreamAccelerator(Accelerator):
     """A device whose module has streams, events and counters, named as in `torch.cuda`."""
 
     has_streams = True
+    runs_triton = True
     probe_bytes = 4 * 2**20
 
     def __init__(self, device: torch.device) -> None:
@@ -144,6 +151,11 @@ class StreamAccelerator(Accelerator):
     def use(self, stream: Stream) -> AbstractContextManager[object]:
         """Sends this thread's work on the device to a stream for a while."""
         context: AbstractContextManager[object] = self._module.stream(stream)
+        return context
+
+    def as_current(self) -> AbstractContextManager[object]:
+        """Makes the device the one that this thread's launches go to for a while."""
+        context: AbstractContextManager[object] = self._module.device(self.device)
         return context
 
     def record(self, stream: Stream) -> Event:
@@ -229,6 +241,7 @@ class StreamAccelerator(Accelerator):
 class SimAccelerator(StreamAccelerator):
     """A simulated device: what is pinned for it is a note, and a self-test leaves no trace in its counters."""
 
+    runs_triton = False
     probe_bytes = 256
 
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

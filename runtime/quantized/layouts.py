@@ -138,7 +138,7 @@ def _scales_of_iq4_xs(blocks: Tensor) -> tuple[Tensor, None]:
 
 
 @cache
-def _curve(device: torch.device) -> Tensor:
+def curve_on(device: torch.device) -> Tensor:
     """The sixteen numbers that the codes of IQ4_NL and IQ4_XS stand for."""
     numbers = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
     return torch.tensor(numbers, dtype=torch.float32, device=device)
@@ -146,7 +146,7 @@ def _curve(device: torch.device) -> Tensor:
 
 def _on_the_curve(words: Tensor) -> Tensor:
     codes = _bytes(words)
-    return _curve(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
+    return curve_on(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -31,6 +31,11 @@ def only_torch() -> Iterator[None]:
         _allowed = before
 
 
+def may_leave_torch() -> bool:
+    """Whether something else than plain torch may unpack now."""
+    return _allowed
+
+
 def native_unpack(packed: Tensor, quant: str) -> Callable[[Tensor, Tensor], None] | None:
     """What unpacks rows of a type on the tensor's device, if libgguf can and is the faster one."""
     if not _allowed or quant in _SLOWER or packed.device.type != "cpu" or torch.get_num_threads() > _FEW:

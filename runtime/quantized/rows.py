@@ -14,6 +14,7 @@ from torch import Tensor
 from ...compiler.quantization import block_of
 from ...compiler.unpacking import Sizes, sizes_on
 from ..accelerator import accelerator_of
+from .fused import unpacked_at_once
 from .layouts import LAYOUTS
 from .native import native_unpack
 
@@ -42,6 +43,8 @@ def dequantize_rows(packed: Tensor, quant: str, out: Tensor, sizes: Sizes | None
         return
     if quant in FLOATS:
         out.copy_(packed.view(FLOATS[quant]))
+        return
+    if unpacked_at_once(packed, quant, out):
         return
     unpack = native_unpack(packed, quant) or _torch_unpack(quant)
     step = max(1, (sizes or sizes_for(out.device)).piece // out.shape[1])
