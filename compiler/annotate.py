@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -81,7 +82,7 @@ class _Reader:
         expression = size.node.expr
         if expression.is_number:
             return int(expression)
-        known = size.node.shape_env.var_to_val
+        known = _known_sizes(size.node.shape_env)
         for symbol in expression.free_symbols:
             if symbol not in known:
                 raise _UnknownSize(expression)
@@ -95,6 +96,12 @@ class _Reader:
                 evaluate(text, self.symbols)
                 return text
         raise _UnknownSize(expression)
+
+
+def _known_sizes(shapes: Any) -> Mapping[Any, Any]:
+    """The size that each symbol has in the trace; newer versions of torch warn at the older name."""
+    known: Mapping[Any, Any] | None = getattr(shapes, "backed_var_to_val", None)
+    return shapes.var_to_val if known is None else known
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -20,6 +20,7 @@ from .sizes import evaluate, holds, symbol_names, symbols_of, with_numbers
 from .structure import read_structure
 
 _MOST_HELD = 4096
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,13 @@ class Signature:
             if leaf.dtype != expected.dtype or (
                 leaf.shape != expected.shape and not _binds(leaf.shape, expected.shape, symbols, self.ranges)
             ):
-                raise CallError(_tensor_message(leaf, expected))
+                raise CallError(_tensor_message(leaf, expected, self.ranges))
             if leaf.shape != expected.shape:
                 depending.append((leaf, expected))
             tensors.append(leaf)
         for leaf, expected in depending:
             if not _fits(leaf.shape, expected.shape, symbols):
-                raise CallError(_tensor_message(leaf, expected))
+                raise CallError(_tensor_message(leaf, expected, self.ranges))
         if self.guards:
             self._check_guards(symbols)
         return tensors
@@ -133,7 +134,7 @@ class Signature:
             if not holds(guard, symbols):
                 where = ", ".join(symbol_names(((leaf.path, leaf.shape) for leaf in self.tensors), symbols_of(guard)))
                 raise CallError(
-                    f"the trace holds where {guard}, this call has {with_numbers(guard, symbols)}, and {where}: "
+                    f"the trace holds where {with_numbers(guard, symbols)}, which is false for this call; {where}: "
                     "compile for this shape"
                 )
         if len(self._held) < _MOST_HELD:
@@ -234,11 +235,18 @@ def _constant_message(leaf: Any, expected: Constant) -> str:
     return f"argument {expected.path} was {expected.value!r} when traced, got {got}: compile for this value"
 
 
-def _tensor_message(leaf: torch.Tensor, expected: Tensor) -> str:
+def _tensor_message(leaf: torch.Tensor, expected: Tensor, ranges: Mapping[str, tuple[int, int]]) -> str:
+    bounds = [_bounds(size, *ranges[size]) for size in dict.fromkeys(expected.shape) if size in ranges]
     return (
-        f"argument {expected.path} was traced as {_show(expected.dtype, expected.shape)}, "
-        f"got {_show(leaf.dtype, tuple(leaf.shape))}: compile for this shape, or trace with dynamic_shapes"
+        f"argument {expected.path} was traced as {_show(expected.dtype, expected.shape)}"
+        f"{' for ' * bool(bounds)}{', '.join(bounds)}, got {_show(leaf.dtype, tuple(leaf.shape))}: "
+        f"compile for this shape{'' if bounds else ', or trace with dynamic_shapes'}"
     )
+
+
+def _bounds(symbol: int | str, low: int, high: int) -> str:
+    """The range of a symbol, for messages: ``2 ≤ s0 ≤ 64``, or ``s0 ≥ 2`` where nothing limits it."""
+    return f"{symbol} ≥ {low}" if high >= _NO_LIMIT else f"{low} ≤ {symbol} ≤ {high}"
 
 
 def _show(dtype: torch.dtype, shape: Sequence[int | str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,27 @@ def test_a_call_gives_what_eager_gives_or_says_which_relation_does_not_hold(
 
 def test_a_refused_call_names_the_relation_and_both_numbers() -> None:
     compiled = compiled_for(longer, "dynamic", 5, 3)
-    with pytest.raises(CallError, match=r"holds where (s\d+) > (s\d+).*\(3 > 5\).*is x\.shape\[0\].*is y\.shape\[0\]"):
+    relation = (
+        r"holds where (s\d+) > (s\d+) \(3 > 5\), which is false for this call; .*is x\.shape\[0\].*is y\.shape\[0\]"
+    )
+    with pytest.raises(CallError, match=relation):
         compiled(torch.ones(3, 4), torch.ones(5, 4))
     assert "\nguard s" in str(compiled)
+
+
+def test_a_refused_size_names_its_bounds_and_asks_for_no_dynamic_shapes_again() -> None:
+    for kind, bounds in (("named", r"\d+ ≤ s\d+ ≤ 64"), ("dynamic", r"s\d+ ≥ \d+")):
+        compiled = compiled_for(longer, kind, 8, 3)
+        with pytest.raises(
+            CallError, match=rf"argument x was traced as .* for {bounds}, got .*: compile for this shape$"
+        ):
+            compiled(torch.ones(2, 4), torch.ones(3, 4))
+
+
+def test_dynamic_shapes_are_traced_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        compiled_for(longer, "dynamic", 5, 3)
 
 
 def test_what_ranges_imply_is_no_guard() -> None:
