@@ -1,0 +1,280 @@
+"""What must hold on real devices, as functions of the devices' names; `benchmarks.gpu` and tests/gpu run them there.
+
+The tests run the same functions on simulated devices, so that it is known that they can pass and what they ask. Each
+raises AssertionError where something does not hold, and returns a line that says what was seen. Names are those of a
+backend: ``cuda0``, ``xpu1``, ``mps``, ``sim0``, ``cpu``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from diffusers import FluxTransformer2DModel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dovetail
+from dovetail.compiler.devices import make_device
+from dovetail.compiler.errors import DovetailError
+from dovetail.compiler.quantization import QUANT_TYPES, packed_shape
+from dovetail.runtime import sim
+from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.quantized import fused
+from tests.dovetail.tiny_pipelines import flux, paint
+
+Call = dict[str, Any]
+TOLERANCE = 1e-3
+"""How far two kinds of device may be apart, relative to the largest number, in float32."""
+
+
+def torch_device(name: str) -> torch.device:
+    """PyTorch's device of a name."""
+    device = make_device(name, 0)
+    if device.is_simulated:
+        sim.enable()
+    return device.torch
+
+
+def subject() -> tuple[torch.nn.Module, Call]:
+    """A small FLUX transformer, and a call of it."""
+    torch.manual_seed(0)
+    model = FluxTransformer2DModel(
+        patch_size=1, in_channels=16, num_layers=2, num_single_layers=3, attention_head_dim=64, num_attention_heads=4,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(16, 24, 24),
+    )  # fmt: skip
+    call = {
+        "hidden_states": torch.randn(1, 16, 16),
+        "encoder_hidden_states": torch.randn(1, 8, 32),
+        "pooled_projections": torch.randn(1, 32),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+        "return_dict": False,
+    }
+    return model.eval(), call
+
+
+def on(device: torch.device, call: Call) -> Call:
+    """The call with its tensors on a device."""
+    return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in call.items()}
+
+
+def eager(card: str) -> torch.Tensor:
+    """What the module itself returns on a card; a simulated one computes as the CPU does, which then stands for it."""
+    module, call = subject()
+    device = torch_device("cpu" if make_device(card, 0).is_simulated else card)
+    with torch.inference_mode():
+        found: torch.Tensor = copy.deepcopy(module).to(device)(**on(device, call))[0]
+    return found.cpu()
+
+
+def compiled(backend: str, **more: Any) -> tuple[dovetail.CompiledModule, Call]:
+    """The module compiled for a backend, and the call."""
+    module, call = subject()
+    return dovetail.compile(module, kwargs=call, backend=backend, **more), call
+
+
+def result(program: dovetail.CompiledModule, call: Call) -> torch.Tensor:
+    """What a call of the program returns, on the CPU."""
+    found: torch.Tensor = program(**call)[0]
+    return found.cpu()
+
+
+def allocated(cards: Sequence[str]) -> list[int]:
+    """The bytes of tensors on each card."""
+    found = []
+    for card in cards:
+        accelerator = accelerator_of(torch_device(card))
+        accelerator.synchronize()
+        found.append(accelerator.memory()[0])
+    return found
+
+
+def layers(cards: Sequence[str]) -> str:
+    """A layer split over cards of one model equals eager on one of them; on a single card so does the whole program."""
+    program, call = compiled("&".join(cards))
+    expected = eager(cards[0])
+    assert all(torch.equal(result(program, call), expected) for _ in range(3))
+    program.unload()
+    return f"over {', '.join(cards)} torch.equal to eager on {cards[0]}"
+
+
+def layers_with_the_host(cards: Sequence[str]) -> str:
+    """A split between a card and the CPU repeats its bits, and is near eager: two kinds of device round differently."""
+    program, call = compiled(f"{cards[0]}&cpu", tensor_split="1,1")
+    assert len(set(program.program.home.values())) == 2
+    first, expected = result(program, call), eager(cards[0])
+    assert torch.equal(result(program, call), first)
+    error = float((first - expected).abs().max() / expected.abs().max())
+    assert error < TOLERANCE
+    program.unload()
+    return f"over {cards[0]}, cpu: the same bits twice, {error:.1e} from eager"
+
+
+def rows(cards: Sequence[str]) -> str:
+    """A row split, the CPU as its last device, repeats its bits and is near eager."""
+    shares = ",".join("1" for _ in (*cards, "cpu"))
+    program, call = compiled("&".join((*cards, "cpu")), split_mode="row", tensor_split=shares)
+    first, expected = result(program, call), eager(cards[0])
+    assert all(torch.equal(result(program, call), first) for _ in range(3))
+    error = float((first - expected).abs().max() / expected.abs().max())
+    assert error < TOLERANCE
+    program.unload()
+    return f"by rows over {', '.join(cards)}, cpu: the same bits four times, {error:.1e} from eager"
+
+
+def staging(cards: Sequence[str]) -> str:
+    """Weights that rest in host memory give the bits of weights that stay, and leave the card after the call."""
+    there, call = compiled("&".join(cards))
+    expected = result(there, call)
+    there.unload()
+    del there
+    program, call = compiled("&".join(cards), params_backend="cpu")
+    assert torch.equal(result(program, call), expected)
+    before = allocated(cards)
+    assert all(torch.equal(result(program, call), expected) for _ in range(3))
+    assert allocated(cards) == before
+    program.unload()
+    return "weights resting on cpu: the bits of weights that stay, nothing more held after each call"
+
+
+def residency(cards: Sequence[str]) -> str:
+    """A whole pipeline repeats its picture wherever its weights rest, and undo gives the cards back."""
+    pipe, call = flux()
+    before = allocated(cards)
+    pictures = []
+    for rests in (None, "cpu"):
+        handle = dovetail.compile_pipeline(pipe, "&".join(cards), params_backend=rests)
+        pictures += [paint(handle, call).cpu() for _ in range(2)]
+        handle.undo()
+        del handle
+        pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)  # it keeps tensors of its last run
+        assert allocated(cards) == before, f"{allocated(cards)} bytes after undo, {before} before"
+    assert all(torch.equal(one, pictures[0]) for one in pictures)
+    return "a pipeline resident and staged: one picture, and undo leaves nothing"
+
+
+def packed(cards: Sequence[str]) -> str:
+    """Every type unpacks on the card to the bits of gguf-py in float32, and to those rounded in the halves."""
+    device, fast = torch_device(cards[0]), []
+    for quant in QUANT_TYPES:
+        blocks = np.random.default_rng(0).integers(0, 256, packed_shape(quant, (64, 1024)), dtype=np.uint8)
+        with np.errstate(all="ignore"):
+            expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[quant]).copy())
+        there = torch.from_numpy(blocks).to(device)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            found = torch.ops.dovetail.dequantize(there, quant, dtype).cpu()
+            assert fused._same_bits(found, expected.to(dtype)), f"{quant} in {dtype} on {cards[0]}"
+        if quant in fused.LAYOUTS and accelerator_of(device).runs_triton and fused._agrees(device, quant, dtype):
+            fast.append(quant)
+    return f"{len(QUANT_TYPES)} types in three dtypes as gguf-py on {cards[0]}; with Triton: {' '.join(fast) or 'none'}"
+
+
+@contextlib.contextmanager
+def hidden_waits_are_errors(card: str) -> Iterator[bool]:
+    """Has PyTorch raise where the host waits for a card, on CUDA; yields whether anybody looks."""
+    if make_device(card, 0).kind != "cuda":
+        yield False
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def waits(cards: Sequence[str]) -> str:
+    """The second call, its inputs on the card, never has the host wait."""
+    program, call = compiled("&".join(cards))
+    inputs = on(torch_device(cards[0]), call)
+    first = program(**inputs)[0]
+    with hidden_waits_are_errors(cards[0]) as watched:
+        second = program(**inputs)[0]
+    assert torch.equal(first.cpu(), second.cpu())
+    program.unload()
+    return "no hidden wait in the second call" if watched else f"nobody looks for hidden waits on {cards[0]}"
+
+
+class Before(TorchDispatchMode):
+    """Calls a function before each operation, with its number, its name and the devices of its tensors."""
+
+    def __init__(self, function: Callable[[int, str, set[torch.device]], None]) -> None:
+        super().__init__()
+        self._function, self.count = function, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function, then the operation."""
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs or {}))
+        devices = {one.device for one in leaves if isinstance(one, torch.Tensor)}
+        devices |= {one for one in leaves if isinstance(one, torch.device)}
+        self._function(self.count, str(func), devices)
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def sleeping(seed: int) -> Callable[[int, str, set[torch.device]], None]:
+    """Puts random delays on the stream in use of each CUDA device before its operations, longer ones before copies."""
+    chance = random.Random(seed)
+
+    def sleep(_: int, name: str, devices: set[torch.device]) -> None:
+        longest = 400_000 if "copy" in name else 40_000
+        for device in devices:
+            if device.type == "cuda" and chance.random() < 0.5:
+                with torch.cuda.device(device):
+                    torch.cuda._sleep(chance.randrange(longest))
+
+    return sleep
+
+
+def delays(cards: Sequence[str], calls: int = 200) -> str:
+    """Random delays before copies and operations change no bit: a missing wait between streams would."""
+    for more in ({}, {"params_backend": "cpu"}, {"split_mode": "row"} if len(cards) > 1 else {}):
+        program, call = compiled("&".join(cards), **more)
+        expected = result(program, call)
+        for seed in range(calls):
+            with Before(sleeping(seed)):
+                found = program(**call)[0]
+            assert torch.equal(found.cpu(), expected), f"call {seed} of {more}"
+        program.unload()
+    return f"{calls} calls with delays, resident, staged{' and by rows' if len(cards) > 1 else ''}: the same bits"
+
+
+def memory(cards: Sequence[str]) -> str:
+    """What is allocated is what it was: after each call, after an injected lack of memory, and after unload."""
+    empty = allocated(cards)
+    program, call = compiled("&".join(cards), params_backend="cpu")
+    expected = result(program, call)
+    before = allocated(cards)
+    counter = Before(lambda number, name, devices: None)
+    with counter:
+        program(**call)
+    for moment in range(0, counter.count, max(1, counter.count // 20)):
+        with contextlib.suppress(torch.OutOfMemoryError, DovetailError), Before(_lack_at(moment)):
+            program(**call)
+        assert allocated(cards) == before, f"after a lack of memory at operation {moment} of {counter.count}"
+    assert torch.equal(result(program, call), expected)
+    program.unload()
+    del program
+    assert allocated(cards) == empty
+    return f"allocated: {before} after each call and after 20 lacks of memory, {empty} after unload"
+
+
+def _lack_at(moment: int) -> Callable[[int, str, set[torch.device]], None]:
+    def lack(number: int, name: str, devices: set[torch.device]) -> None:
+        if number == moment:
+            raise torch.OutOfMemoryError(f"injected before {name}")
+
+    return lack
+
+
+CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
+    layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory,
+)  # fmt: skip
+"""All checks; each takes one card or several."""

@@ -1,0 +1,18 @@
+"""What must hold on the accelerators of this machine: on the first, and on all together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks.gpu import accelerators, groups
+from benchmarks.gpu_checks import CHECKS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("cards", groups(accelerators()), ids=" and ".join)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_holds(check: Callable[[Sequence[str]], str], cards: Sequence[str]) -> None:
+    print(check(cards))

@@ -1,0 +1,63 @@
+"""The checks for real devices, on simulated ones: they can pass there, and fail where they should."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_checks
+from dovetail.runtime.quantized import kernels
+
+pytestmark = pytest.mark.usefixtures("sim_devices")
+
+
+def test_bits_of_packed_types_are_compared_with_those_of_gguf(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "15 types" in gpu_checks.packed(["sim0"])
+    right = kernels.dequantize_rows
+
+    def wrong(packed: torch.Tensor, quant: str, out: torch.Tensor) -> None:
+        right(packed, quant, out)
+        if quant == "Q5_K":
+            out[0, 0] += 1
+
+    monkeypatch.setattr(kernels, "dequantize_rows", wrong)
+    with pytest.raises(AssertionError, match=r"Q5_K in torch\.float32 on sim0"):
+        gpu_checks.packed(["sim0"])
+
+
+def test_bits_of_a_layer_split_are_compared_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "torch.equal" in gpu_checks.layers(["sim0", "sim1"])
+    right = gpu_checks.eager
+    monkeypatch.setattr(gpu_checks, "eager", lambda card: right(card) + 1e-6)
+    with pytest.raises(AssertionError):
+        gpu_checks.layers(["sim0"])
+
+
+def test_something_is_done_before_each_operation_on_its_devices() -> None:
+    seen: list[tuple[int, str, set[torch.device]]] = []
+    with gpu_checks.Before(lambda *what: seen.append(what)):
+        torch.ones(2, device="sim:0").cpu()
+    assert [number for number, _, _ in seen] == list(range(len(seen)))
+    assert torch.device("sim:0") in seen[-1][2]
+    assert "copy" in seen[-1][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cards", [["sim0"], ["sim0", "sim1"]], ids=" and ".join)
+def test_everything_holds_on_simulated_devices(
+    cards: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "groups", lambda names: [names])
+    assert gpu.main([*cards, "--calls", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["holds", check.__name__] for check in gpu_checks.CHECKS]
+
+
+def test_a_machine_without_accelerators_is_told_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "accelerators", list)
+    assert gpu.main([]) == 2
+    assert "nothing was checked" in capsys.readouterr().err
