@@ -5,8 +5,9 @@ attributes. It is an operation of the dispatcher in the namespace ``aten`` or ``
 tensors and plain values, or one of the Python functions on numbers in ``FUNCTIONS``.
 
 Of ATen's operations these are left out, by their schema: those without a tensor (they read or set global state),
-those that take a storage, a stream, a file name or text that is no named choice, those with an ``out`` argument, and
-those that change what memory a tensor has. Of those with a private name the ones that a trace meets are listed here.
+those that take a storage, a stream, a file name or text that is no named choice, those with an ``out`` argument,
+those that change what memory a tensor has, and those whose kernels reach outside their operands' memory where sizes or
+indices do not fit. Of those with a private name the ones that a trace meets are listed here.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ _STATEFUL = re.compile(
     r"from_file|^data$|is_set_to|output_nr|is_leaf|fbgemm|mps|choose_qparams|^fake_quant|fused_moving|to_padded|"
     r"as_strided_$|unsafe_.*_tensor|^_?test_|^data_ptr"
 )
+_UNCHECKED = re.compile(
+    r"segment_reduce|ctc_loss|embedding_bag|fractional_max_pool|batch_norm_|native_batch_norm|slow_conv|thnn_conv|"
+    r"conv_depthwise3d|convolution_overrideable|flatten_dense_tensors"
+)
+"""Operations whose kernels do not compare the sizes or indices of their operands with one another."""
+
 _PRIVATE = frozenset(
     """
     __and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__
@@ -58,14 +65,12 @@ _PRIVATE = frozenset(
     _assert_tensor_metadata _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short
     _conj _conj_physical _convolution _convolution_mode _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _fused_rms_norm
     _grouped_mm _int_mm _linalg_det _linalg_eigh _linalg_slogdet _linalg_svd _local_scalar_dense _log_softmax
-    _logcumsumexp _native_batch_norm_legit _native_batch_norm_legit_no_training _native_multi_head_attention _neg_view
-    _pad_circular _pad_enum _prelu_kernel _reshape_alias _reshape_copy _safe_softmax _scaled_dot_product_attention_math
-    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-    _scaled_dot_product_flash_attention_for_cpu _scaled_grouped_mm _scaled_mm _shape_as_tensor _softmax _stack _to_copy
+    _logcumsumexp _native_multi_head_attention _neg_view
+    _pad_circular _pad_enum _prelu_kernel _reshape_copy _safe_softmax _scaled_dot_product_attention_math
+    _scaled_grouped_mm _scaled_mm _shape_as_tensor _softmax _stack _to_copy
     _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unsafe_index _unsafe_index_put _unsafe_view
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_int4pack_mm _weight_int8pack_mm _weight_norm
-    _weight_norm_interface
     """.split()
 )
 
@@ -140,6 +145,10 @@ def _why_refused(op: OpOverload) -> str:
         return "writes into memory that it may resize"
     if _STATEFUL.search(name):
         return "changes or asks for what memory, state or file a tensor has"
+    if _UNCHECKED.search(name) or (
+        name.endswith("2d_aa") and op._overloadname != "vec"
+    ):  # that makes scales from sizes
+        return "does not check the sizes and indices of its operands"
     return _why_schema(op._schema)
 
 

@@ -15,11 +15,14 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias
-from ..compiler.program import Weight, origin_of, placement_of, tensors_of
+from ..compiler.program import TensorType, Weight, origin_of, placement_of, tensors_of
 from ..compiler.structure import count_leaves
 from ..compiler.targets import argument_names, name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
 from .pin import names_memory, returns, weights_through
+
+aten = torch.ops.aten
+_CASTS = frozenset((aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.contiguous.default))
 
 
 def targets(evidence: Evidence) -> Iterator[Violation]:
@@ -33,6 +36,33 @@ def targets(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("targets", f"%{node.name} = {node.target} does not yield what its type says", node)
         elif not _takes(node):
             yield Violation("targets", f"%{node.name} = {name_of(node.target)} does not take such arguments", node)
+        elif node.target is aten._weight_norm.default and not _norms_fit(node):
+            yield Violation("targets", f"%{node.name} has no norm for each row of its weight", node)
+
+
+def _norms_fit(node: Node) -> bool:
+    """Whether the norms of a weight are as many as its rows; the kernel reads past them without a check.
+
+    What is compared are the shapes of inputs and weights, which are checked where they come in, or of their casts.
+    """
+    dim = (*node.args, *node.kwargs.values())[2:]
+    if len(node.args) < 2 or node.kwargs.keys() - {"dim"} or any(type(one) is not int for one in dim):
+        return False
+    weight, norms = map(_given_type, node.args[:2])
+    if not isinstance(weight, TensorType) or not isinstance(norms, TensorType):
+        return False
+    at = next(iter(dim), 0)
+    if at == -1:
+        return all(size == 1 for size in norms.shape)
+    wanted = tuple(size if one == at else 1 for one, size in enumerate(weight.shape))
+    return 0 <= at < len(wanted) and norms.shape == wanted
+
+
+def _given_type(node: object) -> object:
+    """The type of the input or weight that a node is or casts; None for any other."""
+    while isinstance(node, Node) and node.target in _CASTS and node.args:
+        node = node.args[0]
+    return node.meta.get("value") if isinstance(node, Node) and node.op == "placeholder" else None
 
 
 def _takes(node: Node) -> bool:

@@ -39,6 +39,47 @@ def test_a_name_that_is_no_listed_operation_is_refused(name: str) -> None:
         find_target(name)
 
 
+UNCHECKED = [
+    "aten._reshape_alias.default", "aten.segment_reduce.default", "aten.ctc_loss.Tensor", "aten.embedding_bag.default",
+    "aten.embedding_bag.padding_idx", "aten.batch_norm_update_stats.default", "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit_no_training.default", "aten._weight_norm_interface.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.slow_conv3d.default",
+    "aten.slow_conv_transpose2d.default", "aten.fractional_max_pool2d.default", "aten._upsample_bilinear2d_aa.default",
+    "aten._upsample_bicubic2d_aa.default", "aten._upsample_lanczos2d_aa.default",
+]  # fmt: skip
+"""Their kernels read or write outside their operands' memory where sizes or indices do not fit; seen to."""
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_an_operation_that_reaches_outside_its_operands_memory_is_refused(name: str) -> None:
+    with pytest.raises(ProgramTextError, match="may not have"):
+        find_target(name)
+
+
+class Normed(nn.Module):
+    """A convolution whose weight is a direction and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_weight_with_norms_compiles_and_one_whose_norms_are_too_few_is_refused() -> None:
+    model, x = Normed().eval(), torch.ones(2, 3, 5)
+    compiled = dovetail.compile(model, (x,), backend="cpu")
+    assert torch.equal(compiled(x), model(x))
+    (node,) = compiled.program.graph.find_nodes(op="call_function", target=torch.ops.aten._weight_norm.default)
+    for wrong in ((*node.args[:2], 1), (node.args[0], node.args[0]), (node.args[1], node.args[0]), (*node.args[:2], 9)):
+        right, node.args = node.args, wrong
+        with pytest.raises(VerificationError, match="has no norm for each row"):
+            verify(compiled.program)
+        node.args = right
+    verify(compiled.program)
+
+
 def test_no_operation_of_aten_that_may_be_named_touches_files_storages_streams_or_settings() -> None:
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")
