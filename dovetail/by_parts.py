@@ -154,7 +154,9 @@ class Parts:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
         site, frame = self._site(call.module), self.frame
         main = self.component.whole_on
-        there = (site.device or main).torch if frame is None or site.device else frame.here
+        # What others put in place of a part's forward may share state with their other functions: all run in one place.
+        stays = frame is not None and (call.is_patched or not site.device)
+        there = frame.here if frame is not None and stays else (site.device or main).torch
         back = frame.here if frame else _home(args, kwargs) or there
         crossing = Crossing(there, frame.here if frame else None, back)
         keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
@@ -221,7 +223,9 @@ class Parts:
         main = {device.name: device for device in component.devices}.get(component.whole_on.name)
         several = len(homes) > 1 or bool(component.residence.rests) or self._contains_left(module)
         packed = any(one.tensor.is_meta and one.entry and one.entry.is_packed for one in inside)
-        opens = next(module.children(), None) is not None and (packed or (several and (len(units) > 1 or main is None)))
+        opens = next(module.children(), None) is not None and (
+            packed or (several and (len(units) > 1 or main is None or module in self.left))
+        )
         device = component.whole_on if main is None else _only(homes) or _only(_homes(own)) or main
         if not inside:
             return _Site(None, opens, ())

@@ -274,7 +274,8 @@ class Component:
     def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
         """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
         self._live[call] = state.live
-        left = (self.parts.left - {call.module, *stamp.modules}) | state.live.keys()
+        looked_at = {*stamp.modules, *({self.module} & {call.module})}  # the hooks of a part are its parent's to see
+        left = (self.parts.left - looked_at) | state.live.keys()
         if left == self.parts.left:
             return
         self.parts.leave(left)

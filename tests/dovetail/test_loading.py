@@ -78,7 +78,7 @@ def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     made.save_pretrained(tmp_path)
     expected = type(made).from_pretrained(tmp_path, dtype=dtype)
     handle = dovetail.load_pipeline(tmp_path, SPREAD, dtype=dtype)
-    assert type(handle.pipe) is type(expected)
+    assert isinstance(handle.pipe, type(expected))
     assert handle.pipe.config.keys() == expected.config.keys()
     handle.undo()
     assert_same(handle.pipe, expected)
@@ -158,7 +158,7 @@ def test_another_pipeline_class_and_other_components_may_be_given(flux: Path) ->
     handle = dovetail.load_pipeline(
         flux, "cpu", pipeline_class=diffusers.FluxImg2ImgPipeline, components={"vae": vae, "text_encoder": None}
     )
-    assert type(handle.pipe) is diffusers.FluxImg2ImgPipeline
+    assert isinstance(handle.pipe, diffusers.FluxImg2ImgPipeline)
     assert handle.pipe.vae is vae
     assert handle.pipe.text_encoder is None
 
@@ -303,5 +303,5 @@ def test_a_repository_is_downloaded_by_diffusers(flux: Path, monkeypatch: pytest
         return str(flux)
 
     monkeypatch.setattr(diffusers.DiffusionPipeline, "download", classmethod(download))
-    assert type(dovetail.load_pipeline("somebody/flux", "cpu").pipe) is diffusers.FluxPipeline
+    assert isinstance(dovetail.load_pipeline("somebody/flux", "cpu").pipe, diffusers.FluxPipeline)
     assert asked == [("somebody/flux", None)]
