@@ -41,6 +41,9 @@ def dequantize_rows(packed: Tensor, quant: str, out: Tensor, sizes: Sizes | None
     """
     if not out.numel():
         return
+    elements, nbytes = block_of(quant)
+    if packed.dim() != 2 or packed.shape[0] * packed.shape[1] * elements != out.numel() * nbytes:
+        raise RuntimeError(f"{quant} rows of {tuple(packed.shape)} bytes do not fill numbers of {tuple(out.shape)}")
     if quant in FLOATS:
         out.copy_(packed.view(FLOATS[quant]))
         return

@@ -282,3 +282,10 @@ def test_a_product_finds_room_on_a_device_that_is_nearly_full() -> None:
         del there, x
     finally:
         sim.enable({0: 2**30})
+
+
+@pytest.mark.parametrize("shape", [(34 * 5,), (5, 33), (2, 5, 34)])
+def test_bytes_that_are_no_rows_of_blocks_are_refused_on_every_device(shape: tuple[int, ...]) -> None:
+    packed = torch.zeros(shape, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="do not fill"):
+        dequantize_rows(packed, "Q8_0", torch.empty(5, 32))
