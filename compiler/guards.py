@@ -7,6 +7,7 @@ it does not hold is refused. One that cannot be written in the language of ``siz
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -120,7 +121,15 @@ def _size_text(size: Any) -> str:
 def _factor(size: Any) -> str:
     """A size as it may stand beside a sign."""
     text = _size_text(size)
-    return text if text.isalnum() or (text.startswith("(") and text.endswith(")")) else f"({text})"
+    return text if text.isalnum() or _is_enclosed(text) else f"({text})"
+
+
+def _is_enclosed(text: str) -> bool:
+    """Whether one pair of parentheses is around all of a text, as around `(a + b)` and not `(a)*(b)`."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return False
+    depths = itertools.accumulate((one == "(") - (one == ")") for one in text)
+    return all(depth > 0 for depth in itertools.islice(depths, len(text) - 1))
 
 
 def _rounded(size: Any) -> str:

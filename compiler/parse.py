@@ -223,7 +223,7 @@ class _Reader:
         persistent, frozen = not line.accept("transient"), line.accept("frozen")
         name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
         weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
-        _check_weight(weight, value)
+        _check_weight(weight, value, "quantized" in self.facts)
         if name in self.weights:
             raise ValueError(f"weight {name} stands twice")
         self.weights[name] = weight
@@ -355,14 +355,14 @@ def _words(line: Line) -> list[str]:
     return line.rest().split(", ")
 
 
-def _check_weight(weight: Weight, value: Value) -> None:
-    """Raises ValueError where a weight, as it rests, is not what its node yields."""
+def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
+    """Raises ValueError where a weight is not what its node yields: its bytes once quantize ran, its numbers before."""
     if weight.rows and not weight.rows[0] < weight.rows[1]:
         raise ValueError("a slice of a weight has rows")
     if isinstance(value, tuple) or (value is None) != weight.is_number:
         raise ValueError("a weight is one tensor, the scale of an adapter a number")
-    shape, dtype = weight.stored
-    if isinstance(value, TensorType) and (shape, dtype) != (value.sizes, value.dtype):
+    held = weight.stored if is_quantized else (weight.shape, weight.dtype)
+    if isinstance(value, TensorType) and held != (value.sizes, value.dtype):
         raise ValueError("a packed weight does not have as many bytes as its rows take")
 
 

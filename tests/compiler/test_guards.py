@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 import dovetail
 from dovetail.compiler.errors import CallError, ProgramTextError, TraceError
+from dovetail.compiler.guards import expression_text
 from dovetail.compiler.parse import parse_program
 from dovetail.compiler.sizes import evaluate, holds, with_numbers
 from dovetail.compiler.trace import trace
@@ -165,6 +169,24 @@ def test_a_trace_with_dimensions_that_cannot_be_so_proposes_what_torch_does() ->
 def test_relations_are_evaluated(relation: str, truth: bool) -> None:
     assert holds(relation, {"a": 3, "b": 2}) is truth
     assert relation in with_numbers(relation, {"a": 3, "b": 2})
+
+
+P, Q = (sympy.Symbol(name, integer=True, positive=True) for name in "pq")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (FloorDiv(P, 2) * FloorDiv(Q, 3), FloorDiv(P, 2) * (P + Q)),
+        (Mod(P, Q + 1) * Mod(P, 5), P * Q),
+        ((P + 1) * (Q + 2), (P + 3) ** 2),
+    ],
+)
+def test_an_expression_is_written_so_that_it_reads_back_as_the_same(left: sympy.Expr, right: sympy.Expr) -> None:
+    written = expression_text(sympy.Ne(PythonMod(left, right), 0))
+    for p, q in itertools.product(range(2, 20), range(3, 20)):
+        values = {P: p, Q: q}
+        assert holds(written, {"p": p, "q": q}) is (int(left.subs(values)) % int(right.subs(values)) != 0), written
 
 
 @pytest.mark.parametrize(
