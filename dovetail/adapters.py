@@ -95,6 +95,7 @@ class Adapters:
     def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
         """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
         root = self._root()
+        assert root is not None
         stamp = libraries.adapter_configs(root)
         if len(stamp) != len(self._stamp) or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
             self._stamp = stamp
@@ -120,6 +121,13 @@ class Adapters:
             self._read[module] = state, _branches(wrappers, factor)
         return self._read[module][1]
 
+    def forget(self) -> None:
+        """Has the next call of each part take its adapters' weights again, for they may have been written meanwhile.
+
+        A write through ``.data``, as peft's hotswap does it, leaves no trace in the tensor that could be compared.
+        """
+        self._read.clear()
+
     def bases(self, module: nn.Module) -> dict[nn.Module, nn.Module]:
         """What each wrapper of plain branches of a part wraps."""
         return {one.layer: one.layer.get_base_layer() for one in self.wrappers(module) if one.is_plain}
@@ -127,6 +135,7 @@ class Adapters:
     def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
         """What diffusers multiplies all scales by, which is no argument of a program, and the other arguments."""
         root = self._root()
+        assert root is not None
         name = next((name for name in libraries.LORA_SCALES if isinstance(kwargs.get(name), dict)), None)
         if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(root)):
             return 1.0, kwargs

@@ -128,6 +128,8 @@ class Component:
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
         self._live: dict[Call, Mapping[nn.Module, str]] = {}
         self._told = False
+        self.takes_adapters = False
+        """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
     @property
     def sharing(self) -> Sharing:
@@ -180,6 +182,7 @@ class Component:
         if first is not None:
             self.residence.show(first, self.whole_on)
         self.residence.keep(self.module.parameters(recurse=False), self.whole_on)
+        self.residence.rehome(self.whole_on, self.devices[0])
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs.
@@ -350,7 +353,9 @@ class Component:
             return original(*args, **kwargs)
 
     def _load_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads other weights, which go to their devices at the next call."""
+        """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
+        if self.takes_adapters:
+            return original(*args, **kwargs)
         with self.sharing.alone():
             self.residence.take_over()
             self._unload()
@@ -360,7 +365,8 @@ class Component:
         """Refuses to move a placed component; converts it, and lets it be moved to where it says that it is."""
         if name == "enable_group_offload":
             raise UsageError(self._immobile(name))
-        there, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        parsed: tuple[Any, ...] = torch._C._nn._parse_to(*args, **kwargs)
+        there, dtype, _, layout = parsed
         claimed = {_device_of(self.module), getattr(vars(self.module).get(libraries.HOOK), "execution_device", None)}
         if there is not None and there not in claimed:
             raise UsageError(self._immobile(name))

@@ -43,6 +43,7 @@ def on_stand_ins(components: Sequence[Component], original: Callable[..., Any], 
                 if not replaces:
                     stack.enter_context(_without_replacements(component.module))
                 stack.enter_context(_stand_ins(component.module))
+                stack.enter_context(_taking_adapters(component))
             result = original(*args, **kwargs)
     except BaseException:
         for restore in restores:
@@ -50,6 +51,7 @@ def on_stand_ins(components: Sequence[Component], original: Callable[..., Any], 
         raise
     for component in components:
         component.adapters.wrappers(component.module)
+        component.adapters.forget()
     return result
 
 
@@ -96,6 +98,15 @@ def _stand_ins(module: nn.Module) -> Iterator[None]:
             if tensor.is_leaf:
                 tensor.requires_grad_(memo[id(tensor)].requires_grad)
             held[name] = tensor
+
+
+@contextlib.contextmanager
+def _taking_adapters(component: Component) -> Iterator[None]:
+    component.takes_adapters = True
+    try:
+        yield
+    finally:
+        component.takes_adapters = False
 
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:

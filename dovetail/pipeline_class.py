@@ -67,10 +67,8 @@ def _around(base: type[Any], name: str, around: Callable[..., Any]) -> Callable[
 
 def _call(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls the pipeline, and lets go of what was staged for it, whatever happens."""
-    try:
+    with handle.running():
         return own(*args, **kwargs)
-    finally:
-        handle.release()
 
 
 def _set(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str, value: Any) -> None:

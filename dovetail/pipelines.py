@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,7 @@ class CompiledPipeline:
         self._request.switch_on()
         check_names(self._request, roles, dynamic_shapes or {})
         self._phase = ""
+        self._running: list[None] = []
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         made: list[Component] = []  # each is kept by its module from _swap on
         holdings = Holdings()
@@ -217,6 +219,17 @@ class CompiledPipeline:
         self._phase = ""
         for component in self.components.values():
             component.residence.release()
+            component.adapters.forget()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next."""
+        self._running.append(None)
+        try:
+            yield
+        finally:
+            self._running.pop()
+            self.release()
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
@@ -280,7 +293,12 @@ class CompiledPipeline:
         return main
 
     def _enter(self, component: Component) -> None:
-        """Lets go of what was staged for another phase, when a component of a new one is called."""
+        """Lets go of what was staged for another phase, when a component of a new one is called.
+
+        A component that is called outside a call of the pipeline takes its adapters' weights anew each time.
+        """
+        if not self._running:
+            component.adapters.forget()
         phase = phase_of(component.role)
         if phase == self._phase:
             return

@@ -231,6 +231,13 @@ class Residence:
                 self.place(held.tensor, device)
 
     @_locked
+    def rehome(self, device: Device, home: Device) -> None:
+        """Has the weights of one device be those of another, where they would lie if this were no planning alone."""
+        for held in self.held():
+            if held.home is not None and held.home.name == device.name:
+                held.home = home
+
+    @_locked
     def place_all(self, module: nn.Module, device: Device) -> None:
         """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
         self.survey()

@@ -147,7 +147,27 @@ def test_an_adapter_whose_weights_are_swapped_in_place_compiles_nothing(loras: A
     paint(pipe, call)
     count = len(traced)
     pipe.transformer.load_lora_adapter(second, prefix="transformer", adapter_name="one", hotswap=True)
-    assert torch.equal(paint(pipe, call), paint(eager, call))
+    for number in range(3):
+        assert torch.equal(paint(pipe, call), paint(eager, call))
+        swap = load_file(loras["flux"][number % 2] / FILE)
+        for one in (eager, pipe):
+            one.transformer.load_lora_adapter(swap, prefix="transformer", adapter_name="one", hotswap=True)
+    assert len(traced) == count
+
+
+def test_weights_of_an_adapter_that_are_written_without_a_trace_count_from_the_next_picture_on(loras: Any) -> None:
+    eager, call = MAKERS["flux"]()
+    pipe, _, traced = compiled("flux", "sim0&sim1")
+    for one in (eager, pipe):
+        load(one, loras["flux"][:1])
+    paint(pipe, call)
+    count = len(traced)
+    for factor in (2.0, 0.25):
+        for one in (eager, pipe):
+            for name, parameter in one.transformer.named_parameters():
+                if "lora_B" in name:
+                    parameter.data.mul_(factor)
+        assert torch.equal(paint(pipe, call), paint(eager, call))
     assert len(traced) == count
 
 
