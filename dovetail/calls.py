@@ -43,8 +43,8 @@ class Call:
     """
 
     def __init__(self, path: str, method: str, module: nn.Module) -> None:
-        known = vars(module).get(method)
-        known = known.call if isinstance(known, Answer) else None  # another component has this part too
+        there = vars(module).get(method)
+        known: Call | None = there.call if isinstance(there, Answer) else None  # another component has this part too
         self.path = path
         self.method = method
         self._module = weakref.ref(module)

@@ -199,7 +199,7 @@ def adapters_to_merge(layer: Any, names: Sequence[str] | None) -> list[str]:
     """Which adapters peft's ``merge`` would merge: the named ones, or the active ones, without those merged already."""
     from peft.tuners.tuners_utils import check_adapters_to_merge
 
-    return list(check_adapters_to_merge(layer, names))
+    return list(check_adapters_to_merge(layer, None if names is None else list(names)))
 
 
 def adapter_configs(module: nn.Module) -> tuple[Any, ...]:

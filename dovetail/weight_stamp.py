@@ -63,8 +63,8 @@ class WeightStamp:
 
 
 def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
-    places = [place for one in (root, *modules) for place in (one._parameters, one._buffers)]
-    tensors = list(itertools.chain.from_iterable(map(dict.values, places)))
+    places: list[dict[str, Any]] = [place for one in (root, *modules) for place in (one._parameters, one._buffers)]
+    tensors: list[Any] = list(itertools.chain.from_iterable(map(dict.values, places)))
     return _Seen(modules, places, tensors, list(map(memory_of, tensors)), list(map(version_of, tensors)))
 
 

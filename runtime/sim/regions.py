@@ -10,7 +10,8 @@ Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 def region_of(tensor: torch.Tensor) -> Region:
     """The part of its storage that a tensor covers."""
-    return tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
+    offset: int = tensor.storage_offset()  # type: ignore[assignment]
+    return offset, tuple(tensor.size()), tuple(tensor.stride())
 
 
 def are_apart(one: Region, other: Region) -> bool:

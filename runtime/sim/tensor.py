@@ -50,7 +50,7 @@ class SimTensor(torch.Tensor):
         """Builds the wrapper around the tensor that `__tensor_flatten__` named."""
         return wrap(inner["_inner"], device_of(device))
 
-    @property
+    @property  # type: ignore[override]
     def is_cpu(self) -> bool:
         """Says no, but while deterministic algorithms are asked for.
 
