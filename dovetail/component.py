@@ -287,9 +287,9 @@ class Component:
         if told and not self._told:
             self._told = True
             logger.warning(
-                "%d parts of %s run as they are, for dovetail cannot look into them: %s%s; the rest of it is compiled "
-                "by its parts, so that values cross between devices more often",
-                len(told), self.title(call), ", ".join(told[:3]), ", …" if len(told) > 3 else "",
+                "these parts of %s run as they are, because dovetail cannot trace them: %s%s; the rest of it is "
+                "compiled by its parts, so that values cross between devices more often",
+                self.title(call), ", ".join(told[:3]), f", … ({len(told)} in all)" if len(told) > 3 else "",
             )  # fmt: skip
 
     def _make(

@@ -207,7 +207,8 @@ def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplo
         paint(pipe, call)
     assert seen == ["SimTensor"] * 2
     assert caplog.text.count("run as they are") == 1
-    assert "mid_block (hooks)" in caplog.text
+    assert "these parts of unet (UNet2DConditionModel).forward run as they are" in caplog.text
+    assert "cannot trace them: mid_block (hooks); the rest" in caplog.text
     registered.remove()
     count = len(handle.programs["unet"])
     assert torch.equal(paint(pipe, call).cpu(), plain)
