@@ -83,6 +83,11 @@ class Held:
         entry = self.entry
         return entry.nbytes if self.tensor.is_meta and entry and entry.is_packed else self.tensor.nbytes
 
+    @property
+    def has_data(self) -> bool:
+        """Whether it has numbers anywhere: in the module, in a file or on devices."""
+        return not self.tensor.is_meta or self.entry is not None or bool(self.parts)
+
     def whole(self, device: torch.device) -> torch.Tensor:
         """All of it, dense, on a device, from where it rests."""
         if not self.tensor.is_meta:

@@ -325,7 +325,8 @@ class Residence:
     def take_over(self) -> None:
         """Brings the data of all weights into the module's own tensors, which are what counts from now on.
 
-        Raises UsageError where weights rest on disk in their files.
+        One that has no data, such as an adapter's that is being loaded, stays as it is. Raises UsageError where weights
+        rest on disk in their files.
         """
         if self.rests == "disk":
             raise UsageError(
@@ -334,7 +335,7 @@ class Residence:
             )
         self.survey()
         for held in self.held():
-            if held.tensor.is_meta:
+            if held.tensor.is_meta and held.has_data:
                 self.holdings.put(held, held.whole(_HOST))
             held.parts.clear()
             held.staged.clear()
