@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_CONTAINERS = (dict, list, set)
+_CONTAINERS = (dict, list, set, deque)
 
 _CODE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 _LEAVES = (torch.Tensor, str, int, float, bytes, *_CODE)
@@ -48,7 +49,7 @@ def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tenso
 
 
 def containers_of(module: nn.Module) -> Iterator[Any]:
-    """Every dict, list and set that attributes of a module and of its parts lead to, those of its objects included."""
+    """Every dict, list, deque and set that attributes of a module and its parts lead to, those of its objects too."""
     seen: set[int] = set()
     waiting: list[Any] = []
     for child in module.modules():
@@ -118,16 +119,20 @@ def _restore(container: Any, before: Any) -> None:
         _restore_keys(container, before)
     elif len(container) != len(before) or not all(map(_is_same, container, before)):
         container.clear()
-        container.extend(before) if isinstance(container, list) else container.update(before)
+        container.update(before) if isinstance(container, set) else container.extend(before)
 
 
 def _restore_keys(container: dict[Any, Any], before: dict[Any, Any]) -> None:
     """Changes nothing but what is not the same object, for other threads may read the module now."""
+    kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # frozen configurations forbid their own
     for key in container.keys() - before.keys():
-        dict.__delitem__(container, key)  # frozen configurations forbid their own methods
+        kind.__delitem__(container, key)
     for key, value in before.items():
         if key not in container or container[key] is not value:
-            dict.__setitem__(container, key, value)
+            kind.__setitem__(container, key, value)
+    if kind is OrderedDict and list(container) != list(before):  # the order says what such a cache forgets next
+        for key in before:
+            kind.move_to_end(container, key)
 
 
 def _is_same(one: Any, other: Any) -> bool:

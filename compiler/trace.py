@@ -359,9 +359,18 @@ def _refuse_unknown_sizes(program: Program) -> None:
 def _refuse_outside_writes(program: Program) -> None:
     outside = {t.storage: node for node in program.graph.find_nodes(op="placeholder") for t in tensors_of(node)}
     for node in program.ops():
-        for storage in writes(node) & outside.keys():
+        for storage in (writes(node) | _statistics(node)) & outside.keys():
             what = weight_of(outside[storage])
             raise TraceError(
                 f"{program.name} writes into {f'its weight {what.name}' if what else f'its input {outside[storage]}'} "
                 f"at {origin_of(node).source}: dovetail compiles modules without side effects: clone it first"
             )
+
+
+def _statistics(node: Node) -> set[int]:
+    """The storages of the running statistics that a normalization updates, which its schema does not say."""
+    if node.target not in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return set()
+    running, of_batch = node.args[3:5], node.args[5]
+    given = [one for one in running if isinstance(one, Node)] if of_batch else []
+    return {tensor.storage for one in given for tensor in tensors_of(one)}

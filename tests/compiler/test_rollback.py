@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict, deque
 from typing import Any
 
 import pytest
@@ -124,3 +125,29 @@ def test_a_tensor_that_is_no_weight_may_lie_on_any_device() -> None:
     assert torch.equal(compiled(x), Elsewhere("cpu")(x))
     assert module.freqs is freqs
     assert module.cache["rope"][0].device == torch.device("sim:1")
+
+
+class Ordered(nn.Module):
+    """Keeps what it computed in a cache that forgets the oldest, and in a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: OrderedDict[str, Any] = OrderedDict(a=1, b=2, c=3)
+        self.queue: deque[Any] = deque([1], maxlen=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache["new"] = x * 2
+        self.cache.move_to_end("a")
+        del self.cache["b"]
+        self.queue.append(x)
+        return x + self.cache["new"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+def test_ordered_dicts_and_queues_hold_after_a_trace_what_they_held_before_it_in_that_order() -> None:
+    module = Ordered()
+    trace(module, (torch.ones(2),))
+    assert list(module.cache.items()) == [("a", 1), ("b", 2), ("c", 3)]
+    assert module.cache.popitem(last=False) == ("a", 1)
+    assert list(module.queue) == [1]
+    assert module.queue.maxlen == 4

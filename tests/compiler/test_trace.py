@@ -133,6 +133,22 @@ def test_writing_what_a_module_was_given_is_refused_by_name(module: nn.Module, w
         trace(module, (torch.ones(2),))
 
 
+class UpdatesStatistics(nn.Module):
+    """Normalizes by the batch, though it is in eval mode, and has the op keep running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(x, self.mean, torch.ones_like(self.mean), training=True)
+
+
+def test_a_normalization_that_updates_its_running_statistics_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"writes into its weight mean at .*clone it first"):
+        trace(UpdatesStatistics(), (torch.ones(2, 3),))
+
+
 class Fills(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tensor([1.0, 2.0]) * 3
