@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .calls import BY_PARTS, ByParts, Call, moved
+from .calls import BY_PARTS, ByParts, Call, answer_late, moved
 from .compiled import CompiledModule
 from .compiler.devices import Device
 from .compiler.errors import TraceError
@@ -33,6 +33,8 @@ from .crossing import Crossing, is_stateful
 from .holdings import Held
 from .passes.assign import assign, units_of
 from .runtime.transfers import home_of
+from .sharing import ForkSafeLock
+from .skeleton import has_foreign_hooks
 
 if TYPE_CHECKING:
     from .component import Component
@@ -73,12 +75,15 @@ class Parts:
     """Runs calls of a component by its parts.
 
     ``reasons`` has, by the name of the call, why it was not compiled whole. The component keeps this alive, and not the
-    other way round.
+    other way round. Weights lie in the module where its Python reads them meanwhile, so one thread at a time runs the
+    component by its parts or changes it: who has ``turn``, which is taken before the pipeline's ``sharing``.
     """
 
     def __init__(self, component: Component) -> None:
         self.reasons: dict[str, str] = {}
         self.left: frozenset[nn.Module] = frozenset()
+        self.turn = ForkSafeLock()
+        self._is_used = False
         self._component = weakref.ref(component)
         self._units: dict[Held, str] | None = None
         self._sites: MutableMapping[nn.Module, _Site] = weakref.WeakKeyDictionary()
@@ -100,7 +105,7 @@ class Parts:
 
     @property
     def _keeping(self) -> bool:
-        return getattr(self._local, "keeping", False)
+        return getattr(self._local, "keeping", False) or has_foreign_hooks()
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -108,12 +113,17 @@ class Parts:
 
         For loops that call the component with one length after another, such as ``generate``.
         """
-        before = self._keeping
+        before = getattr(self._local, "keeping", False)
         self._local.keeping = True
         try:
             yield
         finally:
             self._local.keeping = before
+
+    @property
+    def waits(self) -> contextlib.AbstractContextManager[Any]:
+        """Waits for calls by parts that other threads make, if there were any so far."""
+        return self.turn if self._is_used else contextlib.nullcontext()
 
     @property
     def settled(self) -> bool:
@@ -152,6 +162,13 @@ class Parts:
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
+        self._is_used = True
+        with self.turn, self.component.residence.lending():
+            if call.is_over:  # undone by another thread meanwhile
+                return answer_late(call, args, kwargs)
+            return self._run(call, args, kwargs)
+
+    def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         site, frame = self._site(call.module), self.frame
         main = self.component.whole_on
         # What others put in place of a part's forward may share state with their other functions: all run in one place.

@@ -18,6 +18,8 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 
 def _key(value: Any) -> Hashable:
     kind = type(value)
+    if kind is float:
+        return kind, value.hex()  # two zeros are not one
     if kind in _PLAIN:
         return kind, value
     if isinstance(value, torch.Tensor):

@@ -111,6 +111,14 @@ class Call:
             module.__dict__[self.method] = self._own
 
 
+def answer_late(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Answers a call that another thread has ended meanwhile: as the module does now, compiled anew or undone."""
+    placed = vars(call.module).get(call.method)
+    if isinstance(placed, Answer) and placed.call is not call:
+        return placed(*args, **kwargs)
+    return call.original(*args, **kwargs)
+
+
 class Ours:
     """What dovetail puts into the attributes of a module, and what was there before; copies of the module have that."""
 

@@ -29,6 +29,7 @@ from .calls import (
     BY_PARTS,
     Answering,
     Call,
+    answer_late,
     copy_bare,
     put_method,
     refuse_gradients,
@@ -190,7 +191,7 @@ class Component:
         Waits until no other thread runs one. Raises DoesNotFitError when a weight finds no room where it was: the
         component is still compiled then, and this can be repeated.
         """
-        with self.sharing.alone():
+        with self.parts.turn, self.sharing.alone():
             self._unload()
             self.parts.forget()
             self.merges.settle()
@@ -201,7 +202,7 @@ class Component:
 
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
-        with self.sharing.alone():
+        with self.parts.turn, self.sharing.alone():
             self._forget()
             self.parts.forget()
             self.residence.forget_copies()
@@ -221,12 +222,15 @@ class Component:
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
         try:
-            return self._answer(call, args, kwargs)
+            with self.parts.waits:
+                return self._answer(call, args, kwargs)
         except BaseException:
             self.residence.release()
             raise
 
     def _answer(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if call.is_over:
+            return answer_late(call, args, kwargs)
         refuse_gradients(self.title(call), call.module, args, kwargs)
         state = self._look(call)
         if self._enter:
@@ -247,17 +251,18 @@ class Component:
         if not isinstance(program, CompiledModule):
             return self.parts.run(call, *args, **kwargs)
         with self.sharing.shared():
-            if call.is_over:  # undone by another thread meanwhile
-                return call.original(*args, **kwargs)
-            if branches.held:
-                program.exchange(branches.held)
-            return self.parts.answer(program, args, others)
+            if not call.is_over:
+                if branches.held:
+                    program.exchange(branches.held)
+                return self.parts.answer(program, args, others)
+        return answer_late(call, args, kwargs)
 
     def _look(self, call: Call) -> State:
         """The state of a part, after what others changed in it was taken in."""
         stamp, weights = self._stamps.get(call) or self._stamp_of(call)
-        state = stamp.look()
-        if weights.is_changed(call.module, stamp.modules):
+        with self.sharing.shared():  # nobody puts stand-ins in place of weights meanwhile
+            state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
+        if is_changed:
             with self.sharing.alone():
                 self.residence.survey()
                 self.refresh_weights()
@@ -348,15 +353,16 @@ class Component:
 
     def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
-        self._renew_merged()
-        with self.residence.on_file_terms():
-            return original(*args, **kwargs)
+        with self.parts.turn, self.sharing.alone():
+            self._renew_merged()
+            with self.residence.on_file_terms():
+                return original(*args, **kwargs)
 
     def _load_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
         if self.takes_adapters:
             return original(*args, **kwargs)
-        with self.sharing.alone():
+        with self.parts.turn, self.sharing.alone():
             self.residence.take_over()
             self._unload()
             return original(*args, **kwargs)

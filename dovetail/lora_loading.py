@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from . import libraries
 from .calls import put_method
+from .compiler.alone import alone
 from .compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ def guard_module(component: Component) -> None:
 
 def on_stand_ins(components: Sequence[Component], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
+    with contextlib.ExitStack() as stack:
+        for component in components:
+            stack.enter_context(component.parts.turn)
+        stack.enter_context(alone())  # nothing is compiled meanwhile, and nothing runs
+        if components:
+            stack.enter_context(components[0].sharing.alone())
+        return _load(components, original, args, kwargs)
+
+
+def _load(
+    components: Sequence[Component], original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     restores = [_snapshot(component.module) for component in components]
     replaces = getattr(original, "__name__", "") == libraries.LOAD_IP_ADAPTER
     try:

@@ -85,6 +85,8 @@ class Residence:
         self._staged: set[Held] = set()
         self._coming: set[torch.device] = set()
         self._lent: set[Held] = set()
+        self._lending = 0
+        self._is_due = False
         self._kept: set[Held] = set()
         self._names = {held.name for held in self.held()}
         self._origin = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), _HOST)
@@ -253,6 +255,19 @@ class Residence:
             self.holdings.put(held, self._bring(held, device.torch, functools.partial(held.whole, device.torch)))
             self._lent.add(held)
 
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """Keeps what is lent where it is meanwhile, also when another thread releases."""
+        with self.holdings.lock:
+            self._lending += 1
+        try:
+            yield
+        finally:
+            with self.holdings.lock:
+                self._lending -= 1
+                if not self._lending and self._is_due:
+                    self.release()
+
     @_locked
     def copy_on(self, held: Held, device: torch.device) -> torch.Tensor:
         """A second copy of a whole weight, for a module that runs as it is on another device than its home."""
@@ -303,13 +318,17 @@ class Residence:
 
     @_locked
     def release(self) -> None:
-        """Lets go of everything that was staged, and of the memory that views of files take."""
+        """Lets go of everything that was staged, and of the memory that views of files take.
+
+        What is lent to modules that are running leaves as soon as they return.
+        """
         staged = [held for held in self.held() if held.staged]
         for held in staged:
             held.staged.clear()
-        for held in self._lent:
+        self._is_due = self._lending > 0
+        for held in () if self._is_due else self._lent:
             self.rest(held, held.tensor.device)
-        self._lent.clear()
+        self._lent = self._lent if self._is_due else set()
         if self.files is not None and self.rests == "disk":
             self.files.reader.release([held.entry for held in staged if held.entry])
 

@@ -57,6 +57,14 @@ def is_of_libraries(function: Any) -> bool:
     return home.partition(".")[0] in ("torch", "transformers")
 
 
+def has_foreign_hooks() -> bool:
+    """Whether somebody other than these libraries has hooks on all modules that there are."""
+    from torch.nn.modules import module
+
+    hooks = (*module._global_forward_hooks.values(), *module._global_forward_pre_hooks.values())
+    return not all(map(is_of_libraries, hooks))
+
+
 class _Copier:
     def __init__(
         self,

@@ -13,21 +13,26 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from numpy import ndarray
 from torch import nn
 
 from .calls import Answer, Ours
+from .holdings import version_of
 from .skeleton import is_of_libraries
 
 _KEPT = 32
 """So many states of a module are remembered."""
 _DEPTH = 4
+"""So many objects are looked into, one held by another."""
+_SMALL = 1 << 16
+"""Bytes of an array of numpy whose content is compared."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FRAME = frozenset(vars(nn.Module())) - {"training"}
 _NOTED_ELSEWHERE = frozenset(
@@ -53,10 +58,12 @@ class _Seen:
 
     modules: list[nn.Module]
     classes: list[type]
-    dicts: list[dict[Any, Any]]
+    dicts: list[Mapping[Any, Any]]
     sequences: list[Any]
     hooks: list[dict[int, Any]]
     counts: list[int]
+    written: list[Any]
+    marks: list[Any]
     values: list[Any]
 
 
@@ -93,11 +100,14 @@ class Stamp:
         instead = self._instead()
         modules = list(_modules(root, instead))
         walk = _Walk()
-        described = tuple(walk.module(one, one is root, instead) for one in modules)
+        parts = tuple(walk.module(one, one is root, instead) for one in modules)
+        described = parts, tuple(walk.members(one) for one in _of_classes(map(type, modules)))
         dicts = [*(vars(one) for one in modules[1:]), *(one._modules for one in modules), *walk.dicts]
+        dicts += _of_classes(map(type, modules))
         hooks = [vars(one)[name] for one in modules[1:] for name in _HOOKS]
         classes, counts = list(map(type, modules)), list(map(len, hooks))
-        seen = _Seen(modules[1:], classes[1:], dicts, walk.sequences, hooks, counts, [])
+        marks = list(map(_mark, walk.written))
+        seen = _Seen(modules[1:], classes[1:], dicts, walk.sequences, hooks, counts, walk.written, marks, [])
         seen.values.extend(_values(root, seen))
         self._seen = seen
         if described not in self._known:
@@ -116,13 +126,15 @@ def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
         now = _values(root, seen)
     except RuntimeError:  # another thread puts something in
         return False
-    return len(now) == len(seen.values) and all(map(operator.is_, now, seen.values))
+    if len(now) != len(seen.values) or not all(map(operator.is_, now, seen.values)):
+        return False
+    return list(map(_mark, seen.written)) == seen.marks
 
 
 def _values(root: nn.Module, seen: _Seen) -> list[Any]:
     chain = itertools.chain.from_iterable
     own = (value for name, value in vars(root).items() if not isinstance(value, Ours) and name not in _NOTED_ELSEWHERE)
-    return [*own, *chain(map(dict.values, seen.dicts)), *chain(seen.sequences)]
+    return [*own, *chain(held.values() for held in seen.dicts), *chain(seen.sequences)]
 
 
 def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:
@@ -144,6 +156,7 @@ class _Walk:
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []
         self.sequences: list[Any] = []
+        self.written: list[Any] = []
         self.live: dict[nn.Module, str] = {}
         self._met: dict[int, Any] = {}
 
@@ -171,11 +184,16 @@ class _Walk:
 
     def value(self, value: Any, depth: int) -> Hashable:
         """A value of an attribute: what it says where that is plain, and which object it is elsewhere."""
+        if isinstance(value, float):
+            return type(value), value.hex()  # two zeros are not one
         if isinstance(value, _PLAIN):
             return type(value), value
         if isinstance(value, MethodType):
             return self.value(value.__self__, depth), _serial(value.__func__)
-        if isinstance(value, (nn.Module, torch.Tensor, *_CODE)) or not depth:
+        if isinstance(value, (torch.Tensor, ndarray)):
+            self.written.append(value)
+            return _serial(value), _mark(value)
+        if isinstance(value, (nn.Module, *_CODE)):
             return _serial(value)
         if id(value) in self._met:
             return "met", self._met[id(value)][1]
@@ -183,17 +201,41 @@ class _Walk:
         if isinstance(value, (list, tuple, set, frozenset)):
             if not isinstance(value, tuple):
                 self.sequences.append(value)
-            return type(value), tuple(self.value(item, depth - 1) for item in value)
+            return type(value), tuple(self.value(item, depth) for item in value)
         if isinstance(value, dict):
             self.dicts.append(value)
-            return _serial(type(value)), tuple((_key(key), self.value(item, depth - 1)) for key, item in value.items())
+            return _serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
         held = getattr(value, "__dict__", None)
-        if not isinstance(held, dict):
+        if not isinstance(held, dict) or not depth:
             return _serial(value)
         self.dicts.append(held)
         items = tuple((name, self.value(item, depth - 1)) for name, item in list(held.items()))
         is_plain = type(value).__module__.partition(".")[0] in _LIBRARIES
         return _serial(type(value) if is_plain else value), items
+
+    def members(self, members: Mapping[str, Any]) -> Hashable:
+        """What a class says: its functions, and other members that are plain."""
+        shown = ((name, value) for name, value in members.items() if not name.startswith("__") or name == "__call__")
+        return tuple(
+            (name, self.value(value, 0)) for name, value in shown if isinstance(value, (*_PLAIN, *_CODE, property))
+        )
+
+
+def _of_classes(classes: Iterable[type]) -> list[Mapping[str, Any]]:
+    """The members of classes and of what they inherit from, without those of every module."""
+    every = set(nn.Module.__mro__)
+    return [
+        vars(one)
+        for one in dict.fromkeys(base for kind in dict.fromkeys(classes) for base in kind.__mro__)
+        if one not in every
+    ]
+
+
+def _mark(value: Any) -> Hashable:
+    """What tells whether a tensor or an array was written to."""
+    if isinstance(value, torch.Tensor):
+        return version_of(value)
+    return value.tobytes() if value.nbytes <= _SMALL else ()
 
 
 def _counts(name: str, value: Any) -> bool:
