@@ -160,6 +160,12 @@ class Answer(Ours):
         return inspect.signature(self.call.original)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a component answers the calls of a module."""
+    placed = vars(module).get("forward")
+    return isinstance(placed, Answer) and not placed.call.is_over and placed._owner() is not None
+
+
 @functools.cache
 def _undisturbed() -> Callable[..., Any]:
     """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""

@@ -379,7 +379,8 @@ class Component:
         dtypes = {tensor.dtype for tensor in self.module.parameters() if tensor.is_floating_point()}
         if layout is None and (dtype is None or dtypes == {dtype}):
             return self.module  # without touching weights that are not read yet
-        return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
+        with self.parts.turn, self.sharing.alone(), self.residence.bared():
+            return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
 
     def _immobile(self, name: str) -> str:
         return (

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import libraries
-from .calls import Ours
+from .calls import Ours, is_compiled
 from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
@@ -24,7 +24,7 @@ from .compiler.spec import role_of_component
 from .compiler.units import format_bytes
 from .component import Component
 from .holdings import Files, Held, Holdings
-from .loras import Lora, apply_loras, check_mode, read_loras
+from .loras import apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .pipeline_class import become_as_before, become_compiled, handle_of
@@ -111,8 +111,8 @@ def undo(pipe: Any) -> None:
 class CompiledPipeline:
     """A pipeline whose components are compiled; calling it calls the pipeline.
 
-    ``pipe`` is the pipeline itself, ``components`` has a Component by name, ``rig`` the devices. Used in a ``with``
-    statement it undoes itself at the end.
+    ``pipe`` is the pipeline itself, ``components`` has a Component by name, ``rig`` the devices. Other attributes are
+    those of the pipeline, to read and to set. Used in a ``with`` statement it undoes itself at the end.
 
     The handle keeps the pipeline alive. The pipeline and its components have the same handle without that, so that
     nothing leads back to the pipeline, and all is freed as soon as nobody holds it.
@@ -169,8 +169,12 @@ class CompiledPipeline:
             )
             made.append(one)
             self._components[name] = one
-        self._swap(inside)
-        self._apply(loras, lora_apply_mode)
+        try:
+            self._swap(inside)
+            apply_loras(self, loras, lora_apply_mode)
+        except BaseException:
+            self.undo()
+            raise
 
     @property
     def pipe(self) -> Any:
@@ -239,6 +243,21 @@ class CompiledPipeline:
         become_as_before(self.pipe)
         _bring_state(self.pipe)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the handle does not have itself is the pipeline's: its scheduler, its ``load_lora_weights``."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return getattr(self.pipe, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.pipe, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.pipe)})
+
     def __enter__(self) -> CompiledPipeline:
         return self
 
@@ -280,13 +299,6 @@ class CompiledPipeline:
     def splits_rows(self, component: Component) -> bool:
         """Whether a component's weights are to be split by rows over several devices."""
         return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
-
-    def _apply(self, loras: Sequence[Lora], mode: str) -> None:
-        try:
-            apply_loras(self, loras, mode)
-        except Exception:
-            self.undo()
-            raise
 
     def _whole_on(self, main: Device) -> Device:
         """The device of calls that cannot be compiled."""
@@ -377,9 +389,17 @@ class _ExecutionDevice(Ours):
 def _refuse_twice(pipe: Any) -> None:
     if handle_of(pipe) is not None:
         raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
-    hooked = [name for name, module in modules_of(pipe).items() if hasattr(module, libraries.HOOK)]
+    modules = modules_of(pipe)
+    taken = [name for name, module in modules.items() if is_compiled(module)]
+    if taken:
+        raise UsageError(
+            f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as components of another pipeline: give "
+            f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call undo() on the handle of the "
+            "other one first"
+        )
+    hooked = [name for name, module in modules.items() if hasattr(module, libraries.HOOK)]
     if hooked:
         raise UsageError(
-            f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}, or another pipeline compiled "
-            "them: call pipe.remove_all_hooks(), or undo() there, first"
+            f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}: call pipe.remove_all_hooks() "
+            "first"
         )

@@ -384,6 +384,18 @@ class Residence:
                 if shown is not None:
                     self.holdings.show(held, shown.device)
 
+    @contextlib.contextmanager
+    def bared(self) -> Iterator[None]:
+        """Modules hold meanwhile what stands for weights without data, and not what is shown in its place."""
+        back = [(held, held.shown.device) for held in self.held() if held.shown is not None]
+        for held, _ in back:
+            self.holdings.restore(held, held.tensor)
+        try:
+            yield
+        finally:
+            for held, device in back:
+                self.holdings.show(held, device)
+
     @_locked
     def undo(self) -> None:
         """Brings every weight back to where it was; one that had no data goes to host memory.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,9 @@ class Settings(Model):
 
 
 @pytest.fixture(autouse=True)
-def _class_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _class_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "amount", 1.0)
     monkeypatch.setattr(Settings, "times", Settings.times)
-    yield
 
 
 def _class_amount(model: Settings) -> None:
