@@ -22,7 +22,7 @@ from dovetail.passes.pin import pinned
 from dovetail.passes.place import Part, Room, split_parts
 from dovetail.runtime import sim
 
-from .modules import KINDS, TOKENS, WIDTH, ModuleCase, Shared, Tower, Writer
+from .modules import KINDS, TOKENS, WIDTH, ModuleCase, Shared, Tower
 from .wide_modules import PIECES, Stack, WideCase
 
 PARTS = st.lists(st.builds(Part, st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=7)
@@ -114,7 +114,7 @@ def tower(kind: type[nn.Module], shares: str, rests: str | None) -> ModuleCase:
 
 @pytest.mark.parametrize("rests", [None, "cpu"])
 @pytest.mark.parametrize("shares", ["1", "1,1", "0,2,1"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (Shared, Writer)])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Shared])
 def test_a_split_by_layers_runs_in_exactly_the_memory_for_which_it_is_accepted(
     kind: type[nn.Module], shares: str, rests: str | None
 ) -> None:
