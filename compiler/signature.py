@@ -236,7 +236,8 @@ def _constant_message(leaf: Any, expected: Constant) -> str:
 
 
 def _tensor_message(leaf: torch.Tensor, expected: Tensor, ranges: Mapping[str, tuple[int, int]]) -> str:
-    bounds = [_bounds(size, *ranges[size]) for size in dict.fromkeys(expected.shape) if size in ranges]
+    named = (size for size in dict.fromkeys(expected.shape) if isinstance(size, str))
+    bounds = [_bounds(size, *ranges[size]) for size in named if size in ranges]
     return (
         f"argument {expected.path} was traced as {_show(expected.dtype, expected.shape)}"
         f"{' for ' * bool(bounds)}{', '.join(bounds)}, got {_show(leaf.dtype, tuple(leaf.shape))}: "

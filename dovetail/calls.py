@@ -48,7 +48,7 @@ class Call:
         self.path = path
         self.method = method
         self._module = weakref.ref(module)
-        self._own = known._own if known else _own_function(module, method)
+        self._own: Callable[..., Any] | None = known._own if known else _own_function(module, method)
         self.whole: Answering | None = None
         self.failures = 0
         self.programs: OrderedDict[Any, Answering] = OrderedDict()
@@ -134,6 +134,7 @@ class Answer(Ours):
     """What stands in a module in place of its own call: has the component answer it."""
 
     __slots__ = ("__name__", "_owner", "call")
+    call: Call
 
     def __init__(self, owner: Callable[[], Any], call: Call) -> None:
         self.__name__ = call.method

@@ -31,7 +31,8 @@ def handle_of(pipe: Any) -> CompiledPipeline | None:
 def become_compiled(pipe: Any, handle: CompiledPipeline) -> None:
     """Gives a pipeline the class of a compiled one; the handle must not keep the pipeline alive."""
     pipe.__dict__[MARK] = handle
-    pipe.__class__ = _compiled(type(pipe))
+    base: Any = type(pipe)
+    pipe.__class__ = _compiled(base)
 
 
 def become_as_before(pipe: Any) -> None:

@@ -16,7 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ def _locked(method: Callable[Concatenate[Residence, _P], _R]) -> Callable[Concat
         with self.holdings.lock:
             return method(self, *args, **kwargs)
 
-    return within
+    return cast("Callable[Concatenate[Residence, _P], _R]", within)
 
 
 class Residence:

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -45,7 +46,7 @@ def _norms_fit(node: Node) -> bool:
 
     What is compared are the shapes of inputs and weights, which are checked where they come in, or of their casts.
     """
-    dim = (*node.args, *node.kwargs.values())[2:]
+    dim: tuple[Any, ...] = (*node.args, *node.kwargs.values())[2:]
     if len(node.args) < 2 or node.kwargs.keys() - {"dim"} or any(type(one) is not int for one in dim):
         return False
     weight, norms = map(_given_type, node.args[:2])

@@ -50,8 +50,8 @@ class SimTensor(torch.Tensor):
         """Builds the wrapper around the tensor that `__tensor_flatten__` named."""
         return wrap(inner["_inner"], device_of(device))
 
-    @property  # type: ignore[override]
-    def is_cpu(self) -> bool:
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
         """Says no, but while deterministic algorithms are asked for.
 
         `torch.nn.functional.interpolate` asks only then, and takes a slow decomposition for devices whose kernels are
