@@ -63,8 +63,20 @@ _WITHOUT_INPUT = frozenset(
 _PASSING = ("torch.overrides", "torch.functional", "torch._tensor", "torch.utils._device", "torch.nn.")
 """Torch's own Python through which a model's call goes before it reaches a function mode."""
 
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _shown = threading.local()
 """``device`` is what fake tensors answer to a model that this thread traces."""
+
+
+def _attention_kernels() -> tuple[bool, ...]:
+    """Which kinds of kernels attention may take: ``sdpa_kernel`` switches them on and off."""
+    chosen = torch.backends.cuda
+    return (
+        chosen.flash_sdp_enabled(),
+        chosen.mem_efficient_sdp_enabled(),
+        chosen.math_sdp_enabled(),
+        chosen.cudnn_sdp_enabled(),
+    )
 
 
 class ModelView(TorchFunctionMode):
@@ -78,6 +90,7 @@ class ModelView(TorchFunctionMode):
         self._made: dict[int, torch.Tensor] = {}
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned: set[str] = set()
+        self._kernels = _attention_kernels()
 
     def __enter__(self) -> ModelView:
         if self._device is not None:
@@ -96,6 +109,11 @@ class ModelView(TorchFunctionMode):
     ) -> Any:
         if func == _DATA:
             return args[0].detach()
+        if func is _ATTENTION and _attention_kernels() != self._kernels:
+            raise TraceError(
+                f"{self._name} chooses the kernels of scaled_dot_product_attention (sdpa_kernel), which no program "
+                "keeps: choose them around the call of the model"
+            )
         if self._device is None:
             return func(*args, **(kwargs or {}))
         if func == _DEVICE or func in _LOOKS:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dovetail
 from dovetail.compiled import CompiledModule
@@ -207,3 +208,27 @@ def test_a_plan_for_a_device_that_is_not_here_asks_as_if_it_were() -> None:
     assert torch.float64 not in dtypes(dovetail.compile(module, (x,), backend="mps", rig="mps=8GiB").program)
     for backend, rig in (("cuda0&cuda1", "cuda0=1GiB,cuda1=1GiB"), ("sim0", None), ("cpu", None)):
         assert torch.float64 in dtypes(dovetail.compile(module, (x,), backend=backend, rig=rig).program)
+
+
+class ChoosesKernels(nn.Module):
+    """Attention with a kernel of the model's own choice, between two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        with sdpa_kernel(SDPBackend.MATH):
+            x = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return self.after(x)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
+def test_the_kernels_that_a_model_chooses_for_attention_are_those_that_run(backend: str) -> None:
+    torch.manual_seed(0)
+    model, x = ChoosesKernels().eval(), torch.randn(2, 4, 64, 32)
+    with torch.no_grad():
+        with pytest.raises(TraceError, match="chooses the kernels of scaled_dot_product_attention"):
+            trace(model, (x,))
+        assert torch.equal(dovetail.compile(model, (x,), backend=backend)(x), model(x))
