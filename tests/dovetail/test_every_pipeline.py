@@ -8,7 +8,7 @@ from dovetail.runtime import sim
 
 from .every_pipeline import DEVICES, EVERY_PIPELINE, compare
 
-FAST = ("sdxl_inpaint", "ddim", "if_img2img_upscale", "kandinsky", "stable_audio")
+FAST = ("sdxl_inpaint", "ddim", "if_img2img_upscale", "kandinsky", "stable_audio", "sd_inpaint_channels_last")
 THIRD = tuple(EVERY_PIPELINE)[::3]
 
 
