@@ -130,9 +130,9 @@ def _restore_keys(container: dict[Any, Any], before: dict[Any, Any]) -> None:
     for key, value in before.items():
         if key not in container or container[key] is not value:
             kind.__setitem__(container, key, value)
-    if kind is OrderedDict and list(container) != list(before):  # the order says what such a cache forgets next
+    if isinstance(container, OrderedDict) and list(container) != list(before):  # the order is what a cache forgets by
         for key in before:
-            kind.move_to_end(container, key)
+            OrderedDict.move_to_end(container, key)
 
 
 def _is_same(one: Any, other: Any) -> bool:
