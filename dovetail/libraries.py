@@ -11,15 +11,21 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 # diffusers and accelerate
 
 HOOK = "_hf_hook"
 """The attribute in which accelerate keeps a module's hook; diffusers asks its ``execution_device``."""
+
+BOOKKEEPING = frozenset(
+    ("_diffusers_hook", HOOK, "_hf_peft_config_loaded", "peft_config", "lora_scale", "_safe_fusing")
+)
+"""Attributes of modules that steer nothing by themselves: hooks put a function in place, adapters are read apart."""
 
 END_OF_CALL = "maybe_free_model_hooks"
 """The method that every diffusers pipeline calls at the end of a call."""

@@ -23,6 +23,7 @@ import torch
 from numpy import ndarray
 from torch import nn
 
+from . import libraries
 from .calls import Answer, Ours
 from .holdings import version_of
 from .skeleton import is_of_libraries
@@ -35,10 +36,7 @@ _SMALL = 1 << 16
 """Bytes of an array of numpy whose content is compared."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FRAME = frozenset(vars(nn.Module())) - {"training"}
-_NOTED_ELSEWHERE = frozenset(
-    ("_diffusers_hook", "_hf_hook", "_hf_peft_config_loaded", "peft_config", "lora_scale", "_safe_fusing")
-)
-"""Attributes that steer nothing by themselves: hooks are seen by the function they put in place, adapters are read."""
+_NOTED_ELSEWHERE = libraries.BOOKKEEPING
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")

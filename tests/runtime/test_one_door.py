@@ -11,7 +11,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = {"runtime/transfers.py", "runtime/ring.py"}
-APART = ("runtime/sim/", "dovetail/demo/")  # what devices are made of, and a script that trains on the host
+# What devices are made of, casts within a kernel that runs on one, and a script that trains on the host.
+APART = ("runtime/sim/", "runtime/quantized/triton_kernels.py", "dovetail/demo/")
 SENDING = {"cuda", "xpu", "ipu", "pin_memory", "to_empty", "type_as"}
 FILES = sorted(
     path.relative_to(ROOT).as_posix() for folder in ("dovetail", "runtime") for path in (ROOT / folder).rglob("*.py")
