@@ -356,13 +356,13 @@ def _words(line: Line) -> list[str]:
 
 
 def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
-    """Raises ValueError where a weight is not what its node yields: its bytes once quantize ran, its numbers before."""
+    """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
     if weight.rows and not weight.rows[0] < weight.rows[1]:
         raise ValueError("a slice of a weight has rows")
     if isinstance(value, tuple) or (value is None) != weight.is_number:
         raise ValueError("a weight is one tensor, the scale of an adapter a number")
-    held = weight.stored if is_quantized else (weight.shape, weight.dtype)
-    if isinstance(value, TensorType) and held != (value.sizes, value.dtype):
+    held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
+    if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
         raise ValueError("a packed weight does not have as many bytes as its rows take")
 
 

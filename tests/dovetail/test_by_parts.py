@@ -213,7 +213,9 @@ def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> No
     assert torch.equal(module(x), eager)
     assert torch.equal(seen.pop().cpu(), shown)
     assert not seen
-    assert len(component.programs) == 7
+    inside = [call for call in component.calls if call.path.startswith("blocks.4.") and call.programs]
+    assert len(inside) == 2  # what is left runs its own Python over its two compiled layers
+    assert len(component.programs) == 7 + len(inside)
 
 
 def test_what_a_block_writes_into_its_arguments_reaches_the_caller() -> None:
