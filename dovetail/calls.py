@@ -111,6 +111,11 @@ class Call:
             module.__dict__[self.method] = self._own
 
 
+def has_ended(call: Call) -> bool:
+    """Whether a call is over now; other threads end calls, so it is asked again where that matters."""
+    return call.is_over
+
+
 def answer_late(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Answers a call that another thread has ended meanwhile: as the module does now, compiled anew or undone."""
     placed = vars(call.module).get(call.method)

@@ -31,6 +31,7 @@ from .calls import (
     Call,
     answer_late,
     copy_bare,
+    has_ended,
     put_method,
     refuse_gradients,
     refuse_what_is_no_function,
@@ -251,7 +252,7 @@ class Component:
         if not isinstance(program, CompiledModule):
             return self.parts.run(call, *args, **kwargs)
         with self.sharing.shared():
-            if not call.is_over:
+            if not has_ended(call):  # another thread may have undone it meanwhile
                 if branches.held:
                     program.exchange(branches.held)
                 return self.parts.answer(program, args, others)

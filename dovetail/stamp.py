@@ -100,7 +100,11 @@ class Stamp:
         walk = _Walk()
         parts = tuple(walk.module(one, one is root, instead) for one in modules)
         described = parts, tuple(walk.members(one) for one in _of_classes(map(type, modules)))
-        dicts = [*(vars(one) for one in modules[1:]), *(one._modules for one in modules), *walk.dicts]
+        dicts: list[Mapping[Any, Any]] = [
+            *(vars(one) for one in modules[1:]),
+            *(one._modules for one in modules),
+            *walk.dicts,
+        ]
         dicts += _of_classes(map(type, modules))
         hooks = [vars(one)[name] for one in modules[1:] for name in _HOOKS]
         classes, counts = list(map(type, modules)), list(map(len, hooks))
