@@ -202,7 +202,7 @@ def test_a_pipeline_is_compiled_once_at_a_time() -> None:
     with dovetail.compile_pipeline(pipe, SPREAD):
         with pytest.raises(UsageError, match="compiled already: call undo"):
             dovetail.compile_pipeline(pipe, "sim0")
-        with pytest.raises(UsageError, match="vae, text_encoder, .* are compiled as components of another pipeline"):
+        with pytest.raises(UsageError, match=r"vae, text_encoder, .* are compiled as components of another pipeline"):
             dovetail.compile_pipeline(diffusers.FluxImg2ImgPipeline(**pipe.components), "sim0")
     dovetail.compile_pipeline(pipe, "sim0").undo()
 
