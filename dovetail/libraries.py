@@ -23,7 +23,15 @@ HOOK = "_hf_hook"
 """The attribute in which accelerate keeps a module's hook; diffusers asks its ``execution_device``."""
 
 BOOKKEEPING = frozenset(
-    ("_diffusers_hook", HOOK, "_hf_peft_config_loaded", "peft_config", "lora_scale", "_safe_fusing")
+    (
+        "_diffusers_hook",
+        HOOK,
+        "_hf_peft_config_loaded",
+        "peft_config",
+        "lora_scale",
+        "_safe_fusing",
+        "_weight_conversions",
+    )
 )
 """Attributes of modules that steer nothing by themselves: hooks put a function in place, adapters are read apart."""
 

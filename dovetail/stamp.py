@@ -177,7 +177,7 @@ class _Walk:
         )
         hooks = (_serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
         tensors = (
-            (name, value is None or (value.dtype, value.shape, value.requires_grad))
+            (name, value is None or (value.dtype, value.shape))
             for held in (own["_parameters"], own["_buffers"])
             for name, value in held.items()
         )
