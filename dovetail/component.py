@@ -128,6 +128,7 @@ class Component:
         self.whole_on = whole_on or devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
+        self.residence.moved = functools.partial(_renew_stamps, weakref.ref(self))  # no cycle keeps weights alive
         self._live: dict[Call, Mapping[nn.Module, str]] = {}
         self._told = False
         self.takes_adapters = False
@@ -485,3 +486,9 @@ def _generate(owner: Callable[[], Component | None], original: Callable[..., Any
 
 def _device_of(module: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in module.parameters()), None)
+
+
+def _renew_stamps(owner: Callable[[], Component | None]) -> None:
+    component = owner()
+    for _, weights in list(component._stamps.values()) if component else ():
+        weights.renew()

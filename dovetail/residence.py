@@ -88,6 +88,8 @@ class Residence:
         self._lending = 0
         self._is_due = False
         self._kept: set[Held] = set()
+        self.moved: Callable[[], None] = lambda: None
+        """Called when weights that were lent have left their devices."""
         self._names = {held.name for held in self.held()}
         self._origin = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), _HOST)
         if rests == "disk":
@@ -326,9 +328,11 @@ class Residence:
         for held in staged:
             held.staged.clear()
         self._is_due = self._lending > 0
-        for held in () if self._is_due else self._lent:
-            self.rest(held, held.tensor.device)
-        self._lent = self._lent if self._is_due else set()
+        if self._lent and not self._is_due:
+            for held in self._lent:
+                self.rest(held, held.tensor.device)
+            self._lent = set()
+            self.moved()
         if self.files is not None and self.rests == "disk":
             self.files.reader.release([held.entry for held in staged if held.entry])
 

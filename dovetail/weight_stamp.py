@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from dataclasses import dataclass
@@ -42,6 +43,19 @@ class WeightStamp:
             self._seen = now
             return foreign
 
+    def renew(self) -> None:
+        """Looks again after weights were moved by us, so that those that left their device are not kept alive here.
+
+        What somebody else changed meanwhile is told at the next look.
+        """
+        seen = self._seen
+        if seen is None:
+            return
+        with self._holdings.lock, contextlib.suppress(WeightError):
+            now = _look_into(seen.modules, seen.places)
+            if not self._is_foreign(seen, now):
+                self._seen = now
+
     def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
         before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
         known = self._holdings.known
@@ -63,7 +77,10 @@ class WeightStamp:
 
 
 def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
-    places: list[dict[str, Any]] = [place for one in (root, *modules) for place in (one._parameters, one._buffers)]
+    return _look_into(modules, [place for one in (root, *modules) for place in (one._parameters, one._buffers)])
+
+
+def _look_into(modules: list[nn.Module], places: list[dict[str, Any]]) -> _Seen:
     tensors: list[Any] = list(itertools.chain.from_iterable(map(dict.values, places)))
     return _Seen(modules, places, tensors, list(map(memory_of, tensors)), list(map(version_of, tensors)))
 

@@ -72,9 +72,9 @@ class _Rehearsal:
                 yield from self.problems(inner, item, over)
 
     def strides(self, value: TensorType, found: torch.Tensor) -> Iterator[str]:
-        """A dimension of size 1 may have any stride where sizes are dynamic: the trace has not said which."""
+        """Dimensions of size 1 may have any stride: no element depends on it, and traces differ in it."""
         said = self.sizes(value.stride)
-        loose = {at for at, size in enumerate(found.shape) if size == 1} if self.program.symbols else set()
+        loose = {at for at, size in enumerate(found.shape) if size == 1}
         if any(
             one != other for at, (one, other) in enumerate(zip(said, found.stride(), strict=True)) if at not in loose
         ):
