@@ -15,12 +15,11 @@ from .. import demo
 from ..compiler.errors import UsageError, WeightError
 from ..compiler.names import check_names
 from ..compiler.spec.roles import role_of_component
-from ..hub import remote_index
+from ..hub import INDEX, remote_index
 
 if TYPE_CHECKING:
     import torch
 
-INDEX = "model_index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Subject = Annotated[

@@ -25,30 +25,7 @@ from dovetail.layouts import Wanted
 from dovetail.runtime.reading import WeightReader
 from dovetail.weight_files import index_for
 
-WIDTH = 32
-
-
-class Block(nn.Module):
-    """A block with a parameter of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 2 * WIDTH)
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.between(self.up(x))) * self.scale
-
-    def between(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x)
-
-
-class Numpy(Block):
-    """A block that goes through numpy."""
-
-    def between(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(x.detach().cpu().numpy() * 1.5).to(x.device)
+from .small_pipeline import WIDTH, Block, Numpy
 
 
 class Net(nn.Module):
