@@ -106,6 +106,25 @@ def find_target(name: str) -> Any:
 
 
 @cache
+def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ``FUNCTIONS`` that raises OverflowError where its result has more than 64 bits.
+
+    Python's numbers have no bound, so that a few products of sizes in a plan would take all time and memory.
+    """
+
+    def call(*args: Any) -> Any:
+        whole = all(isinstance(one, int) for one in args)
+        if function is operator.pow and whole and args[0] and args[1] * math.log2(abs(args[0])) > 64:
+            raise OverflowError("a power has more than 64 bits")
+        found = function(*args)
+        if isinstance(found, int) and abs(found) >= 2**64:
+            raise OverflowError("a number has more than 64 bits")
+        return found
+
+    return call
+
+
+@cache
 def name_of(target: Any) -> str:
     """The name under which ``find_target`` finds an operation; empty for one that no program may have."""
     if id(target) in _IDS:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias
-from ..compiler.program import TensorType, Weight, origin_of, placement_of, tensors_of
+from ..compiler.program import HERE, TensorType, Weight, origin_of, placement_of, tensors_of
 from ..compiler.structure import count_leaves
 from ..compiler.targets import argument_names, name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
@@ -37,6 +37,8 @@ def targets(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("targets", f"%{node.name} = {node.target} does not yield what its type says", node)
         elif not _takes(node):
             yield Violation("targets", f"%{node.name} = {name_of(node.target)} does not take such arguments", node)
+        elif any(isinstance(one, torch.device) and one != HERE for one in (*node.args, *node.kwargs.values())):
+            yield Violation("targets", f"%{node.name} = {node.target} makes a tensor on a device of its own", node)
         elif node.target is aten._weight_norm.default and not _norms_fit(node):
             yield Violation("targets", f"%{node.name} has no norm for each row of its weight", node)
 

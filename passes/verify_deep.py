@@ -8,12 +8,11 @@ results lie in memory is compared apart (`verify_layout`), for that was traced o
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -30,6 +29,7 @@ from ..compiler.errors import DovetailError, PassError, VerificationError
 from ..compiler.program import HERE, Program, TensorType, Value, device_of, value_of, weight_of
 from ..compiler.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
 from ..compiler.sizes import evaluate
+from ..compiler.targets import bounded
 from .evidence import Violation
 from .verify import explain
 from .verify_layout import misplaced
@@ -159,13 +159,8 @@ class _Rehearsal:
 
 
 def _call(target: Any, args: Any, kwargs: Any) -> Any:
-    """Calls an operation; a function on numbers only where its result has at most 64 bits."""
-    if target is operator.pow and args[0] and args[1] * math.log2(abs(args[0])) > 64:
-        raise OverflowError("a power has more than 64 bits")
-    found = target(*args, **kwargs)
-    if isinstance(found, int) and abs(found) >= 2**64:
-        raise OverflowError("a number has more than 64 bits")
-    return found
+    function = target if isinstance(target, OpOverload) else bounded(target)
+    return function(*args, **kwargs)
 
 
 def _show(kind: tuple[tuple[int, ...], torch.dtype, torch.device]) -> str:

@@ -27,6 +27,7 @@ from ..compiler.aliasing import in_place, writes
 from ..compiler.devices import Device
 from ..compiler.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
 from ..compiler.schedule import Copy, Run, State
+from ..compiler.targets import bounded
 from . import gathering as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 from . import steps
 from .reusing import Candidates
@@ -175,7 +176,7 @@ class _Writer:
         if isinstance(target, torch._ops.OpOverload):
             suffix = "" if target._overloadname == "default" else f"_{target._overloadname}"
             return self.bind(f"{target.namespace}_{target.overloadpacket.__name__}{suffix}", target._op)
-        return self.bind(target.__name__, target)
+        return self.bind(target.__name__, bounded(target))
 
 
 def _identifier(name: str) -> str:

@@ -141,6 +141,7 @@ HOSTILE: dict[str, Callable[[Lines], Lines]] = {
         "%a0: number = operator.pow(9, 20)", *(f"%a{i + 1}: number = operator.mul(%a{i}, %a{i})" for i in range(60)),
     ),
     "a power of numbers": before_ops("%a: number = operator.pow(9, 999999999)"),
+    "a power of large numbers": before_ops("%a: number = operator.pow(1000003, 3000000)"),
     "a list that is multiplied": before_ops("%a: number = operator.mul([0], 99999999999)"),
     "results that are multiplied": before_ops(
         "%a: (f32[3, 2]~7, f32[3, 2]~7) = aten.chunk.default(%x, 2, 1)", "%b: number = operator.mul(%a, 99999999999)",

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import DovetailError
+from dovetail.compiler.errors import DovetailError, ExecutionError
 from dovetail.passes.verify_deep import verify_deep
 
-from .hostile import CANARY, HOSTILE, Net, X, good_plan, read, write
+from .hostile import CANARY, HOSTILE, Net, X, before_ops, good_plan, read, write
 
 PROPORTION, CONSTANT = 60, 8 * 2**20
 """A plan may take so many times its bytes, and this much more."""
@@ -75,3 +75,19 @@ def test_a_hostile_plan_runs_nothing_and_takes_little(
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert taken < PROPORTION * plan.stat().st_size + CONSTANT
+
+
+@pytest.mark.parametrize("way", ["numbers that grow", "a power of numbers", "a power of large numbers"])
+def test_numbers_that_grow_end_a_call(tmp_path: Path, way: str) -> None:
+    plan = good_plan(tmp_path)
+    write(plan, HOSTILE[way](read(plan)))
+    compiled = dovetail.load(plan, weights=Net().eval())
+    with torch.no_grad(), pytest.raises(ExecutionError, match="more than 64 bits"):
+        compiled(X)
+
+
+def test_a_plan_names_no_device_in_an_argument(tmp_path: Path) -> None:
+    plan = good_plan(tmp_path)
+    write(plan, before_ops('%a: f32[4]~90 = aten.zeros.default([4], dtype=f32, device=device "cuda:1")')(read(plan)))
+    with pytest.raises(DovetailError, match=r"%a = aten\.zeros\.default makes a tensor on a device"):
+        dovetail.load(plan, weights=Net().eval())

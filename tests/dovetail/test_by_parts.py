@@ -25,6 +25,7 @@ from dovetail.layouts import Wanted
 from dovetail.runtime.reading import WeightReader
 from dovetail.weight_files import index_for
 
+from . import small_pipeline
 from .small_pipeline import WIDTH, Block, Numpy
 
 
@@ -306,6 +307,7 @@ def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
 
 def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "WIDTH", 256)
+    monkeypatch.setattr(small_pipeline, "WIDTH", 256)
     module, x, _ = _net("all numpy")
     save_file(module.state_dict(), tmp_path / "net.safetensors")
     plan_conversion(tmp_path / "net.safetensors", tmp_path / "net.gguf", "q8_0").run()
