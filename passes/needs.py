@@ -160,7 +160,7 @@ class _Count:
                 held[2] = max(held[2], until)
         if there == home or self._lands(reader, value):
             return
-        nbytes = sum(_arriving(tensor) for tensor in tensors_of(value))
+        nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
         life = lives.setdefault((there, (value, version)), [nbytes, self.steps.get(value, 0), step])
         life[2] = max(life[2], step)
 
@@ -181,7 +181,7 @@ def _scratch(node: Node, device: Device) -> int:
     return scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, tensors_of(node)[0].dtype.itemsize, sizes)
 
 
-def _arriving(tensor: TensorType) -> int:
+def arriving(tensor: TensorType) -> int:
     """Bytes that a copy of a value takes: it keeps the strides, with the gaps of a view and without what repeats."""
     strides = [step for step in tensor.stride if isinstance(step, int)]
     if len(strides) < len(tensor.stride) or 0 in tensor.sizes:

@@ -22,11 +22,12 @@ from .reuse import Reuse
 from .rows import Rows
 from .schedule import Lower
 from .simplify import Simplify
+from .sink import Sink
 from .verify import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step
-    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Pin, Hoist, Cut, Reuse, Lower, Verify)
+    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Pin, Hoist, Sink, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
@@ -44,6 +45,7 @@ def default_passes(
         place(shares=tuple(shares), headroom=headroom),
         Pin(),
         Hoist(),
+        Sink(),
         Cut(),
         Reuse(),
         Lower(),
@@ -52,7 +54,7 @@ def default_passes(
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes of a text such as ``simplify,quantize,blocks,place{headroom=2GiB},pin,hoist,cut,schedule,verify``.
+    """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,sink,cut,schedule,verify``.
 
     ``str`` of a pass is its item in such a text. Raises UsageError for an unknown pass, option or value.
     """

@@ -21,12 +21,14 @@ from torch.fx import Node
 from ..compiler.aliasing import base_of
 from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError
-from ..compiler.program import Program, Weight, weight_of
+from ..compiler.program import Program, Weight, device_of, weight_of
 from ..compiler.units import format_bytes
 from .base import Change, Pass
+from .hoist import Hoist
 from .liveness import live_bytes
 from .needs import Need, needs_of
-from .pin import consumed_weights, names_memory, pinned, weights_through
+from .pin import Pin, consumed_weights, names_memory, pinned, weights_through
+from .sink import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +99,7 @@ def decide(program: Program, shares: Sequence[float] = (), headroom: int | None 
         rooms = [Room(device.free - fixed[device], known.get(device)) for device in program.devices]
         counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
         home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
-        places = {node: device for node, (device, _) in pinned(program, home).items()}
-        found = Assignment(home, tuple(counts), needs_of(program, places, headroom))
+        found = Assignment(home, tuple(counts), needs_at(program, home, headroom))
         if best is None or found.excess < best.excess:
             best = found
         if best.excess <= 0 or shares or not blocks:
@@ -106,6 +107,21 @@ def decide(program: Program, shares: Sequence[float] = (), headroom: int | None 
         known = {device: need.values for device, need in found.needs.items()}
     assert best is not None
     return best
+
+
+def needs_at(program: Program, home: Mapping[str, Device], headroom: int | None = None) -> dict[Device, Need]:
+    """What each device needs when weights have such homes, and nodes are placed by that; changes nothing.
+
+    Over several devices the passes that follow, which move nodes, are tried on a copy.
+    """
+    if len(set(home.values())) < 2:
+        places = {node: device for node, (device, _) in pinned(program, home).items()}
+        return needs_of(program, places, headroom)
+    copy = program.copy()
+    copy.home = dict(home)
+    for step in (Pin(), Hoist(), Sink()):
+        step.run(copy)
+    return needs_of(copy, {node: device_of(node) for node in copy.graph.nodes}, headroom)
 
 
 def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:

@@ -189,9 +189,10 @@ def view(evidence: Evidence) -> Iterator[Violation]:
 
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
-    """Every other op is on the device of the weight consumed last, tables apart, and names the weights it consumes."""
+    """Every other op names its weights and is where the last one is, tables apart; or has none and is with its readers."""
     homes, tables = evidence.homes(), evidence.program.tables
     roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
+    following: set[Node] = set()
     current = 0
     for node in evidence.ops:
         consumed: tuple[Weight, ...] = ()
@@ -209,9 +210,28 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
         if placement_of(node).weights != consumed:
             said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
-        if evidence.device[node] != current and node not in evidence.bases:
+        if evidence.device[node] == current or node in evidence.bases:
+            continue
+        if consumed or not (following := following or _following(evidence)) or node not in following:
             here, there = evidence.name(evidence.device[node]), evidence.name(current)
             yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
+
+
+def _following(evidence: Evidence) -> set[Node]:
+    """The ops that may run where their only readers are: pure ones, all of whose readers are on their device.
+
+    A reader through views counts where it is, so an op that views another one is among them if its readers are there.
+    """
+    found: set[Node] = set()
+    for node in reversed(evidence.ops):
+        tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+        if evidence.kinds[node] is Alias.WRITE or returns(node) or torch.Tag.nondeterministic_seeded in tags:
+            continue
+        there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
+        away = len(there) < len(node.users) or any(user.op == "output" for user in there)
+        if there and not away and all(user in found for user in there if evidence.bases.get(user) is node):
+            found.add(node)
+    return found
 
 
 def storage(evidence: Evidence) -> Iterator[Violation]:

@@ -60,7 +60,10 @@ def draws(program: Program, weight: Any) -> bool:
 
 
 def check_law_3(program: Program) -> None:
-    """Every node that is no view has the device of the weight, tables apart, consumed last; views follow their base."""
+    """Every node that is no view has the device of the weight, tables apart, consumed last; views follow their base.
+
+    A node that reads no weight may be on the device of its only readers instead.
+    """
     current = program.devices[0]
     for node in program.graph.nodes:
         if node.op != "call_function":
@@ -75,9 +78,27 @@ def check_law_3(program: Program) -> None:
         if is_view(node):
             assert device(node) == device([*bases(node), node.args[0]][0]), node
         else:
-            assert device(node) == current, node
+            assert device(node) == current or (not consumed and follows_readers(node)), node
     for storage in set().union(*(written(node) for node in program.ops())):
         assert len({device(node) for node in program.graph.nodes if storage in storages(node)}) == 1
+
+
+def follows_readers(node: Node) -> bool:
+    """Whether a node computes the same wherever it is, and all that it makes is read on its device, not outside."""
+    if written(node) or torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return False
+    readers, found = [node], []
+    while readers:
+        value = readers.pop()
+        views = [user for user in value.users if is_view(user) and value in [*bases(user), user.args[0]][:1]]
+        readers += views
+        found += [user for user in value.users if user not in views]
+    return bool(found) and all(user.op != "output" and device(user) == device(node) for user in found)
+
+
+def crossing_bytes(program: Program) -> int:
+    """Bytes that cross between devices in one call."""
+    return sum(tensor.nbytes for crossing in program.crossings for tensor in tensors_of(crossing.value))
 
 
 def check_law_4(program: Program) -> None:

@@ -17,9 +17,7 @@ from dovetail.compiled import CompiledModule
 from dovetail.compiler.devices import Device
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.program import Program
-from dovetail.passes.needs import needs_of
-from dovetail.passes.pin import pinned
-from dovetail.passes.place import Part, Room, split_parts
+from dovetail.passes.place import Part, Room, needs_at, split_parts
 from dovetail.runtime import sim
 
 from .modules import KINDS, TOKENS, WIDTH, ModuleCase, Shared, Tower
@@ -57,8 +55,7 @@ def test_no_device_gets_more_than_it_has_where_any_split_into_ranges_would_fit(
 
 def least_rig(program: Program) -> str:
     """A rig of just so much memory as the program needs; a byte at least, for a rig has no empty devices."""
-    places = {node: device for node, (device, _) in pinned(program, program.home).items()}
-    needs = needs_of(program, places)
+    needs = needs_at(program, program.home)
     free = {device: max(need.total, 1) for device, need in needs.items() if device.is_simulated}
     return ",".join(f"{device}={nbytes}B/{nbytes + _left(device)}B" for device, nbytes in free.items())
 

@@ -23,7 +23,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.weights import HeldWeights
 
 from .graphs import Case, Program, cases, same_bits
-from .oracles import Clockwork, check_law_3, check_law_4
+from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes
 
 
 def compiled(case: Case) -> CompiledModule:
@@ -52,6 +52,15 @@ def test_law_1_a_split_changes_no_bit_and_leaves_nothing_behind(case: Case) -> N
 def test_law_3_a_node_is_where_the_weight_consumed_last_is_and_a_view_where_its_base_is(case: Case) -> None:
     PassManager(default_passes()).run(case.program)
     check_law_3(case.program)
+
+
+@given(cases())
+def test_law_3_nodes_that_follow_their_readers_make_neither_more_bytes_nor_more_cuts(case: Case) -> None:
+    steps = default_passes()
+    still = PassManager([step for step in steps if step.name != "sink"]).run(case.program.copy())
+    program = PassManager(steps).run(case.program)
+    assert crossing_bytes(program) <= crossing_bytes(still)
+    assert len(program.segments) <= len(still.segments)
 
 
 @given(cases())
