@@ -189,7 +189,7 @@ def view(evidence: Evidence) -> Iterator[Violation]:
 
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
-    """Every other op names its weights and is where the last one is, tables apart; or has none and is with its readers."""
+    """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
     homes, tables = evidence.homes(), evidence.program.tables
     roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
     following: set[Node] = set()
