@@ -139,11 +139,16 @@ def _violated(error: Exception) -> str:
     )
 
 
+def foreign_library(tensor: torch.Tensor) -> str:
+    """The library whose class of tensors this is, where it is another than PyTorch; else empty."""
+    library = type(tensor).__module__.partition(".")[0]
+    return "" if library in _OWN_WEIGHTS else library
+
+
 def _refuse_foreign_weights(module: nn.Module) -> None:
     """Weights of a class of another library are not what they look like: it has quantized them in its own way."""
     for name, parameter in module.named_parameters():
-        library = type(parameter).__module__.partition(".")[0]
-        if library not in _OWN_WEIGHTS:
+        if library := foreign_library(parameter):
             raise TraceError(
                 f"{type(module).__name__} was quantized by {library} ({name} is a {type(parameter).__name__}), in a "
                 "form that cannot be compiled: load it without, and give the file of its quantized weights to dovetail "

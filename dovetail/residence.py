@@ -23,8 +23,9 @@ from torch import nn
 
 from .adapters import plain_name
 from .compiler.devices import Device, canonical_name
-from .compiler.errors import DoesNotFitError, UsageError
+from .compiler.errors import DoesNotFitError, UsageError, WeightError
 from .compiler.program import Program, Weight, weight_of
+from .compiler.trace import foreign_library
 from .compiler.units import format_bytes
 from .holdings import Files, Held, Holdings, Updated
 from .runtime.accelerator import accelerator_of
@@ -433,15 +434,28 @@ class Residence:
             self.holdings.forget_parts(held)
 
     def _bring(self, held: Held, device: torch.device, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What a fetch brings to a device; raises DoesNotFitError, which names the weight, when there is no room."""
+        """What a fetch brings to a device.
+
+        Raises DoesNotFitError, which names the weight, when there is no room, and WeightError when the weight is of a
+        class of another library that cannot lie there.
+        """
         try:
             return fetch()
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
+                self._refuse_foreign(held, device, error)
                 raise
             raise DoesNotFitError(
                 f"{held.name} of {type(self.module).__name__} needs {format_bytes(held.nbytes)} on "
                 f"{device}: {error}: give this component more devices, or less to this one (tensor_split, max_vram)"
+            ) from error
+
+    def _refuse_foreign(self, held: Held, device: torch.device, error: Exception) -> None:
+        if library := foreign_library(held.tensor):
+            raise WeightError(
+                f"{held.name} of {type(self.module).__name__} is a {type(held.tensor).__name__} of {library}, which "
+                f"does not go to {device}: {error}: load the component without, and give the file of its quantized "
+                "weights to dovetail (weights=…)"
             ) from error
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.compiler.errors import TraceError, UsageError
+from dovetail.compiler.errors import TraceError, UsageError, WeightError
 from dovetail.compiler.trace import trace
 
 
@@ -39,6 +39,17 @@ def test_a_component_that_diffusers_quantized_is_told_with_the_way_out() -> None
     module.blocks[1].weight = GGUFParameter(torch.zeros(4, 34, dtype=torch.uint8), requires_grad=False, quant_type=8)
     with pytest.raises(TraceError, match=r"quantized by diffusers \(blocks\.1\.weight is a GGUFParameter\).*weights="):
         trace(module, (torch.ones(1, 4),))
+
+
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
+def test_weights_that_another_library_quantized_are_refused_by_simulated_devices_with_the_way_out(backend: str) -> None:
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+
+    module = Blocks().eval()
+    module.blocks[1].weight = GGUFParameter(torch.zeros(4, 34, dtype=torch.uint8), requires_grad=False, quant_type=8)
+    dovetail.compile_pipeline(Pipe(module), backend)
+    with torch.no_grad(), pytest.raises(WeightError, match=r"blocks\.1\.weight of Blocks is a GGUFParameter.*weights="):
+        module(torch.ones(1, 4))
 
 
 @pytest.mark.parametrize("before", [True, False])
