@@ -234,13 +234,6 @@ class Program:
         """The main device: it holds the inputs, the outputs and the weights outside blocks."""
         return self.devices[0]
 
-    @property
-    def tables(self) -> frozenset[str]:
-        """The names of numbers, and of buffers and constants that lie in no block: they go to whoever reads them."""
-        inside = {weight.name for block in self.blocks for weight in block.weights if not weight.is_number}
-        loose = (weight.name for weight in self.weights.values() if weight.kind != "parameter")
-        return frozenset(loose) - inside
-
     def stages(self, weight: Weight, device: Device) -> bool:
         """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
         there = self.rests == "disk" or (self.rests == "cpu" and not device.is_host)

@@ -139,7 +139,8 @@ class Residence:
             if held.home and not self._is_staged(held):
                 placed[held.home.name] += held.nbytes
             for (_, _, device), part in held.parts.items():
-                placed[canonical_name(str(device))] += part.nbytes if held.home is None else 0
+                name = canonical_name(str(device))
+                placed[name] += 0 if held.home and held.home.name == name else part.nbytes
         for (held, _), (name, nbytes) in self._planned.items():
             placed[name] += 0 if held in left_out else nbytes
         return placed

@@ -27,8 +27,10 @@ from .base import Change, Pass
 from .hoist import Hoist
 from .liveness import live_bytes
 from .needs import Need, needs_of
-from .pin import Pin, consumed_weights, names_memory, pinned, weights_through
+from .pin import Pin, pinned
 from .sink import Sink
+from .tables import tables
+from .weight_chains import consumed_weights, names_memory, weights_through
 
 logger = logging.getLogger(__name__)
 
@@ -265,23 +267,23 @@ def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
 
 def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
     """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
-    tables = program.tables
+    free = tables(program, program.home)
     roots: dict[Node, tuple[Weight, ...]] = {}
     block, most = -1, {-1: 0}
     for node, live in live_bytes(program):
         weight = weight_of(node)
         roots[node] = (weight,) if weight else ()
         if node.op == "call_function":
-            block = _block_of(node, roots, tables, of_block, block)
+            block = _block_of(node, roots, free, of_block, block)
         most[block] = max(most.get(block, 0), live)
     return most
 
 
 def _block_of(
-    node: Node, roots: dict[Node, tuple[Weight, ...]], tables: frozenset[str], of_block: Mapping[str, int], block: int
+    node: Node, roots: dict[Node, tuple[Weight, ...]], free: frozenset[str], of_block: Mapping[str, int], block: int
 ) -> int:
     """The block of the weight consumed last, before or at a node."""
-    drawing = [weight.name for weight in consumed_weights(node, roots) if weight.name not in tables]
+    drawing = [weight.name for weight in consumed_weights(node, roots) if weight.name not in free]
     roots[node] = weights_through(node, roots)
     if not drawing or (base_of(node) and names_memory(node)):
         return block

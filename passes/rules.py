@@ -16,11 +16,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..compiler.aliasing import Alias
-from ..compiler.program import HERE, TensorType, Weight, origin_of, placement_of, tensors_of
+from ..compiler.program import HERE, TensorType, origin_of, placement_of, tensors_of
 from ..compiler.structure import count_leaves
 from ..compiler.targets import argument_names, name_of, yields_number
 from .evidence import UNKNOWN, Evidence, Violation
-from .pin import names_memory, returns, weights_through
 
 aten = torch.ops.aten
 _CASTS = frozenset((aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.contiguous.default))
@@ -186,52 +185,6 @@ def view(evidence: Evidence) -> Iterator[Violation]:
         if evidence.device[base] != evidence.device[node]:
             here, there = evidence.name(evidence.device[node]), evidence.name(evidence.device[base])
             yield Violation("view", f"%{node.name} is on {here}, its base %{base.name} on {there}", node)
-
-
-def pin(evidence: Evidence) -> Iterator[Violation]:
-    """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
-    homes, tables = evidence.homes(), evidence.program.tables
-    roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
-    following: set[Node] = set()
-    current = 0
-    for node in evidence.ops:
-        consumed: tuple[Weight, ...] = ()
-        for operand in evidence.operands[node]:
-            if operand in roots:
-                consumed += roots[operand]
-        if consumed:
-            consumed = tuple(dict.fromkeys(consumed))
-            roots[node] = weights_through(node, roots)
-            drawing = [weight.name for weight in consumed if weight.name not in tables]
-            if drawing and (node not in evidence.bases or not names_memory(node)):
-                current = homes.get(drawing[-1], UNKNOWN)
-        if returns(node):
-            current = 0
-        if placement_of(node).weights != consumed:
-            said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
-            yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
-        if evidence.device[node] == current or node in evidence.bases:
-            continue
-        if consumed or not (following := following or _following(evidence)) or node not in following:
-            here, there = evidence.name(evidence.device[node]), evidence.name(current)
-            yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
-
-
-def _following(evidence: Evidence) -> set[Node]:
-    """The ops that may run where their only readers are: pure ones, all of whose readers are on their device.
-
-    A reader through views counts where it is, so an op that views another one is among them if its readers are there.
-    """
-    found: set[Node] = set()
-    for node in reversed(evidence.ops):
-        tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-        if evidence.kinds[node] is Alias.WRITE or returns(node) or torch.Tag.nondeterministic_seeded in tags:
-            continue
-        there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
-        away = len(there) < len(node.users) or any(user.op == "output" for user in there)
-        if there and not away and all(user in found for user in there if evidence.bases.get(user) is node):
-            found.add(node)
-    return found
 
 
 def storage(evidence: Evidence) -> Iterator[Violation]:

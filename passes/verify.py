@@ -14,7 +14,7 @@ from typing import ClassVar
 from ..compiler.errors import DovetailError, VerificationError
 from ..compiler.program import Program
 from ..compiler.text import lines_of
-from . import reuse_rules, rules, slice_rules
+from . import pin_rules, reuse_rules, rules, slice_rules
 from .base import Change, Pass
 from .evidence import Evidence, Violation
 from .replay import replay
@@ -32,7 +32,7 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
     ("pinned", rules.device),
     ("pinned", rules.dtypes),
     ("pinned", rules.view),
-    ("pinned", rules.pin),
+    ("pinned", pin_rules.pin),
     ("pinned", rules.storage),
     ("cut", rules.segments),
     ("cut", rules.crossings),

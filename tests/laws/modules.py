@@ -109,9 +109,14 @@ class Unit(nn.ModuleList):
 
 
 class Tower(nn.Module):
-    """Units one after another; ``skips`` says which earlier result is added before which unit."""
+    """Units one after another; ``skips`` says which earlier result is added before which unit.
 
-    def __init__(self, kinds: tuple[type[nn.Module], ...], depth: int, skips: dict[int, int], notes: bool) -> None:
+    ``toned`` ones multiply what each unit yields by the same parameter, which is in no unit.
+    """
+
+    def __init__(
+        self, kinds: tuple[type[nn.Module], ...], depth: int, skips: dict[int, int], notes: bool, toned: bool = False
+    ) -> None:
         super().__init__()
         shared = nn.Linear(WIDTH, WIDTH)
         self.embed = nn.Linear(WIDTH, WIDTH)
@@ -120,6 +125,7 @@ class Tower(nn.Module):
         )
         self.head = nn.Linear(2 * WIDTH, WIDTH)
         self.table = nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.tone = nn.Parameter(torch.randn(WIDTH)) if toned else None
         self.skips, self.notes = skips, notes
 
     def forward(self, x: Tensor, cond: Tensor, pair: tuple[Tensor, Any] | None = None, factor: float = 1.0) -> Any:
@@ -134,6 +140,7 @@ class Tower(nn.Module):
                 notebook[index + 1] = x
                 notebook[0].mul_(0.5).add_(x)
             x = block(x, cond)
+            x = x if self.tone is None else x * self.tone
             seen.append(x)
         x = self.head(torch.cat([x, seen[len(seen) // 2]], dim=-1))
         extra = None if pair is None else pair[0] * x
@@ -166,7 +173,7 @@ def module_cases(draw: Draw) -> ModuleCase:
     kinds = tuple(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3)))
     skips = draw(st.dictionaries(st.integers(1, depth - 1), st.integers(0, 1), max_size=2))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
-    module = Tower(kinds, depth, skips, draw(st.booleans())).to(dtype).eval()
+    module = Tower(kinds, depth, skips, draw(st.booleans()), draw(st.booleans())).to(dtype).eval()
     x, cond = torch.randn(2, TOKENS, WIDTH, dtype=dtype), torch.randn(2, WIDTH, dtype=dtype)
     kwargs: dict[str, Any] = {"factor": 0.5} if draw(st.booleans()) else {}
     if draw(st.booleans()):

@@ -52,11 +52,23 @@ def weights_behind(node: Node) -> list[Any]:
     return [weight_of(node)]
 
 
-def draws(program: Program, weight: Any) -> bool:
-    """Whether a weight draws its readers to its home: parameters do, and whatever lies in a block; tables do not."""
-    if weight.kind == "adapter" and not weight.shape:  # a number
-        return False
-    return weight.kind == "parameter" or any(weight in block.weights for block in program.blocks)
+def drawing(program: Program) -> set[str]:
+    """The weights that draw their readers to their home: what lies in a block, and parameters; but not numbers.
+
+    A parameter of at most 1 MiB on the main device that is in no block, and is read between two blocks, draws nobody.
+    """
+    weights = [weight for weight in program.weights.values() if weight.kind != "adapter" or weight.shape]
+    of_blocks = {weight.name for block in program.blocks for weight in block.weights} & {one.name for one in weights}
+    reads = [
+        {weight.name for operand in node.all_input_nodes for weight in weights_behind(operand)}
+        for node in program.ops()
+        if not is_view(node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE)
+    ]
+    turns = [index for index, names in enumerate(reads) if names & of_blocks]
+    between = set().union(*reads[turns[0] : turns[-1]]) if turns and not program.shares else set()
+    at_main = {name for name, home in program.home.items() if home == program.devices[0]}
+    small = {weight.name for weight in weights if weight.nbytes <= 2**20} - of_blocks
+    return of_blocks | ({weight.name for weight in weights if weight.kind == "parameter"} - (small & between & at_main))
 
 
 def check_law_3(program: Program) -> None:
@@ -64,15 +76,15 @@ def check_law_3(program: Program) -> None:
 
     A node that reads no weight may be on the device of its only readers instead.
     """
-    current = program.devices[0]
+    current, draws = program.devices[0], drawing(program)
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
         consumed = list(dict.fromkeys(w for operand in node.all_input_nodes for w in weights_behind(operand)))
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
-        drawing = [weight for weight in consumed if draws(program, weight)]
-        if drawing and not pure:
-            current = program.home[drawing[-1].name]
+        drawn_by = [weight.name for weight in consumed if weight.name in draws]
+        if drawn_by and not pure:
+            current = program.home[drawn_by[-1]]
         if str(node.target) in ("dovetail.landing.default", "dovetail.gather.default"):  # wholes are on the main device
             current = program.devices[0]
         if is_view(node):
