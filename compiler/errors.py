@@ -5,11 +5,17 @@ A message names what was asked, what is there and the way out. `exit_code` is wh
 
 from __future__ import annotations
 
+from .printable import printable
+
 
 class DovetailError(Exception):
     """Something that dovetail was asked to do could not be done."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The message, in which names from files move no cursor: an error that nobody catches is written as it is."""
+        return printable(super().__str__())
 
 
 class UsageError(DovetailError):

@@ -1,4 +1,4 @@
-"""Names that come from files, made fit for a terminal, a drawing, or a path."""
+"""Names that come from files, made fit for a path."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from .errors import UsageError
-
-
-def printable(text: str) -> str:
-    """Text without characters that a terminal obeys: they are written as ``\\x1b``; line ends and tabs stay.
-
-    >>> printable("a\\x1b[2Jb") == "a" + chr(92) + "x1b[2Jb"
-    True
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def is_plain(name: str) -> bool:

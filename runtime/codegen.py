@@ -290,7 +290,7 @@ def _assemble(writer: _Writer, name: str) -> SegmentSource:
     ]
     tail = ["    return run", ""]
     code = "\n".join([*head, *(text for text, _ in writer.lines), *tail])
-    span = f'        """Segment {segment.index} on {segment.device}: {_printable(_span(segment))}."""'
+    span = f'        """Segment {segment.index} on {segment.device}: {_quotable(_span(segment))}."""'
     body = [text + (f"  # {_comment(node)}" if node else "") for text, node in writer.lines]
     shown = "\n".join([*head[:-1], span, *body, *tail])
     lines = {len(head) + index: node for index, (_, node) in enumerate(writer.lines, 1) if node}
@@ -305,6 +305,11 @@ def _span(segment: Segment) -> str:
 def _comment(node: Node) -> str:
     origin = origin_of(node)
     return _printable(" · ".join(part for part in (origin.module, origin.source) if part))
+
+
+def _quotable(text: str) -> str:
+    """Text that ends no string that it stands in."""
+    return _printable(text).replace("\\", "/").replace('"', "'")
 
 
 def _printable(text: str) -> str:

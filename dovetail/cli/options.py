@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ..compiler.names import printable
+from ..compiler.printable import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..request import Request
 

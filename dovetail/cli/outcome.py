@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError
-from ..compiler.names import printable
+from ..compiler.printable import printable
 
 FAILED, INTERRUPTED = 1, 130
 _OF_THE_EXTRA = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
-from ..compiler.names import printable
+from ..compiler.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..compiler.names import printable
+from ..compiler.printable import printable
 from .call import Size
 from .options import Debug, Json, Where
 from .output import print_json

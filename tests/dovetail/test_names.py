@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import threading
@@ -17,9 +18,10 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.cli.output import print_json, print_table
 from dovetail.cli.subject import _read_index, _stored_dtypes
-from dovetail.compiler.errors import UsageError, WeightError
+from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.compiler.files import written_beside
-from dovetail.compiler.names import is_plain, printable
+from dovetail.compiler.names import is_plain
+from dovetail.compiler.printable import printable
 from dovetail.compiler.weights import WeightIndex
 from dovetail.draw import dot, mermaid
 from dovetail.loading import open_pipeline
@@ -44,6 +46,26 @@ def test_errors_tables_and_json_have_no_escapes(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert all(one.isprintable() or one == "\n" for one in out)
     assert json.loads(out[out.index("{") : out.rindex("}") + 1]) == {"name": ESCAPES}
+
+
+def test_errors_say_names_of_files_without_escapes_in_python_too(tmp_path: Path, layers: nn.Module) -> None:
+    save_file({ESCAPES: torch.zeros(3)}, tmp_path / "w.safetensors")
+    with pytest.raises(WeightError) as caught:
+        dovetail.compile(layers, (torch.ones(1, 4),), backend="cpu", weights=tmp_path / "w.safetensors")
+    assert all(one.isprintable() or one == "\n" for one in str(caught.value))
+    assert all(one.isprintable() or one == "\n" for one in str(SpecError("no device", ESCAPES, 0, 1)))
+
+
+def test_names_of_a_file_are_no_code_in_a_listing(tmp_path: Path, layers: nn.Module) -> None:
+    path = tmp_path / "plan.json"
+    dovetail.compile(layers, (torch.ones(1, 4),), backend="cpu").save(path)
+    plan = json.loads(path.read_text())
+    named = json.dumps('a\\"""; exit(); """')[1:-1]
+    plan["program"] = [line.replace("// 0 : Linear", f"// {named} : Linear") for line in plan["program"]]
+    path.write_text(json.dumps(plan))
+    source = dovetail.load(path).source()
+    assert "exit()" in source
+    assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name) and node.id == "exit"]
 
 
 def test_a_command_says_what_is_wrong_without_escapes(tmp_path: Path) -> None:

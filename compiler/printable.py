@@ -1,0 +1,14 @@
+"""Text from files, made fit for a terminal."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Text without characters that a terminal obeys: they are written as ``\\x1b``; line ends and tabs stay.
+
+    >>> printable("a\\x1b[2Jb") == "a" + chr(92) + "x1b[2Jb"
+    True
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
