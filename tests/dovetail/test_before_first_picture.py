@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.runtime import sim
+from tests.cases import slow_but
 
 from . import tiny_pipelines, tiny_text
 from .tiny_loras import save_lora
@@ -89,7 +90,7 @@ def embed(pipe: Any) -> torch.Tensor:
     return found.cpu()
 
 
-@pytest.mark.parametrize("rests", RESTS)
+@pytest.mark.parametrize("rests", slow_but(["*=disk"], RESTS))
 def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_path: Path) -> None:
     eager, call = tiny_pipelines.sd()
     eager.save_pretrained(tmp_path)

@@ -24,6 +24,7 @@ from dovetail.convert import plan_conversion
 from dovetail.layouts import Wanted
 from dovetail.runtime.reading import WeightReader
 from dovetail.weight_files import index_for
+from tests.cases import slow_but
 
 from . import small_pipeline
 from .small_pipeline import WIDTH, Block, Numpy
@@ -105,7 +106,7 @@ def _bytes_on(module: nn.Module) -> dict[str, int]:
     return placed
 
 
-@pytest.mark.parametrize("backend", ["sim0&sim1", "sim0&sim1&sim2"])
+@pytest.mark.parametrize("backend", slow_but(["sim0&sim1&sim2"], ["sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_traced_is_split_over_its_blocks_and_changes_no_bit(kind: str, backend: str) -> None:
     module, x, eager = _net(kind)
@@ -263,7 +264,7 @@ def test_calls_with_a_cache_compile_nothing() -> None:
     assert len(component.programs) == 1
 
 
-@pytest.mark.parametrize("backend", ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"])
+@pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_of_its_own_is_compiled_by_its_parts_and_stays_as_it_was(kind: str, backend: str) -> None:
     module, x, eager = _net(kind)
@@ -345,7 +346,7 @@ def _prompted(embeds: Any, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
     return made
 
 
-@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2"])
+@pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_compiles_nothing(backend: str) -> None:
     torch.manual_seed(0)
     config = transformers.Qwen2Config(

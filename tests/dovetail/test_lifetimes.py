@@ -17,6 +17,7 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.runtime import sim
 from dovetail.runtime.sim import tensor as sim_tensor
 from dovetail.sharing import Sharing
+from tests.cases import slow_but
 
 from . import tiny_pipelines
 from .tiny_pipelines import paint
@@ -39,7 +40,7 @@ def in_use() -> list[int]:
 
 
 @pytest.mark.usefixtures("no_gc")
-@pytest.mark.parametrize("rests", ["", "cpu"])
+@pytest.mark.parametrize("rests", slow_but(["cpu"], ["", "cpu"]))
 def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
     pipe, call = tiny_pipelines.sd()
     before = in_use()

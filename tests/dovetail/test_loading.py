@@ -19,13 +19,13 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.runtime import sim
+from tests.cases import slow_but
 
 from . import tiny_pipelines
 from .more_pipelines import MORE_PIPELINES
 from .tiny_pipelines import PIPELINES, paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
-SLOW = pytest.mark.slow
 ALL = {**PIPELINES, **MORE_PIPELINES}
 
 
@@ -69,7 +69,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
         assert torch.equal(own[name], tensor), name
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16, pytest.param(torch.bfloat16, marks=SLOW)])
+@pytest.mark.parametrize("dtype", slow_but([torch.float16], [None, torch.float16, torch.bfloat16]))
 @pytest.mark.parametrize("name", ALL)
 def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     name: str, dtype: torch.dtype | None, tmp_path: Path
@@ -85,7 +85,7 @@ def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     assert {part.training for part in handle.pipe.components.values() if isinstance(part, nn.Module)} == {False}
 
 
-@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in ALL if name != "flux")])
+@pytest.mark.parametrize("name", slow_but(["flux"], ALL))
 def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_path: Path) -> None:
     pipe, call = ALL[name]()
     eager = paint(pipe, call)

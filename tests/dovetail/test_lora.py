@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.merging import Update
 from dovetail.runtime import sim
+from tests.cases import slow_but
 
 from . import tiny_pipelines
 from .tiny_loras import save_lora
@@ -70,7 +72,8 @@ def compiled(name: str, backend: str, **options: Any) -> tuple[Any, dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [pytest.param("flux", BACKENDS[0], marks=SLOW), ("flux", BACKENDS[2]), ("sd", BACKENDS[1])]
+    ("name", "backend"),
+    slow_but([("sd", BACKENDS[1])], [("flux", BACKENDS[0]), ("flux", BACKENDS[2]), ("sd", BACKENDS[1])]),
 )
 def test_adapters_do_what_they_do_in_eager_to_the_bit_and_exchanging_them_compiles_nothing(
     name: str, backend: str, loras: Any
@@ -182,7 +185,8 @@ def test_a_pipeline_that_has_adapters_already_may_be_compiled(loras: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [("flux", BACKENDS[1]), pytest.param("flux", BACKENDS[2], marks=SLOW), ("sd", BACKENDS[0])]
+    ("name", "backend"),
+    slow_but([("flux", BACKENDS[1])], [("flux", BACKENDS[1]), ("flux", BACKENDS[2]), ("sd", BACKENDS[0])]),
 )
 def test_merging_gives_the_bits_of_eager_and_taking_out_those_of_before(name: str, backend: str, loras: Any) -> None:
     eager, call = with_loras(name, loras)
@@ -246,14 +250,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("split", "rests"),
-    [
-        ("row", ""),
-        ("row", "disk"),
-        *(
-            pytest.param(*one, marks=SLOW)
-            for one in [("row", "cpu"), ("layer", ""), ("layer", "cpu"), ("layer", "disk")]
-        ),
-    ],
+    slow_but([("row", "disk")], itertools.product(("row", "layer"), ("", "cpu", "disk"))),
 )
 def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split: str, rests: str, wide: Any) -> None:
     folder, lora = wide

@@ -15,6 +15,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import NotHereError, SpecError, UsageError
 from dovetail.runtime import sim
+from tests.cases import slow_but
 
 from . import tiny_pipelines, tiny_text
 from .more_pipelines import MORE_PIPELINES
@@ -23,7 +24,7 @@ from .tiny_pipelines import PIPELINES, paint
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
 ALL = {**PIPELINES, **MORE_PIPELINES}
-FIRST = ("flux", "flux_img2img", "sd", "sd_controlnet", "sdxl", "sd3", "wan", "ltx")
+FIRST = ("flux", "flux_img2img", "sd_controlnet", "wan")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def in_use() -> int:
     return sum(sim.stats(index).in_use for index in range(3))
 
 
-@pytest.mark.parametrize("name", [*FIRST, *(pytest.param(name, marks=SLOW) for name in ALL if name not in FIRST)])
+@pytest.mark.parametrize("name", slow_but(FIRST, ALL))
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
     pipe, call = ALL[name]()
     eager, before = paint(pipe, call), weights(pipe)
@@ -74,8 +75,8 @@ def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(na
     assert torch.equal(paint(pipe, call), eager)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=SLOW) for name in ALL if name != "flux")])
+@pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("name", slow_but(["flux"], ALL))
 def test_every_component_may_be_split_over_three_devices(name: str, dtype: torch.dtype) -> None:
     pipe, call = ALL[name]()
     pipe.to(dtype)
@@ -216,7 +217,7 @@ def test_another_pipeline_may_use_the_compiled_components() -> None:
         assert len(handle.programs["vae"]) == 2
 
 
-@pytest.mark.parametrize("name", ["flux", "sdxl"])
+@pytest.mark.parametrize("name", slow_but(["flux"], ["flux", "sdxl"]))
 def test_a_pipeline_spread_over_devices_saves_what_it_was(name: str, tmp_path: Any) -> None:
     pipe, call = PIPELINES[name]()
     before = weights(pipe)

@@ -24,6 +24,7 @@ from dovetail.holdings import Holdings
 from dovetail.residence import Residence
 from dovetail.runtime import sim
 from dovetail.runtime.reading import WeightReader
+from tests.cases import slow_but
 
 from . import tiny_pipelines
 from .tiny_pipelines import PIPELINES, paint
@@ -73,10 +74,8 @@ def resident(handle: Any) -> int:
     ("name", "rests"),
     [
         ("flux", "te=disk"),
-        ("flux", "*=cpu"),
-        ("sd", "*=disk"),
-        *(pytest.param(name, "*=disk", marks=SLOW) for name in ("flux", "sd", "wan")),
-        *(pytest.param(name, "te=cpu,vae=disk,diffusion=cpu", marks=SLOW) for name in ("flux", "sd", "wan")),
+        *slow_but([], [("flux", "*=cpu"), *((name, "*=disk") for name in ("flux", "sd", "wan"))]),
+        *slow_but([], [(name, "te=cpu,vae=disk,diffusion=cpu") for name in ("flux", "sd", "wan")]),
     ],
 )
 def test_a_picture_is_the_same_wherever_weights_rest_and_nothing_staged_is_left(
@@ -206,7 +205,7 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
     assert offered["vae"] == room
 
 
-@pytest.mark.parametrize("what", ["weight", "module"])
+@pytest.mark.parametrize("what", slow_but(["weight"], ["weight", "module"]))
 def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
     pipe, call = tiny_pipelines.sdxl()
     if what == "module":

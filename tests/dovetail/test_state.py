@@ -17,6 +17,7 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import CallError, UsageError
+from tests.cases import slow_but
 
 from . import tiny_pipelines
 from .tiny_pipelines import paint as paint_pipeline
@@ -123,6 +124,7 @@ CHANGES = [
     _freeu, _scaled_data, _written, _assigned, _loaded, _conv_out, _hook, _pre_hook, _root_hook, _patched, _classed,
     _circular, _attribute, _processors,
 ]  # fmt: skip
+FIRST = (_freeu, _assigned, _hook, _patched, _processors)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,9 @@ def sd() -> Any:
     return pipe, call, paint(pipe, call)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change", slow_but({_freeu, _assigned, _hook, _patched, _processors}, CHANGES), ids=lambda change: change.__name__
+)
 def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_eager(
     change: Callable[[Any], None], sd: Any
 ) -> None:
@@ -215,7 +219,7 @@ def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplo
     assert len(handle.programs["unet"]) == count
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", slow_but([False], [True, False]))
 def test_a_cache_of_diffusers_works_compiled_and_undone(before: bool) -> None:
     pipe, call = tiny_pipelines.flux()
     call = {**call, "num_inference_steps": 4}
