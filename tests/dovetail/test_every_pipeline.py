@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dovetail.runtime import sim
-from tests.cases import slow_but
 
 from .every_pipeline import DEVICES, EVERY_PIPELINE, compare
 
-FAST = ("sdxl_inpaint", "ddim", "if_img2img_upscale", "kandinsky", "stable_audio", "sd_inpaint_channels_last")
+FAST = ("if_img2img_upscale", "sd_inpaint_channels_last")
 THIRD = tuple(EVERY_PIPELINE)[::3]
 
 
-@pytest.mark.parametrize("name", slow_but(["if_img2img_upscale", "sd_inpaint_channels_last"], FAST))
+@pytest.mark.parametrize("name", FAST)
 def test_a_pipeline_over_two_devices_is_equal_to_eager(name: str) -> None:
     sim.enable()
     assert compare(name, ("sim0&sim1",)) == {"sim0&sim1": "equal"}

@@ -17,7 +17,6 @@ from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
 from dovetail.runtime.weights import HeldWeights
-from tests.cases import slow_but
 
 from .everything import CLASSES, FIRST, NAMES
 from .tiny import TINY
@@ -38,12 +37,12 @@ def test_the_zoo_has_at_least_forty_classes() -> None:
     assert len(CLASSES) >= 40
 
 
-@pytest.mark.parametrize("name", slow_but(NAMES[::2], NAMES))
+@pytest.mark.parametrize("name", NAMES[::2])
 def test_in_fp32_two_and_three_devices_compute_the_bits_of_eager(name: str) -> None:
     check(name, torch.float32, (2, 3))
 
 
-@pytest.mark.parametrize("name", slow_but(FIRST[1::8], FIRST))
+@pytest.mark.parametrize("name", FIRST[1::8])
 def test_in_bf16_two_devices_compute_the_bits_of_eager(name: str) -> None:
     check(name, torch.bfloat16, (2,))
 
