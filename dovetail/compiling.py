@@ -20,7 +20,8 @@ from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .program_weights import ProgramWeights
 from .request import Request, one_backend
-from .runtime.weights import HeldWeights
+from .runtime.resting import RestingWeights
+from .runtime.weights import HeldWeights, WeightSource
 from .weight_files import Given, index_for, source_of
 
 
@@ -119,7 +120,9 @@ def compile(
             rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
     held = HeldWeights.of_module(module, program)
-    source = held if index is None else source_of(index, program, held)
+    source: WeightSource = held if index is None else source_of(index, program, held)
+    if index is not None and rests == "cpu":
+        source = RestingWeights(source)
     program.devices, program.rests = devices, rests
     if places is not None:
         give_homes(program, places)

@@ -309,6 +309,25 @@ def test_a_module_with_files_rests_on_disk(tmp_path: Path) -> None:
         assert torch.equal(found, module(x))
 
 
+def test_a_module_whose_files_rest_in_host_memory_reads_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).eval()
+    file, x = tmp_path / "m.safetensors", torch.ones(2, 64)
+    save_file(module.state_dict(), file)
+    with torch.no_grad():
+        expected = module(x)
+    module.to("meta")
+    compiled = dovetail.compile(module, (x.to("meta"),), backend="sim0&sim1", params_backend="cpu", weights=file)
+    assert torch.equal(compiled(x), expected)
+    with monkeypatch.context() as context:
+        context.setattr(WeightReader, "read", lambda *_: pytest.fail("a weight was read again"))
+        assert torch.equal(compiled(x), expected)
+        assert in_use() == [0, 0, 0]
+    compiled.unload()
+    assert torch.equal(compiled(x), expected)
+
+
 @pytest.mark.parametrize("rests", ["cpu", pytest.param("disk", marks=SLOW)])
 def test_what_runs_as_it_is_leaves_with_its_phase_too(rests: str, saved: dict[str, Path]) -> None:
     pipe, call = tiny_pipelines.wan()
