@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from ..compiler.errors import UsageError
-from .subject import INDEX, Pipeline
+from ..hub import INDEX
+from .subject import Pipeline
 
 _ENCODERS = {"clip_l": ("CLIP", 0), "clip_g": ("CLIP", 1), "t5xxl": ("T5", 0), "llm": ("", 0)}
 """stable-diffusion.cpp's names of text encoders: their kind, and the place among those of the kind."""
