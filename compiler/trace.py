@@ -32,6 +32,7 @@ from .blame import cannot_trace, line_of_error, line_of_stack
 from .devices import HOST
 from .entries import clipped
 from .errors import TraceError, UsageError
+from .first_trace import import_for_traces
 from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_broadcasts
@@ -68,6 +69,7 @@ def trace(
     if isinstance(args, torch.Tensor):
         raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
     _refuse_foreign_weights(module)
+    import_for_traces()
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs or {})
     full = name_arguments(positional, defaults, args, kwargs or {})
