@@ -1,4 +1,9 @@
-"""A lock that calls share, and that a change to what they use takes alone."""
+"""A lock that calls share, and that a change to what they use takes alone; an interrupt at no moment leaves it taken.
+
+An interrupt (Ctrl-C) is raised between any two statements of Python, also before the first of an ``__exit__``. So
+a plain lock is entered by C alone, and what a thread has of a shared one is noted by an object that its frame holds:
+it has it no longer when that is gone.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,21 @@ import contextlib
 import os
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Iterator
+from _thread import RLock
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+_LOOK_AGAIN = 0.2
+"""Seconds after which who waits looks again, in case an interrupt has kept somebody from waking him."""
+
+
+class _Entry:
+    """Stands for one thread's having, or waiting for, a lock; the frame that has it holds this alone."""
+
+    __slots__ = ("__weakref__",)
+
+
+_Threads: TypeAlias = "weakref.WeakKeyDictionary[_Entry, int]"
 
 
 class Sharing:
@@ -17,71 +35,67 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._sharing: Counter[int] = Counter()
-        self._alone: Counter[int] = Counter()
-        self._waiting = 0
+        self._lock = threading.Lock()
+        self._sharing: _Threads = weakref.WeakKeyDictionary()
+        self._alone: _Threads = weakref.WeakKeyDictionary()
+        self._waiting: _Threads = weakref.WeakKeyDictionary()
+        self._asleep: list[threading.Lock] = []
         _ALL.add(self)
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> contextlib.AbstractContextManager[None]:
         """Has it together with others; waits while another thread has it alone, or waits for that."""
-        mine = threading.get_ident()
-        with self._changed:
-            while not self._may_share(mine):
-                self._changed.wait()
-            self._sharing[mine] += 1
-        try:
-            yield
-        finally:
-            self._leave(self._sharing, mine)
+        return self._held(self._sharing, self._may_share)
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Has it alone; waits until no other thread has it."""
+        return self._held(self._alone, self._may_be_alone)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Has it alone; waits until no other thread has it."""
-        mine = threading.get_ident()
-        with self._changed:
-            self._waiting += 1
-            try:
-                while self._others(mine):
-                    self._changed.wait()
-                self._alone[mine] += 1
-            finally:
-                self._waiting -= 1
+    def _held(self, held: _Threads, may: Callable[[int], bool]) -> Iterator[None]:
+        entry = _Entry()
         try:
+            self._enter(entry, held, may)
             yield
         finally:
-            self._leave(self._alone, mine)
+            self._leave(entry)
+
+    def _enter(self, entry: _Entry, held: _Threads, may: Callable[[int], bool]) -> None:
+        mine = threading.get_ident()
+        while True:
+            with self._lock:
+                if may(mine):
+                    held[entry] = mine
+                    self._waiting.pop(entry, None)
+                    return
+                if held is self._alone:
+                    self._waiting[entry] = mine
+                asleep = threading.Lock()
+                asleep.acquire()
+                self._asleep.append(asleep)
+            asleep.acquire(timeout=_LOOK_AGAIN)
+
+    def _leave(self, entry: _Entry) -> None:
+        with self._lock:
+            for threads in (self._sharing, self._alone, self._waiting):
+                threads.pop(entry, None)
+            woken, self._asleep = self._asleep, []
+        for asleep in woken:
+            asleep.release()
 
     def _may_share(self, mine: int) -> bool:
-        if mine in self._sharing or mine in self._alone:
+        if not self._alone and not self._waiting:
             return True
-        return not self._alone and not self._waiting
+        return mine in self._sharing.values() or mine in self._alone.values()
 
-    def _others(self, mine: int) -> bool:
-        return any(thread != mine for thread in (*self._sharing, *self._alone))
-
-    def _leave(self, held: Counter[int], mine: int) -> None:
-        with self._changed:
-            held[mine] -= 1
-            if not held[mine]:
-                del held[mine]
-            if not held or self._waiting:
-                self._changed.notify_all()
+    def _may_be_alone(self, mine: int) -> bool:
+        return all(thread == mine for held in (self._sharing, self._alone) for thread in held.values())
 
 
-class ForkSafeLock:
+class ForkSafeLock(RLock):
     """A lock that a thread may take again, and that nobody has in a forked child."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         _ALL.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 _ALL: weakref.WeakSet[Sharing | ForkSafeLock] = weakref.WeakSet()
@@ -89,7 +103,10 @@ _ALL: weakref.WeakSet[Sharing | ForkSafeLock] = weakref.WeakSet()
 
 def _start_anew() -> None:
     for one in list(_ALL):
-        one.__init__()  # type: ignore[misc]
+        if isinstance(one, Sharing):
+            one.__init__()  # type: ignore[misc]
+        else:
+            one._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 if hasattr(os, "register_at_fork"):
