@@ -101,12 +101,13 @@ class Adapters:
             self._stamp = stamp
             self._found.clear()
             self._read.clear()
-        if module not in self._found:
-            self._found[module] = tuple(_wrappers(module))
-            for one in self._found[module]:
+        found = self._found.get(module)
+        if found is None:
+            found = self._found[module] = tuple(_wrappers(module))
+            for one in found:
                 self._tell(one)
-            _tell_of_others(type(root).__name__, self._found[module])
-        return self._found[module]
+            _tell_of_others(type(root).__name__, found)
+        return found
 
     def read(self, module: nn.Module, factor: float = 1.0) -> Branches:
         """The branches of a call of a part, all scales multiplied by a factor; the same object until they change."""
@@ -117,9 +118,10 @@ class Adapters:
             if one.layer.merged_adapters and one.layer.disable_adapters:  # as peft does in such a call
                 one.layer.unmerge()
         state = factor, tuple(map(_state, wrappers))
-        if module not in self._read or self._read[module][0] != state:
-            self._read[module] = state, _branches(wrappers, factor)
-        return self._read[module][1]
+        known = self._read.get(module)  # another thread may forget it at any time
+        if known is None or known[0] != state:
+            known = self._read[module] = state, _branches(wrappers, factor)
+        return known[1]
 
     def forget(self) -> None:
         """Has the next call of each part take its adapters' weights again, for they may have been written meanwhile.

@@ -163,7 +163,7 @@ class Parts:
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
         self._is_used = True
-        with self.turn, self.component.residence.lending():
+        with self.turn:
             if call.is_over:  # undone by another thread meanwhile
                 return answer_late(call, args, kwargs)
             return self._run(call, args, kwargs)

@@ -224,7 +224,7 @@ class Component:
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
         try:
-            with self.parts.waits:
+            with self.residence.using(), self.parts.waits:
                 return self._answer(call, args, kwargs)
         except BaseException:
             self.residence.release()

@@ -86,7 +86,7 @@ class Residence:
         self._staged: set[Held] = set()
         self._coming: set[torch.device] = set()
         self._lent: set[Held] = set()
-        self._lending = 0
+        self._users = 0
         self._is_due = False
         self._kept: set[Held] = set()
         self.moved: Callable[[], None] = lambda: None
@@ -244,13 +244,6 @@ class Residence:
                 held.home = home
 
     @_locked
-    def place_all(self, module: nn.Module, device: Device) -> None:
-        """Brings every weight of a part of the component to one device; those that rest elsewhere until `release`."""
-        self.survey()
-        for held in self.held(module):
-            self.lend(held, device)
-
-    @_locked
     def lend(self, held: Held, device: Device) -> None:
         """Brings a weight to a device for modules that run as they are; one that rests elsewhere until `release`."""
         if not self.rests or not isinstance(held.tensor, nn.Parameter):
@@ -260,16 +253,18 @@ class Residence:
             self._lent.add(held)
 
     @contextlib.contextmanager
-    def lending(self) -> Iterator[None]:
-        """Keeps what is lent where it is meanwhile, also when another thread releases."""
-        with self.holdings.lock:
-            self._lending += 1
+    def using(self) -> Iterator[None]:
+        """Keeps what is staged and lent where it is meanwhile; what others release leaves with the last user."""
+        entered = False
         try:
+            with self.holdings.lock:
+                self._users += 1
+                entered = True
             yield
         finally:
             with self.holdings.lock:
-                self._lending -= 1
-                if not self._lending and self._is_due:
+                self._users -= entered
+                if not self._users and self._is_due:
                     self.release()
 
     @_locked
@@ -322,15 +317,17 @@ class Residence:
 
     @_locked
     def release(self) -> None:
-        """Lets go of everything that was staged, and of the memory that views of files take.
+        """Lets go of everything that was staged or lent, and of the memory that views of files take.
 
-        What is lent to modules that are running leaves as soon as they return.
+        What calls are using now leaves when the last of them ends.
         """
+        self._is_due = self._users > 0
+        if self._is_due:
+            return
         staged = [held for held in self.held() if held.staged]
         for held in staged:
             held.staged.clear()
-        self._is_due = self._lending > 0
-        if self._lent and not self._is_due:
+        if self._lent:
             for held in self._lent:
                 self.rest(held, held.tensor.device)
             self._lent = set()
@@ -419,6 +416,8 @@ class Residence:
             held.home = held.before = None
         self._planned.clear()
         self._staged.clear()
+        self._lent.clear()
+        self._is_due = False
 
     @_locked
     def original(self, name: str) -> torch.Tensor | None:

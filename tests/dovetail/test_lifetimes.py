@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.errors import CallError, DoesNotFitError
 from dovetail.runtime import sim
 from dovetail.runtime.sim import tensor as sim_tensor
 from dovetail.sharing import Sharing
@@ -180,6 +180,53 @@ class Pipe:
         return torch.device("cpu")
 
 
+class _Pause:
+    """Lets one thread stop in a tanh on a simulated device, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.inside, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, *, compute: Callable[..., Any] = sim_tensor.compute) -> Any:
+        if threading.current_thread() is self.thread and "tanh" in str(func):
+            self.inside.set()
+            assert self.over.wait(30)
+        return compute(func, args, kwargs)
+
+
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("what", ["an error", "a release"])
+def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x, found, pause = Pipe(), torch.randn(2, 16), [], _Pause()
+    with torch.no_grad():
+        expected = pipe.transformer(x)
+    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu")
+
+    def call() -> None:
+        with torch.no_grad():
+            found.append(pipe.transformer(x))
+
+    before = sim.stats(0).in_use
+    call()
+    handle.release()
+    monkeypatch.setattr(sim_tensor, "compute", pause)
+    pause.thread = threading.Thread(target=call)
+    pause.thread.start()
+    assert pause.inside.wait(30)
+    if what == "an error":
+        with pytest.raises(CallError):
+            pipe.transformer(x.clone().requires_grad_())
+    handle.release()
+    brought = sim.stats(0).bytes_in
+    call()
+    assert sim.stats(0).bytes_in - brought == x.nbytes
+    pause.over.set()
+    pause.thread.join(60)
+    handle.release()
+    assert sim.stats(0).in_use == before
+    assert [torch.equal(one, expected) for one in found] == [True] * 3
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rests", ["", "cpu"])
 def test_threads_that_compile_disturb_no_call_and_no_other_compile(rounds: int, rests: str) -> None:
@@ -264,22 +311,23 @@ def _note(lock: Sharing, seen: list[str]) -> None:
         seen.append("shared")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_finds_no_lock_taken() -> None:
-    lock, inside, over = Sharing(), threading.Event(), threading.Event()
+if hasattr(os, "fork"):
 
-    def hold() -> None:
-        with lock.alone():
-            inside.set()
-            over.wait()
+    def test_a_forked_child_finds_no_lock_taken() -> None:
+        lock, inside, over = Sharing(), threading.Event(), threading.Event()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    inside.wait()
-    child = os.fork()
-    if not child:
-        with lock.alone():
-            os._exit(0)
-    over.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+        def hold() -> None:
+            with lock.alone():
+                inside.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if not child:
+            with lock.alone():
+                os._exit(0)
+        over.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
