@@ -69,6 +69,12 @@ class Call:
             if isinstance(oldest, CompiledModule) and oldest not in self.programs.values():
                 oldest.unload()
 
+    def unload(self) -> None:
+        """Has the programs fetch their weights again at their next calls."""
+        for program in list(self.programs.values()):
+            if isinstance(program, CompiledModule):
+                program.unload()
+
     @property
     def module(self) -> nn.Module:
         """The module that is called; raises ReferenceError when nobody has it any more."""

@@ -267,7 +267,11 @@ class Component:
         if is_changed:
             with self.sharing.alone():
                 self.residence.survey()
+                self.parts.forget()
                 self.refresh_weights()
+        if weights.has_turned():
+            with self.sharing.alone():
+                call.unload()
         if state.live is not self._live.get(call):
             self._leave(call, stamp, state)
         return state
@@ -338,8 +342,8 @@ class Component:
         copy_bare(module, data_of)
 
     def _unload(self) -> None:
-        for program in self.programs:
-            program.unload()
+        for call in list(self.calls):
+            call.unload()
 
     def _forget(self) -> None:
         self._unload()

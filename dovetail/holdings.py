@@ -88,6 +88,10 @@ class Held:
         """Whether it has numbers anywhere: in the module, in a file or on devices."""
         return not self.tensor.is_meta or self.entry is not None or bool(self.parts)
 
+    def is_in(self, place: dict[str, Any], key: str) -> bool:
+        """Whether a module held it there at the last look."""
+        return any(one is place and name == key for one, name in self.slots)
+
     def whole(self, device: torch.device) -> torch.Tensor:
         """All of it, dense, on a device, from where it rests."""
         if not self.tensor.is_meta:

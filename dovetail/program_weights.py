@@ -61,6 +61,13 @@ class ProgramWeights(WeightSource):
                 return moved(self._constants[weight.name], device)
             return self._held_on(held, weight, device).detach()
 
+    def requires_grad(self, weight: Weight) -> bool:
+        """Whether the module's own tensor requires a gradient now."""
+        held = self._held.get(weight.name)
+        if held is None or weight.kind != "parameter" or weight.quant:
+            return weight.requires_grad
+        return held.tensor.requires_grad
+
     def advise(self, weights: Iterable[Weight]) -> None:
         """Has the system read ahead from files."""
         self._residence.advise(self._held[weight.name] for weight in weights)

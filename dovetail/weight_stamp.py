@@ -1,4 +1,7 @@
-"""Notices weights that somebody else replaced or wrote: other tensors, other memory, or newer data than copies have."""
+"""Notices weights that somebody else replaced or wrote: other tensors, other memory, or newer data than copies have.
+
+Which of them require gradients is looked at too, for PyTorch chooses kernels by it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ from .holdings import Holdings, memory_of, version_of
 
 @dataclass(frozen=True)
 class _Seen:
-    """The weights as they were: the dictionaries that hold them, the tensors, and where and how new their data was."""
+    """The weights as they were: the dictionaries that hold them, the tensors, and where and how new their data was.
+
+    ``wanting`` tells which of them required gradients.
+    """
 
     modules: list[nn.Module]
     places: list[dict[str, Any]]
     tensors: list[Any]
     memory: list[Any]
     versions: list[int]
+    wanting: list[bool]
 
 
 class WeightStamp:
@@ -31,6 +38,7 @@ class WeightStamp:
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
         self._seen: _Seen | None = None
+        self._wanting: list[bool] | None = None
 
     def is_changed(self, root: nn.Module, modules: list[nn.Module]) -> bool:
         """Whether somebody else changed a weight, so that copies of it are of no use; what we moved is no change."""
@@ -40,8 +48,14 @@ class WeightStamp:
         with self._holdings.lock:
             now = _look(root, modules)
             foreign = seen is not None and self._is_foreign(seen, now)
-            self._seen = now
+            self._keep(now)
             return foreign
+
+    def has_turned(self) -> bool:
+        """Whether other weights require gradients than at the last time that this was asked."""
+        now = self._seen.wanting if self._seen is not None else None
+        before, self._wanting = self._wanting, now
+        return before is not now and before is not None and before != now
 
     def renew(self) -> None:
         """Looks again after weights were moved by us, so that those that left their device are not kept alive here.
@@ -54,14 +68,22 @@ class WeightStamp:
         with self._holdings.lock, contextlib.suppress(WeightError):
             now = _look_into(seen.modules, seen.places)
             if not self._is_foreign(seen, now):
-                self._seen = now
+                self._keep(now)
+
+    def _keep(self, now: _Seen) -> None:
+        self._seen = now
+        for tensor in now.tensors:
+            held = self._holdings.known(tensor)
+            if held is not None and tensor is held.shown and tensor.requires_grad != held.tensor.requires_grad:
+                held.tensor.requires_grad_(tensor.requires_grad)
 
     def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
         before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
         known = self._holdings.known
-        for tensor, memory, version in zip(now.tensors, now.memory, now.versions, strict=True):
+        slots = ((place, key) for place in now.places for key in place)
+        for slot, tensor, memory, version in zip(slots, now.tensors, now.memory, now.versions, strict=True):
             held = known(tensor)
-            if tensor is not None and held is None:
+            if tensor is not None and not (held and held.is_in(*slot)):
                 return True
             was = before.get(id(tensor)) or (held.noted if held is not None else None)
             if held is None or was is None:
@@ -82,7 +104,8 @@ def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
 
 def _look_into(modules: list[nn.Module], places: list[dict[str, Any]]) -> _Seen:
     tensors: list[Any] = list(itertools.chain.from_iterable(map(dict.values, places)))
-    return _Seen(modules, places, tensors, list(map(memory_of, tensors)), list(map(version_of, tensors)))
+    memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
+    return _Seen(modules, places, tensors, memory, versions, _wanting(tensors))
 
 
 def _is_as_seen(seen: _Seen) -> bool:
@@ -92,4 +115,10 @@ def _is_as_seen(seen: _Seen) -> bool:
         return False
     if len(now) != len(seen.tensors) or not all(map(operator.is_, now, seen.tensors)):
         return False
-    return list(map(memory_of, now)) == seen.memory and list(map(version_of, now)) == seen.versions
+    if list(map(memory_of, now)) != seen.memory or list(map(version_of, now)) != seen.versions:
+        return False
+    return _wanting(now) == seen.wanting
+
+
+def _wanting(tensors: list[Any]) -> list[bool]:
+    return [tensor is not None and tensor.requires_grad for tensor in tensors]

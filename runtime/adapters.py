@@ -36,6 +36,12 @@ class WithAdapters(WeightSource):
             raise WeightError(f"weight {weight.name} is not here: load the weights first")
         return self._source(weight, device)
 
+    def requires_grad(self, weight: Weight) -> bool:
+        """Whether the tensor of a weight requires a gradient; that of an adapter as its form says."""
+        if self._source is None or weight.kind == "adapter":
+            return weight.requires_grad
+        return self._source.requires_grad(weight)
+
     def advise(self, weights: Iterable[Weight]) -> None:
         """Passes on which weights are asked for next."""
         if self._source:

@@ -233,7 +233,8 @@ class Executor:
         assert self._source is not None
         try:
             with torch.inference_mode(False), torch.no_grad():
-                return _as_traced(weight, fetched(partial(self._source, weight, device.torch)))
+                data = fetched(partial(self._source, weight, device.torch))
+                return _as_in_module(weight, data, self._source.requires_grad(weight))
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
@@ -406,14 +407,14 @@ def _ordinary(value: Any) -> Any:
     return accelerator_of(value.device).ordinary(value)
 
 
-def _as_traced(weight: Weight, data: torch.Tensor) -> Any:
+def _as_in_module(weight: Weight, data: torch.Tensor, requires_grad: bool) -> Any:
     """The data requiring a gradient as the module's own tensor does: kernels are picked by it even in inference.
 
     A number becomes a Python number, for a tensor on another device than its operation's would not do.
     """
     if weight.is_number:
         return data.item()
-    return data if data.is_inference() else data.detach().requires_grad_(weight.requires_grad)
+    return data if data.is_inference() else data.detach().requires_grad_(requires_grad)
 
 
 def _weight(node: Node) -> Weight:

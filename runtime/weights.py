@@ -25,6 +25,10 @@ class WeightSource(Protocol):
         Raises WeightError when it cannot be had.
         """
 
+    def requires_grad(self, weight: Weight) -> bool:
+        """Whether the module's own tensor requires a gradient now; as when it was traced, if that is not known."""
+        return weight.requires_grad
+
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""
         return

@@ -1,0 +1,77 @@
+"""Which weights require gradients, and which is where, are part of what a program answers for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
+
+
+def _frozen(model: Any) -> None:
+    model.requires_grad_(False)
+
+
+def _one_frozen(model: Any) -> None:
+    model.blocks[2].up.weight.requires_grad_(False)
+
+
+def _swapped(model: Any) -> None:
+    one, other = model.blocks[0].up, model.blocks[3].up
+    one.weight, other.weight = other.weight, one.weight
+
+
+def _swapped_within_a_block(model: Any) -> None:
+    one, other = model.first, model.last
+    one.weight, other.weight = other.weight, one.weight
+
+
+def _swapped_and_back(model: Any) -> None:
+    _swapped(model)
+    _swapped(model)
+
+
+CHANGES = (_frozen, _one_frozen, _swapped, _swapped_within_a_block, _swapped_and_back)
+WAYS: tuple[tuple[dict[str, Any], Any], ...] = (
+    ({"params_backend": "cpu"}, Block),
+    ({"split_mode": "row"}, Block),
+    ({}, Numpy),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "kind"),
+    [*((one, {}, Block) for one in CHANGES), *((one, *way) for one in (_frozen, _swapped) for way in WAYS)],
+)
+def test_what_is_changed_on_weights_changes_the_next_call_as_it_changes_eager(
+    change: Callable[[Any], None], options: dict[str, Any], kind: type[Block]
+) -> None:
+    torch.manual_seed(0)
+    model = Model(kind).eval()
+    pipe, x = Pipeline(copy.deepcopy(model)), torch.randn(2, 5, WIDTH)
+    handle = dovetail.compile_pipeline(pipe, "sim0&sim1", **options)
+    pipe(x)
+    change(pipe.unet)
+    change(model)
+    with torch.no_grad():
+        want = model(x)
+    assert torch.equal(pipe(x), want)
+    handle.undo()
+    assert torch.equal(pipe(x), want)
+
+
+def test_a_program_takes_over_which_weights_require_gradients_and_none_is_compiled_for_that() -> None:
+    torch.manual_seed(0)
+    pipe, x = Pipeline(Model().eval()), torch.randn(2, 5, WIDTH)
+    handle = dovetail.compile_pipeline(pipe, "sim0&sim1")
+    for wanted in (True, False, True, False):
+        pipe.unet.requires_grad_(wanted)
+        pipe(x)
+        (program,) = handle.programs["unet"]
+        assert {one.requires_grad for one in program._executor._held.values()} == {wanted}
