@@ -38,6 +38,9 @@ def generate(
         float | None, typer.Option(help="How closely to follow the prompt.", rich_help_panel=PICTURE)
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="The type to compute in.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -52,7 +55,7 @@ def generate(
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
     with progress("loading the pipeline"):
-        pipe = _load(pipeline, where, weights, dtype, adapters)
+        pipe = _load(pipeline, where, weights, dtype, variant, adapters)
     arguments = call_arguments(pipe, given, pipeline.defaults)
     started = time.perf_counter()
     result = _paint(pipe, arguments, seed)
@@ -72,17 +75,25 @@ def _check_rig(where: Where, pipeline: Pipeline) -> None:
         )
 
 
-def _load(pipeline: Pipeline, where: Where, weights: WeightFiles, dtype: str | None, adapters: dict[str, Any]) -> Any:
+def _load(
+    pipeline: Pipeline,
+    where: Where,
+    weights: WeightFiles,
+    dtype: str | None,
+    variant: str | None,
+    adapters: dict[str, Any],
+) -> Any:
     from .. import load_pipeline
 
-    pipeline = located(pipeline)
+    pipeline = located(pipeline, variant)
     handle = load_pipeline(
         pipeline.place,
         **where.arguments,
         **adapters,
         weights=weights.given(pipeline),
         passes=where.passes or None,
-        dtype=dtype_of(pipeline, dtype),
+        dtype=dtype_of(pipeline, dtype, variant),
+        variant=variant,
     )
     handle.pipe.set_progress_bar_config(disable=True)
     return handle.pipe

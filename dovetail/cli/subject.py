@@ -86,26 +86,30 @@ def check_component(pipeline: Pipeline, component: str) -> str:
     return wanted
 
 
-def located(pipeline: Pipeline) -> Pipeline:
-    """The pipeline in its folder, downloaded as diffusers does it when it was named by its hub id."""
+def located(pipeline: Pipeline, variant: str | None = None) -> Pipeline:
+    """The pipeline in its folder, downloaded as diffusers does it when it was named by its hub id.
+
+    Of its weights those of a variant are downloaded, where there are such.
+    """
     _quiet_libraries()
     if Path(pipeline.place).is_dir():
         return pipeline
     from diffusers import DiffusionPipeline
 
     try:
-        return find_pipeline(DiffusionPipeline.download(pipeline.place))
+        return find_pipeline(DiffusionPipeline.download(pipeline.place, variant=variant))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot download {pipeline.place}: {error}") from error
 
 
-def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
-    """The dtype to compute in: the one asked for, or that of the files of the largest component."""
+def dtype_of(pipeline: Pipeline, name: str | None = None, variant: str | None = None) -> torch.dtype:
+    """The dtype to compute in: the one asked for, or that of the largest file of the components, or of the variant."""
     import torch
 
     if name or pipeline.dtype:
         return getattr(torch, name or pipeline.dtype or "")  # type: ignore[no-any-return]
     files = [file for part in pipeline.components for file in (Path(pipeline.place) / part).glob("*.safetensors")]
+    files = [file for file in files if variant and f".{variant}" in file.name] or files
     largest = max(files, key=lambda file: file.stat().st_size, default=None)
     stored = _stored_dtypes(largest) if largest else set()
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)

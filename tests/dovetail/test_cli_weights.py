@@ -43,6 +43,23 @@ def test_a_picture_is_the_same_from_a_published_file(published_demo: tuple[Path,
     assert (tmp_path / "own.png").read_bytes() == (tmp_path / "given.png").read_bytes()
 
 
+def test_a_picture_is_painted_from_the_files_of_a_variant(tmp_path: Path) -> None:
+    folder, plain = tmp_path / "both", tmp_path / "plain"
+    for one in (folder, plain):
+        shutil.copytree(demo.folder(), one)
+    (weights,) = (folder / "transformer").glob("*.safetensors")
+    state = {name: tensor.half() * 1.1 for name, tensor in load_file(weights).items()}
+    save_file(state, weights.with_suffix(".fp16.safetensors"))
+    save_file(state, plain / "transformer" / weights.name)
+    words = ("generate", "a red circle", "--steps", "1", "--width", "16", "--height", "16", "--backend", "cpu")
+    done(*words, "--model", str(folder), "--variant", "fp16", "-o", str(tmp_path / "variant.png"))
+    done(*words, "--model", str(plain), "-o", str(tmp_path / "plain.png"))
+    assert (tmp_path / "variant.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
+    result = run(*words, "--model", str(folder), "--variant", "fp8", "-o", str(tmp_path / "none.png"))
+    assert result.exit_code == 2
+    assert "is of variant 'fp8'" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.cli.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
 from dovetail.dtypes import AUTO, read_dtypes
 
@@ -116,3 +117,8 @@ def test_auto_takes_the_dtype_of_the_files(saved: Path, tmp_path: Path) -> None:
     for folder, dtype in ((saved, torch.float32), (tmp_path, torch.float16)):
         handle = dovetail.load_pipeline(folder, "cpu", dtype="auto")
         assert {handle.pipe.unet.dtype, handle.pipe.text_encoder.dtype, handle.pipe.vae.dtype} == {dtype}
+
+
+def test_the_command_line_asks_the_hub_for_a_variant(hub: Any) -> None:
+    located(find_pipeline("owner/sd"), "fp16")
+    assert dict(hub)["*"] == {"variant": "fp16"}
