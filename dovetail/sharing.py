@@ -91,7 +91,7 @@ class Sharing:
         return all(thread == mine for held in (self._sharing, self._alone) for thread in held.values())
 
 
-class ForkSafeLock(RLock):
+class ForkSafeLock(RLock):  # type: ignore[misc]  # final for type checkers alone
     """A lock that a thread may take again, and that nobody has in a forked child."""
 
     def __init__(self) -> None:

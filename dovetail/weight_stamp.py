@@ -74,8 +74,8 @@ class WeightStamp:
         self._seen = now
         for tensor in now.tensors:
             held = self._holdings.known(tensor)
-            if held is not None and tensor is held.shown and tensor.requires_grad != held.tensor.requires_grad:
-                held.tensor.requires_grad_(tensor.requires_grad)
+            if held is not None and held.shown is not None and tensor is held.shown:
+                held.tensor.requires_grad_(held.shown.requires_grad)
 
     def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
         before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
