@@ -101,9 +101,9 @@ def runs_in_the_least_memory(case: Any, args: tuple[Any, ...], kwargs: dict[str,
         raise AssertionError("a byte less than what was needed is accepted")
 
 
-def tower(kind: type[nn.Module], shares: str, rests: str | None) -> ModuleCase:
+def tower(kind: type[nn.Module], shares: str, rests: str | None, toned: bool = False) -> ModuleCase:
     torch.manual_seed(0)
-    module = Tower((kind,), 4, {2: 0}, notes=False).eval()
+    module = Tower((kind,), 4, {2: 0}, notes=False, toned=toned).eval()
     args = torch.randn(2, TOKENS, WIDTH), torch.randn(2, WIDTH)
     names = [f"sim{index}" for index in range(len(shares.split(",")))]
     rig = ",".join(f"{name}=64MiB" for name in names)
@@ -117,6 +117,13 @@ def test_a_split_by_layers_runs_in_exactly_the_memory_for_which_it_is_accepted(
     kind: type[nn.Module], shares: str, rests: str | None
 ) -> None:
     case = tower(kind, shares, rests)
+    runs_in_the_least_memory(case, case.args, case.kwargs, tensor_split=shares, params_backend=rests)
+
+
+@pytest.mark.parametrize("rests", [None, "cpu"])
+@pytest.mark.parametrize("shares", ["0,2,1"])
+def test_a_parameter_that_several_devices_hold_is_counted_on_each(shares: str, rests: str | None) -> None:
+    case = tower(KINDS[0], shares, rests, toned=True)
     runs_in_the_least_memory(case, case.args, case.kwargs, tensor_split=shares, params_backend=rests)
 
 
