@@ -12,6 +12,7 @@ from torch import nn
 
 from .compiler.devices import Device
 from .compiler.errors import UsageError
+from .compiler.spec import role_of_component
 from .request import Request
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,12 @@ _PHASES = {
 }
 
 
-def phase_of(role: str) -> str:
-    """The part of a pipeline's call in which components of a role work; what is staged for it leaves with it."""
-    return _PHASES.get(role, role)
+def phase_of(name: str) -> str:
+    """The part of a pipeline's call in which a component works; what is staged for it leaves with it.
+
+    One whose name tells no role works in a part of its own: a prior has done its work when the decoder begins.
+    """
+    return _PHASES.get(role_of_component(name), name)
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:

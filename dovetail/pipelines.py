@@ -20,7 +20,6 @@ from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
 from .compiler.program import Program
-from .compiler.spec import role_of_component
 from .compiler.units import format_bytes
 from .component import Component
 from .holdings import Files, Held, Holdings
@@ -31,6 +30,7 @@ from .pipeline_class import become_as_before, become_compiled, handle_of
 from .pipeline_plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .program_weights import ProgramWeights
 from .request import Request, one_backend
+from .roles import role_of_module
 from .runtime.transfers import moved
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class CompiledPipeline:
         loras = read_loras(lora)
         _refuse_twice(pipe)
         modules = modules_of(pipe)
-        roles = {name: role_of_component(name) for name in modules}
+        roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._passes = passes
         self._callbacks = callbacks
@@ -311,12 +311,12 @@ class CompiledPipeline:
         """
         if not self._running:
             component.adapters.forget()
-        phase = phase_of(component.role)
+        phase = phase_of(component.name)
         if phase == self._phase:
             return
         self._phase = phase
         for other in self.components.values():
-            if phase_of(other.role) != phase:
+            if phase_of(other.name) != phase:
                 other.residence.release()
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
@@ -344,8 +344,8 @@ class CompiledPipeline:
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in self.components.values():
             held = component.residence.bytes_on(read) if other is component else _bytes_on(other)
-            (staged[phase_of(other.role)] if other.residence.rests else taken).update(held)
-        own = phase_of(component.role)
+            (staged[phase_of(other.name)] if other.residence.rests else taken).update(held)
+        own = phase_of(component.name)
         phases = [staged[own]] if component.residence.rests else staged.values()
         taken += functools.reduce(operator.or_, phases, Counter())
         return tuple(_less(device, taken[device.name]) for device in component.devices)

@@ -14,8 +14,8 @@ import typer
 from .. import demo
 from ..compiler.errors import UsageError, WeightError
 from ..compiler.names import check_names
-from ..compiler.spec.roles import role_of_component
 from ..hub import INDEX, remote_index
+from ..roles import role_for
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def find_pipeline(name: str) -> Pipeline:
     if folder.exists():
         raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
     if _HUB_ID.fullmatch(name):
-        return Pipeline(name, {part: role_of_component(part) for part in _parts(remote_index(name, {}))})
+        return Pipeline(name, _parts(remote_index(name, {})))
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
 
 
@@ -70,12 +70,13 @@ def _read_index(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, AttributeError, IndexError) as error:
         raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
     check_names(folder, parts)
-    return {name: role_of_component(name) for name in parts if (folder / name / "config.json").is_file()}
+    return {name: role for name, role in parts.items() if (folder / name / "config.json").is_file()}
 
 
-def _parts(index: Mapping[str, Any]) -> list[str]:
-    """The parts of a pipeline that model_index.json names."""
-    return [name for name, value in index.items() if isinstance(value, list) and value[0]]
+def _parts(index: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of a pipeline that model_index.json names, with their roles."""
+    named = ((name, value) for name, value in index.items() if isinstance(value, list) and value[0])
+    return {name: role_for(name, str(value[0]), str(value[-1])) for name, value in named}
 
 
 def check_component(pipeline: Pipeline, component: str) -> str:
