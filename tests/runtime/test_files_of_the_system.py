@@ -25,20 +25,19 @@ from dovetail.runtime.readahead import READ_AHEAD
 from dovetail.runtime.reading import WeightReader
 
 CPU = torch.device("cpu")
-LINUX = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
+if NO_RESERVE:  # only where memory need not be set aside for a map
 
-@pytest.mark.skipif(not NO_RESERVE, reason="only where memory need not be set aside for a map")
-def test_a_file_larger_than_memory_is_mapped(tmp_path: Path) -> None:
-    path, size = tmp_path / "huge.safetensors", 40 * 2**30
-    entry = {"dtype": "BF16", "shape": [size // 2 // 4096, 4096], "data_offsets": [0, size]}
-    header = json.dumps({"a": entry}).encode()
-    header += b" " * (-len(header) % 8)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)  # a hole, which takes no room on the disk
-    rows = WeightReader().read(WeightIndex.of_file(path)["a"].slice(0, 16), torch.bfloat16, CPU)
-    assert rows.sum().item() == 0
+    def test_a_file_larger_than_memory_is_mapped(tmp_path: Path) -> None:
+        path, size = tmp_path / "huge.safetensors", 40 * 2**30
+        entry = {"dtype": "BF16", "shape": [size // 2 // 4096, 4096], "data_offsets": [0, size]}
+        header = json.dumps({"a": entry}).encode()
+        header += b" " * (-len(header) % 8)
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)  # a hole, which takes no room on the disk
+        rows = WeightReader().read(WeightIndex.of_file(path)["a"].slice(0, 16), torch.bfloat16, CPU)
+        assert rows.sum().item() == 0
 
 
 def on_the_host(tmp_path: Path) -> tuple[Path, dovetail.CompiledModule, torch.Tensor]:
@@ -109,23 +108,24 @@ def test_the_components_of_a_pipeline_share_what_reads_their_files(tmp_path: Pat
     assert len({id(one.reader) for one in built.values()}) == 1
 
 
-@LINUX
-@pytest.mark.parametrize("device", ["cpu", "sim:0"])
-def test_a_process_that_was_forked_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    sim.enable()
-    monkeypatch.setattr(reading, "_PIECE", 1024)
-    save_file({"w": torch.ones(4096)}, tmp_path / "w.safetensors")
-    entry, reader = WeightIndex.of_file(tmp_path / "w.safetensors")["w"], WeightReader()
-    target = torch.zeros(4096, device=device)
-    reader.read_into(entry, target)
-    assert reader._threads is not None
-    with reader._lock:  # as a thread may have it that the child does not have
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            reader.read_into(entry, target)
-            os._exit(0 if target.cpu().sum().item() == 4096 else 1)
-    assert os.waitpid(child, 0)[1] == 0
+if hasattr(os, "fork"):
+
+    @pytest.mark.parametrize("device", ["cpu", "sim:0"])
+    def test_a_process_that_was_forked_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        sim.enable()
+        monkeypatch.setattr(reading, "_PIECE", 1024)
+        save_file({"w": torch.ones(4096)}, tmp_path / "w.safetensors")
+        entry, reader = WeightIndex.of_file(tmp_path / "w.safetensors")["w"], WeightReader()
+        target = torch.zeros(4096, device=device)
+        reader.read_into(entry, target)
+        assert reader._threads is not None
+        with reader._lock:  # as a thread may have it that the child does not have
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                reader.read_into(entry, target)
+                os._exit(0 if target.cpu().sum().item() == 4096 else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_views_of_a_mapped_file_outlive_its_reader(tmp_path: Path) -> None:
