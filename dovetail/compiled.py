@@ -30,7 +30,8 @@ class CompiledModule:
     """A module compiled for the devices of a rig; it is called as the module was.
 
     ``str()`` of it is the text form of its program. Results come back on the device of the call's first tensor
-    that is on an accelerator, or else of its first one.
+    that is on an accelerator, or else of its first one. Threads that exchange its adapters take ``turn`` from there to
+    the end of the call.
     """
 
     def __init__(self, program: Program, rig: Rig, weights: WeightSource | None) -> None:
@@ -39,6 +40,7 @@ class CompiledModule:
         self._weights = weights
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
+        self.turn = ForkSafeLock()
 
     @property
     def schedule(self) -> Schedule:

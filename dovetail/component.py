@@ -254,10 +254,18 @@ class Component:
             return self.parts.run(call, *args, **kwargs)
         with self.sharing.shared():
             if not has_ended(call):  # another thread may have undone it meanwhile
-                if branches.held:
-                    program.exchange(branches.held)
-                return self.parts.answer(program, args, others)
+                return self._run_with(branches, program, args, others)
         return answer_late(call, args, kwargs)
+
+    def _run_with(
+        self, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a program returns with the weights of these branches, which no other thread exchanges meanwhile."""
+        if not branches.held:
+            return self.parts.answer(program, args, kwargs)
+        with program.turn:  # taken last, after the pipeline's sharing
+            program.exchange(branches.held)
+            return self.parts.answer(program, args, kwargs)
 
     def _look(self, call: Call) -> State:
         """The state of a part, after what others changed in it was taken in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import dovetail
+from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import UsageError
 from dovetail.merging import Update
 from dovetail.runtime import sim
@@ -105,6 +107,39 @@ def test_a_factor_given_with_a_call_multiplies_the_scale_and_compiles_nothing(lo
     assert torch.equal(paint(pipe, stronger), paint(eager, stronger))
     assert not torch.equal(paint(pipe, stronger), first)
     assert len(traced) == count
+
+
+def test_threads_that_call_one_program_with_other_scales_each_run_with_their_own(
+    loras: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(pipe: Any, scale: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        latents, text = torch.randn(1, 4, 8, 8, generator=generator), torch.randn(1, 4, 32, generator=generator)
+        with torch.no_grad():
+            found = pipe.unet(latents, torch.tensor(3), text, cross_attention_kwargs={"scale": scale})
+        return found.sample.cpu()  # type: ignore[no-any-return]
+
+    def meet(program: CompiledModule, adapters: Mapping[str, torch.Tensor]) -> None:
+        exchange(program, adapters)
+        if threading.current_thread() is other:
+            has_exchanged.set()
+        else:
+            other.start()
+            has_exchanged.wait(1)
+
+    eager, _ = with_loras("sd", loras)
+    pipe, _, traced = compiled("sd", "sim0&sim1")
+    load(pipe, loras["sd"])
+    expected = {scale: answer(eager, scale) for scale in (1.0, 0.25)}
+    assert not torch.equal(expected[1.0], expected[0.25])
+    found = {1.0: answer(pipe, 1.0)}
+    count, has_exchanged, exchange = len(traced), threading.Event(), CompiledModule.exchange
+    other = threading.Thread(target=lambda: found.update({0.25: answer(pipe, 0.25)}), daemon=True)
+    monkeypatch.setattr(CompiledModule, "exchange", meet)
+    found[1.0] = answer(pipe, 1.0)
+    other.join(60)
+    assert len(traced) == count
+    assert all(torch.equal(found[scale], expected[scale]) for scale in expected)
 
 
 def test_adapters_may_be_switched_off_and_on_deleted_and_loaded_again(loras: Any) -> None:
