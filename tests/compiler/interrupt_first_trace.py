@@ -56,5 +56,6 @@ def _in_child(interrupt: Interrupt) -> bool:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what was started in the background ignores interrupts
     failed = [at for at in map(int, sys.argv[1:]) if not _in_child(Interrupt(at))]
     sys.exit(f"failed after an interrupt at these imports: {failed}" if failed else 0)

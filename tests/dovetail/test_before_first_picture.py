@@ -103,7 +103,7 @@ def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_pat
 
 
 @pytest.mark.parametrize("rests", RESTS)
-@pytest.mark.parametrize("backend", ["sim0", "diffusion=sim0,te=sim1", "sim0&sim1"])
+@pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "diffusion=sim0,te=sim1", "sim0&sim1"]))
 def test_a_pipeline_may_compute_with_a_components_own_parameters(
     backend: str, rests: str | None, tmp_path: Path
 ) -> None:

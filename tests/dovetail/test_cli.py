@@ -125,6 +125,7 @@ def test_generate_tells_as_json_what_it_did(tmp_path: Path) -> None:
     assert Image.open(out).size == (64, 32)
 
 
+@pytest.mark.slow
 def test_another_seed_paints_another_picture(tmp_path: Path) -> None:
     for seed in "1", "2":
         done(
@@ -181,6 +182,7 @@ def test_compile_plans_for_a_machine_that_is_not_here(tmp_path: Path) -> None:
     assert "@cuda1" in done("show", str(plan))
 
 
+@pytest.mark.slow
 def test_shares_decide_who_gets_how_much() -> None:
     options = ["compile", "--component", "transformer", "--backend", "sim0&sim1"]
     few = data(*options, "-ts", "1,3")["transformer"]["weight_bytes"]

@@ -142,6 +142,7 @@ def test_threads_that_call_one_program_with_other_scales_each_run_with_their_own
     assert all(torch.equal(found[scale], expected[scale]) for scale in expected)
 
 
+@SLOW
 def test_adapters_may_be_switched_off_and_on_deleted_and_loaded_again(loras: Any) -> None:
     pipe, call, _ = compiled("flux", "sim0&sim1")
     plain = paint(pipe, call)
@@ -332,6 +333,7 @@ def test_rows_of_an_update_are_the_rows_of_the_update(out: int, inward: int, ran
         assert torch.equal(update.rows((start, stop)), whole[start:stop])
 
 
+@SLOW
 def test_adapters_that_are_no_plain_branches_are_compiled_in_and_not_merged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_pipeline_that_nobody_holds_leaves_nothing_on_its_devices(name: str) -
     assert in_use() == before
 
 
+@SLOW
 def test_weights_that_no_call_needs_stay_where_they_are() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, SPREAD)
@@ -138,6 +139,7 @@ def test_weights_that_no_call_needs_stay_where_they_are() -> None:
     assert {weight.device for weight in pipe.vae.decoder.parameters()} == {torch.device("sim", 0)}
 
 
+@SLOW
 def test_encoding_after_decoding_places_what_was_left() -> None:
     pipe, call = tiny_pipelines.flux()
     image = torch.rand(1, 3, 16, 16)
@@ -208,6 +210,7 @@ def test_a_pipeline_is_compiled_once_at_a_time() -> None:
     dovetail.compile_pipeline(pipe, "sim0").undo()
 
 
+@SLOW
 def test_another_pipeline_may_use_the_compiled_components() -> None:
     other, call = tiny_pipelines.flux_img2img()
     eager = paint(other, call)
@@ -229,6 +232,7 @@ def test_a_pipeline_spread_over_devices_saves_what_it_was(name: str, tmp_path: A
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@SLOW
 def test_tiling_and_slicing_go_on_working() -> None:
     pipe, call = tiny_pipelines.sd()
     call = {**call, "height": 64, "width": 48, "num_images_per_prompt": 2}
@@ -289,6 +293,7 @@ def test_of_several_text_encoders_the_largest_is_split() -> None:
     }  # fmt: skip
 
 
+@SLOW
 def test_what_other_components_take_is_not_offered_twice() -> None:
     pipe, call = tiny_pipelines.flux()
     transformer, encoder = (sum(p.nbytes for p in m.parameters()) for m in (pipe.transformer, pipe.text_encoder_2))
@@ -412,6 +417,7 @@ def test_preparing_compiles_and_loads_and_the_first_picture_does_not() -> None:
     assert handle.programs == before
 
 
+@SLOW
 def test_refreshing_forgets_the_programs_of_a_component_changed_by_hand() -> None:
     pipe, call = tiny_pipelines.flux()
     handle = dovetail.compile_pipeline(pipe, SPREAD)
@@ -424,6 +430,7 @@ def test_refreshing_forgets_the_programs_of_a_component_changed_by_hand() -> Non
     assert torch.equal(changed.cpu(), paint(pipe, call))
 
 
+@SLOW
 def test_other_attention_processors_compile_anew() -> None:
     pipe, call = tiny_pipelines.flux()
     handle = dovetail.compile_pipeline(pipe, "sim0")

@@ -247,6 +247,7 @@ def test_rows_of_what_rests_in_host_memory_go_straight_to_their_devices() -> Non
     assert sum(in_use()) == left
 
 
+@SLOW
 def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict[str, Path], tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.wide_flux()
     before = {name: tensor.clone() for name, tensor in pipe.transformer.state_dict().items()}
@@ -266,6 +267,7 @@ def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict
     assert torch.equal(paint(pipe, call), eager)
 
 
+@SLOW
 def test_what_rests_on_disk_is_saved_and_still_rests_there(saved: dict[str, Path], tmp_path: Path) -> None:
     _, call = tiny_pipelines.flux()
     handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="*=disk")
