@@ -14,16 +14,15 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _OF_VALUES = ("DataDependent", "data-dependent", "depends on the values", "numpy", "_local_scalar_dense", "item()")
 _LIBRARIES = ("torch", __name__.rpartition(".")[0])
+OR_A_PART = ", or compile a submodule that leaves it out"
+"""What is left to who compiles a module; the parts of a pipeline's component are compiled without being asked."""
 
 
 def cannot_trace(name: str, where: str, why: str) -> str:
     """One line for a module that cannot be traced; the advice is for those that look at values where it does so."""
     looks = any(word in why for word in _OF_VALUES)
     first = "make this line independent of tensor values" if looks else "see what fails there"
-    return (
-        f"{name} cannot be traced{f' past {where}' if where else ''}: {why}: "
-        f"{first}, or compile a submodule that leaves it out"
-    )
+    return f"{name} cannot be traced{f' past {where}' if where else ''}: {why}: {first}{OR_A_PART}"
 
 
 def line_of_error(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from .calls import BY_PARTS, ByParts, Call, answer_late, moved
 from .compiled import CompiledModule
+from .compiler.blame import OR_A_PART
 from .compiler.devices import Device
 from .compiler.errors import TraceError
 from .compiler.program import Program, Weight
@@ -157,7 +158,10 @@ class Parts:
         call.failures += 1
         if call.failures >= _TRIES:
             call.whole = BY_PARTS
-        self._tell(call, str(error))
+        why = str(error)
+        if self.component.name and why.endswith(OR_A_PART):
+            why = f"{why.removesuffix(OR_A_PART)}, or leave it so: the results are the same"
+        self._tell(call, why)
         return BY_PARTS
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:

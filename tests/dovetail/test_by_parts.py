@@ -178,6 +178,8 @@ def test_it_is_said_once_what_could_not_be_traced_and_what_it_costs(caplog: pyte
     (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("dovetail"))
     assert "transformer (Net).forward cannot be compiled whole and is compiled by its parts" in said
     assert "values cross about twice as often" in said
+    assert "or leave it so: the results are the same" in said
+    assert "submodule" not in said
     assert list(component.parts.reasons) == ["forward", "blocks.3"]
 
 
