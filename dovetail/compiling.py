@@ -9,6 +9,7 @@ from torch import nn
 
 from .compiled import CompiledModule
 from .compiled_by_parts import compile_by_parts
+from .compiler.alone import alone
 from .compiler.devices import Device, Rig, canonical_name
 from .compiler.errors import TraceError, UsageError
 from .compiler.program import Program
@@ -113,13 +114,14 @@ def compile(
         return CompiledModule(program, request.rig, ProgramWeights(component.residence, part, program))
 
     try:
-        program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
+        with alone():  # while another thread traces it, the module holds no weights but what stands for them
+            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
+            held = HeldWeights.of_module(module, program)
     except TraceError as error:
         return compile_by_parts(
             module, args, kwargs or {}, why=error, rig=request.rig, devices=devices, finish=finish_part, rests=rests,
             rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
-    held = HeldWeights.of_module(module, program)
     source: WeightSource = held if index is None else source_of(index, program, held)
     if index is not None and rests == "cpu":
         source = RestingWeights(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -328,3 +329,15 @@ def test_the_listing_is_what_runs_and_says_where_each_line_came_from(model: Mode
     assert source.count("def run(slots):") == len(compiled.program.segments)
     assert "# blocks.5.down · " in source
     compile(source, "listing", "exec")
+
+
+def test_threads_may_compile_one_module_at_once() -> None:
+    module, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.randn(2, 8)
+
+    def answer(_: int) -> torch.Tensor:
+        found: torch.Tensor = dovetail.compile(module, (x,), backend="sim0&sim1")(x)
+        return found
+
+    with torch.no_grad(), ThreadPoolExecutor(3) as pool:
+        expected = module(x)
+        assert all(torch.equal(found, expected) for found in pool.map(answer, range(6)))
