@@ -174,3 +174,18 @@ def test_one_role_of_a_pipeline_is_split_by_rows_and_painting_goes_on_as_before(
     assert (found - eager).abs().max() < 1e-4
     handle.undo()
     assert torch.equal(paint(pipe, call), eager)
+
+
+def test_another_state_that_is_loaded_into_split_weights_counts_from_the_next_picture_on() -> None:
+    pipe, call = wide_flux()
+    call = {**call, "num_inference_steps": 1}
+    eager, _ = wide_flux()
+    others = {name: value * 0.5 for name, value in eager.transformer.state_dict().items()}
+    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=sim0,vae=sim0", split_mode="row")
+    old = paint(pipe, call, "latent").cpu()
+    pipe.transformer.load_state_dict(others)
+    new = paint(pipe, call, "latent").cpu()
+    eager.transformer.load_state_dict(others)
+    assert any(slices(one.program) for one in handle.programs["transformer"])
+    assert close(new, paint(eager, call, "latent"))
+    assert not torch.allclose(new, old, atol=1e-2)
