@@ -28,6 +28,7 @@ def published_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     return folder, folder.parent / "model.safetensors"
 
 
+@pytest.mark.slow
 def test_a_published_file_takes_the_place_of_a_components_own_weights(published_demo: tuple[Path, Path]) -> None:
     folder, file = published_demo
     (facts,) = data("compile", str(folder), "--component", "transformer", *SIZE, "--weights", f"dit={file}").values()

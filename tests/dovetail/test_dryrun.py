@@ -43,6 +43,7 @@ def test_plans_stand_in_the_order_of_their_calls() -> None:
     assert list(dry.plans()) == ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
 
 
+@pytest.mark.slow
 def test_another_size_is_another_plan() -> None:
     dry = dry_pipeline()
     dry("a red circle", **CALL)

@@ -106,6 +106,7 @@ def test_a_new_size_compiles_once_more_and_a_known_one_does_not() -> None:
     assert counts[1] == counts[2] == counts[3] == {"vae": 2, "text_encoder": 1, "unet": 2}
 
 
+@SLOW
 def test_weights_live_once_whatever_the_number_of_sizes() -> None:
     pipe, call = tiny_pipelines.sd()
     total = held(pipe)
@@ -264,6 +265,7 @@ def test_a_part_that_keeps_what_it_is_handed_runs_as_it_is(caplog: pytest.LogCap
     assert caplog.text.count("cannot be compiled") == 1
 
 
+@SLOW
 def test_a_part_that_keeps_what_it_is_handed_is_split_by_its_parts() -> None:
     pipe, call = _tiled_wan()
     eager = paint(pipe, call)
@@ -282,6 +284,7 @@ def test_a_part_that_is_called_by_itself_is_compiled_by_itself() -> None:
         assert torch.equal(pipe.vae.decoder(latents), eager)
 
 
+@SLOW
 def test_of_several_text_encoders_the_largest_is_split() -> None:
     pipe, call = tiny_pipelines.sd3()
     eager = paint(pipe, call)
@@ -329,6 +332,7 @@ def test_a_component_that_was_converted_runs_in_its_new_dtype() -> None:
         assert torch.equal(pipe.vae.decode(latents.bfloat16()).sample, expected[torch.bfloat16])
 
 
+@SLOW
 def test_dynamic_shapes_take_other_sizes_without_compiling_again() -> None:
     pipe, call = tiny_pipelines.flux()
     larger = {**call, "height": 32, "width": 24}
@@ -342,6 +346,7 @@ def test_dynamic_shapes_take_other_sizes_without_compiling_again() -> None:
     assert len(handle.programs["vae"]) == 2
 
 
+@SLOW
 def test_arguments_that_are_no_tensors_choose_the_program() -> None:
     pipe, _ = tiny_pipelines.sd()
     call = (torch.randn(1, 4, 8, 8), torch.tensor(3), torch.randn(1, 4, 32))

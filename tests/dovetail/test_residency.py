@@ -158,6 +158,7 @@ def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
     assert sent[1] - staged == 4 * (sent[0] - staged)
 
 
+@SLOW
 def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
     pipe, call = tiny_pipelines.flux()
     handle = dovetail.compile_pipeline(pipe, "te=sim0,diffusion=sim1,vae=sim2", params_backend="*=cpu")
@@ -174,6 +175,7 @@ def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
     assert sum(in_use()) == left
 
 
+@SLOW
 def test_an_error_in_the_middle_of_a_picture_leaves_nothing() -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call)
@@ -226,6 +228,7 @@ def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
     assert torch.equal(paint(pipe, call), eager)
 
 
+@SLOW
 def test_rows_of_what_rests_in_host_memory_go_straight_to_their_devices() -> None:
     pipe, call = tiny_pipelines.wide_flux()
     eager = paint(pipe, call)

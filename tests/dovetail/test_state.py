@@ -124,7 +124,7 @@ CHANGES = [
     _freeu, _scaled_data, _written, _assigned, _loaded, _conv_out, _hook, _pre_hook, _root_hook, _patched, _classed,
     _circular, _attribute, _processors,
 ]  # fmt: skip
-FIRST = (_freeu, _assigned, _hook, _patched, _processors)
+FIRST = (_freeu, _hook, _patched)
 
 
 @pytest.fixture(scope="module")

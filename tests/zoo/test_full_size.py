@@ -14,7 +14,7 @@ from dovetail.runtime import sim
 from .full_size import FULL_SIZE, compile_entry, trace_entry
 
 # Text encoders, a UNet's stages, an encoder whose units stand in one mixed list, and double and single blocks.
-QUICK = ("te-clip-l", "vae-sd15-dec", "vae-qwenimage-enc", "controlnet-flux-union")
+QUICK = ("te-clip-l", "vae-sd15-dec", "vae-qwenimage-enc")
 BLOCKS = {
     "flux-dev": 19 + 38,
     "flux-schnell": 19 + 38,

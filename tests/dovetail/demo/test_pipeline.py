@@ -13,6 +13,7 @@ from dovetail.demo.check import read
 from dovetail.demo.draw import Scene, Thing, held_out_captions, in_blue
 from dovetail.demo.evaluate import load, paint, wrong
 from dovetail.demo.text import clip_tokenizer, t5_tokenizer
+from tests.cases import slow_but
 
 SCENE = Scene(Thing("red", "circle"), Thing("blue", "square"), "above")
 CAPTION = "a red circle above a blue square"
@@ -110,7 +111,7 @@ def test_the_adapter_is_at_most_200_kilobytes() -> None:
     assert adapter().stat().st_size <= 200_000
 
 
-@pytest.mark.parametrize("mode", ["at_runtime", "immediately"])
+@pytest.mark.parametrize("mode", slow_but(["immediately"], ["at_runtime", "immediately"]))
 def test_its_adapter_works_on_matrices_that_are_split_by_rows(mode: str) -> None:
     with dovetail.load_pipeline(
         folder(),
