@@ -126,6 +126,7 @@ def test_an_adapter_is_added_before_the_first_picture(tmp_path: Path) -> None:
     assert torch.equal(paint(handle.pipe, call).cpu(), paint(eager, call))
 
 
+@pytest.mark.slow
 def test_a_lora_loads_through_another_pipeline_over_the_same_components(tmp_path: Path) -> None:
     eager, call = tiny_pipelines.flux()
     eager.save_pretrained(tmp_path / "flux")
@@ -155,6 +156,7 @@ def test_a_refused_lora_changes_nothing(tmp_path: Path) -> None:
         assert torch.equal(paint(pipe, call).cpu(), before)
 
 
+@pytest.mark.slow
 def test_a_lora_that_fails_halfway_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, call = tiny_pipelines.flux()
     before = paint(pipe, call)

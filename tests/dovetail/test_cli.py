@@ -114,6 +114,7 @@ def test_generate_paints_the_same_picture_on_one_device_and_on_two(tmp_path: Pat
     assert Image.open(one).tobytes() == Image.open(two).tobytes()
 
 
+@pytest.mark.slow
 def test_generate_tells_as_json_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out.webp"
     options = ["--steps", "1", "--height", "32", "--width", "64", "--guidance", "2", "--negative-prompt", "blue"]
@@ -161,6 +162,7 @@ def test_the_old_flag_for_offloading_stands_before_params_backend() -> None:
     assert [found[name]["weights_rest"] for name in COMPONENTS] == ["disk", "disk", "cpu", None]
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_where_weights_rest(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     done("compile", "--component", "transformer", "--backend", "sim0&sim1", "--params-backend", "cpu", "-o", str(plan))
@@ -190,6 +192,7 @@ def test_shares_decide_who_gets_how_much() -> None:
     assert few["sim0"] < many["sim0"]
 
 
+@pytest.mark.slow
 def test_several_plans_do_not_go_into_one_file(tmp_path: Path) -> None:
     result = run("compile", "-o", str(tmp_path / "plan.json"))
     assert result.exit_code == 2
@@ -232,12 +235,14 @@ def test_verify_accepts_what_compile_wrote(plans: Path) -> None:
         assert "kept" in done("verify", str(plan))
 
 
+@pytest.mark.slow
 def test_verify_rehearses_deeply_for_devices_that_are_not_here(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     done("compile", "--component", "vae", "--backend", "cuda1&xpu0", "--rig", "cuda1=8GiB,xpu0=8GiB", "-o", str(plan))
     assert "all yield what the plans say" in done("verify", str(plan), "--deep")
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_component_stands_for_it_alone() -> None:
     assert list(data("compile", str(demo.folder() / "vae"), "--backend", "sim0")) == ["vae.decode"]
 

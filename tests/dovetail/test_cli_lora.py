@@ -21,6 +21,7 @@ def painted(prompt: str, path: Path, *words: str) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_lora_changes_the_picture_however_it_is_named(tmp_path: Path) -> None:
     plain = painted("a red circle", tmp_path / "plain.png")
     named = painted("a red circle", tmp_path / "named.png", "--lora", f"{demo.adapter()}:0.8")

@@ -44,6 +44,7 @@ def test_a_picture_is_the_same_from_a_published_file(published_demo: tuple[Path,
     assert (tmp_path / "own.png").read_bytes() == (tmp_path / "given.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_picture_is_painted_from_the_files_of_a_variant(tmp_path: Path) -> None:
     folder, plain = tmp_path / "both", tmp_path / "plain"
     for one in (folder, plain):

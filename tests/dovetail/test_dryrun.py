@@ -37,6 +37,7 @@ def test_what_is_planned_is_what_runs() -> None:
     assert {str(plan) for plan in dry.plans().values()} == ran
 
 
+@pytest.mark.slow
 def test_plans_stand_in_the_order_of_their_calls() -> None:
     dry = dry_pipeline()
     dry("a red circle", **CALL)
@@ -58,6 +59,7 @@ def test_no_weight_is_read() -> None:
         assert all(parameter.is_meta for parameter in component.module.parameters())
 
 
+@pytest.mark.slow
 def test_a_plan_answers_only_the_call_it_was_made_for() -> None:
     dry = dry_pipeline()
     dry("a red circle", **CALL)

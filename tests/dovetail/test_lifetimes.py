@@ -70,6 +70,7 @@ def test_components_go_on_working_when_their_pipeline_is_gone() -> None:
 
 
 @pytest.mark.usefixtures("no_gc")
+@pytest.mark.slow
 def test_an_undo_without_room_says_so_and_can_be_repeated() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)

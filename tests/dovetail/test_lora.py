@@ -288,6 +288,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ("split", "rests"),
     slow_but([("row", "disk")], itertools.product(("row", "layer"), ("", "cpu", "disk"))),
 )
+@SLOW
 def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split: str, rests: str, wide: Any) -> None:
     folder, lora = wide
     eager, call = tiny_pipelines.wide_flux()
@@ -369,6 +370,7 @@ def test_loras_asked_for_by_name_are_merged_where_that_costs_nothing(options: An
         assert bool(handle.pipe.transformer.transformer_blocks[0].attn.to_q.merged_adapters) == merged
 
 
+@SLOW
 def test_two_loras_asked_for_by_name_act_together(wide: Any) -> None:
     folder, lora = wide
     eager, call = tiny_pipelines.wide_flux()

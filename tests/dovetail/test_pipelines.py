@@ -24,7 +24,7 @@ from .tiny_pipelines import PIPELINES, paint
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
 ALL = {**PIPELINES, **MORE_PIPELINES}
-FIRST = ("flux", "flux_img2img", "sd_controlnet", "wan")
+FIRST = ("flux", "sd_controlnet")
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,7 @@ def test_every_component_may_be_split_over_three_devices(name: str, dtype: torch
 
 
 @pytest.mark.parametrize("output_type", ["np", pytest.param("latent", marks=SLOW)])
+@SLOW
 def test_other_kinds_of_output_are_the_same_too(output_type: str) -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call, output_type)
@@ -192,6 +193,7 @@ def test_moving_a_placed_pipeline_is_refused_with_the_way_out(name: str) -> None
     assert pipe.to("cpu") is pipe
 
 
+@SLOW
 def test_resetting_the_device_map_undoes() -> None:
     pipe, call = tiny_pipelines.flux()
     with dovetail.compile_pipeline(pipe, SPREAD):
@@ -255,6 +257,7 @@ def _tiled_wan() -> Any:
     return pipe, {**call, "height": 32}
 
 
+@SLOW
 def test_a_part_that_keeps_what_it_is_handed_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _tiled_wan()
     eager = paint(pipe, call)
@@ -413,6 +416,7 @@ def test_what_cannot_be_traced_is_split_by_its_parts_and_says_so_once(caplog: py
     assert "text_encoder_2 (te): sim0 & sim1, by its parts" in str(handle)
 
 
+@SLOW
 def test_preparing_compiles_and_loads_and_the_first_picture_does_not() -> None:
     pipe, call = tiny_pipelines.flux()
     handle = dovetail.compile_pipeline(pipe, SPREAD)
@@ -447,6 +451,7 @@ def test_other_attention_processors_compile_anew() -> None:
     assert torch.equal(fused.cpu(), paint(pipe, call))
 
 
+@SLOW
 def test_inference_mode_around_a_pipeline_changes_nothing() -> None:
     pipe, call = tiny_pipelines.sd()
     eager = paint(pipe, call)

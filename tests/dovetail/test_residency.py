@@ -106,6 +106,7 @@ def modules_of(pipe: Any) -> dict[str, torch.nn.Module]:
     return {name: one for name, one in pipe.components.items() if isinstance(one, torch.nn.Module)}
 
 
+@SLOW
 def test_a_pipeline_in_memory_may_rest_there() -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call)
@@ -334,6 +335,7 @@ def test_a_module_whose_files_rest_in_host_memory_reads_them_once(
 
 
 @pytest.mark.parametrize("rests", ["cpu", pytest.param("disk", marks=SLOW)])
+@SLOW
 def test_what_runs_as_it_is_leaves_with_its_phase_too(rests: str, saved: dict[str, Path]) -> None:
     pipe, call = tiny_pipelines.wan()
     pipe.vae.enable_tiling(16, 16, 8, 8)

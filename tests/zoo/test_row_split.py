@@ -12,7 +12,7 @@ from tests.cases import slow_but
 from .row_split import SHARES, Subject, gathers, sliced_bytes
 from .wide import WIDE
 
-QUICK = ("SanaTransformer2DModel", "T5EncoderModel")
+QUICK = ("T5EncoderModel",)
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WIDE]
 MARGIN = 1.05
 

@@ -112,6 +112,7 @@ def test_the_adapter_is_at_most_200_kilobytes() -> None:
 
 
 @pytest.mark.parametrize("mode", slow_but(["immediately"], ["at_runtime", "immediately"]))
+@pytest.mark.slow
 def test_its_adapter_works_on_matrices_that_are_split_by_rows(mode: str) -> None:
     with dovetail.load_pipeline(
         folder(),
