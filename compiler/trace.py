@@ -36,6 +36,7 @@ from .first_trace import import_for_traces
 from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_broadcasts
+from .lazy_export import lazily_exported
 from .model_view import ModelView
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .rollback import rolled_back
@@ -118,7 +119,7 @@ def _export(
     kwargs = {name: value for name, value in given.items() if name not in names}
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), RecordContiguous(), view:
+        with torch.no_grad(), RecordContiguous(), view, lazily_exported():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         violated = _violated(error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +18,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 def pytest_collection_finish() -> None:
-    """Lets collections of garbage, which many tests ask for, pass over what the imported libraries hold."""
+    """Keeps two things cheap that tests do thousands of times.
+
+    Collections of garbage pass over what the imported libraries hold. And PyTorch writes no log of what it compiles: it
+    does so where its own logger has handlers, and pytest adds some to each logger that does not pass records on.
+    """
     gc.collect()
     gc.freeze()
+    if "torch" in sys.modules:
+        sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")

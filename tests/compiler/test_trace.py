@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,3 +275,24 @@ def test_a_copied_program_is_changed_alone() -> None:
         node.meta["value"] = None
     copy.weights.clear()
     assert str(program) == before
+
+
+def test_exporting_lazily_changes_nothing_that_a_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)).eval()
+    lazy = str(trace(module, (torch.ones(2, 4),)))
+    assert "linear.py:" in lazy
+    monkeypatch.setattr("dovetail.compiler.trace.lazily_exported", contextlib.nullcontext)
+    assert str(trace(module, (torch.ones(2, 4),))) == lazy
+
+
+def test_an_export_leaves_the_way_in_which_stacks_are_read_as_it_was() -> None:
+    before = torch.utils._traceback._extract_symbolized_tb
+    with pytest.raises(TraceError):
+        trace(Raises(), (torch.ones(2),))
+    assert torch.utils._traceback._extract_symbolized_tb is before
+    assert not torch.fx._lazy_graph_module._use_lazy_graph_module_flag
+
+
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
