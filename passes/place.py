@@ -217,21 +217,25 @@ class _Offers:
             end, held = start, (Part(0) if index else rest)
             while end < len(parts) - later:
                 held = Part(held.nbytes + parts[end].nbytes, max(held.live, parts[end].live))
-                if held.nbytes > load * self._offer(index, held):
+                if not self._takes(index, held, load):
                     break
                 end += 1
             if end == start and self.demanded[index]:
                 return []
             counts[index] = end - start
             start = end
-        fits = rest.nbytes <= load * self._offer(0, rest) or bool(self.shares)
+        fits = self._takes(0, rest, load) or bool(self.shares)
         return counts if start == len(parts) and fits else []
+
+    def _takes(self, index: int, held: Part, load: float) -> bool:
+        offer = self._offer(index, held)
+        return offer >= 0 and held.nbytes <= load * offer
 
     def _offer(self, index: int, held: Part) -> float:
         if self.shares:
             return self.shares[index]
         room = self.rooms[index]
-        return max(room.free - (held.live if room.live is None else room.live), 0)
+        return room.free - (held.live if room.live is None else room.live)
 
 
 def _balanced(parts: Sequence[Part], offers: _Offers, rest: Part) -> tuple[list[int], float] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,6 +45,7 @@ def splits(parts: int, devices: int) -> list[list[int]]:
 
 
 @given(PARTS, ROOMS, st.builds(Part, st.integers(0, 50), st.integers(0, 20)))
+@example([Part(0, 1), Part(0, 0)], [Room(0), Room(1)], Part(0, 0))
 def test_no_device_gets_more_than_it_has_where_any_split_into_ranges_would_fit(
     parts: list[Part], rooms: list[Room], rest: Part
 ) -> None:
