@@ -12,9 +12,8 @@ from ..compiler.aliasing import Alias
 from ..compiler.program import Weight, placement_of
 from .evidence import UNKNOWN, Evidence, Violation
 from .pin import returns
+from .tables import SMALL
 from .weight_chains import names_memory, weights_through
-
-_SMALL = 2**20  # bytes of a parameter that is read wherever its readers are
 
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
@@ -69,7 +68,7 @@ def _free(evidence: Evidence) -> set[str]:
     inside = {weight.name for block in program.blocks for weight in block.weights}
     weights = evidence.weights.values()
     free = {one.name for one in weights if one.kind != "parameter" and (one.is_number or one.name not in inside)}
-    small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= _SMALL} - inside
+    small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= SMALL} - inside
     small = {name for name in small if program.home.get(name) == program.main}
     if not small or program.shares:
         return free

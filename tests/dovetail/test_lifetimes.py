@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ import dovetail
 from dovetail.compiler.errors import CallError, DoesNotFitError
 from dovetail.runtime import sim
 from dovetail.runtime.sim import tensor as sim_tensor
-from dovetail.sharing import Sharing
 from tests.cases import slow_but
 
 from . import tiny_pipelines
@@ -294,41 +292,3 @@ def test_two_threads_that_load_a_module_bring_its_weights_once() -> None:
     before = sim.stats(0).bytes_in
     _in_threads(lambda _: compiled.load(), 4)
     assert sim.stats(0).bytes_in - before == sum(p.nbytes for p in module.parameters())
-
-
-def test_nobody_shares_what_another_thread_has_alone() -> None:
-    lock, seen = Sharing(), []
-    with lock.alone(), lock.shared():
-        thread = threading.Thread(target=lambda: _note(lock, seen))
-        thread.start()
-        thread.join(0.05)
-        assert not seen
-    thread.join()
-    assert seen == ["shared"]
-
-
-def _note(lock: Sharing, seen: list[str]) -> None:
-    with lock.shared():
-        seen.append("shared")
-
-
-if hasattr(os, "fork"):
-
-    def test_a_forked_child_finds_no_lock_taken() -> None:
-        lock, inside, over = Sharing(), threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with lock.alone():
-                inside.set()
-                over.wait()
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        inside.wait()
-        child = os.fork()
-        if not child:
-            with lock.alone():
-                os._exit(0)
-        over.set()
-        thread.join()
-        assert os.waitpid(child, 0)[1] == 0

@@ -1,12 +1,13 @@
-"""An interrupt between any two statements leaves no lock taken."""
+"""Nobody who is interrupted between two statements leaves a lock taken, and no thread has one in a forked child."""
 
 from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -63,6 +64,26 @@ def _gets(lock: Any) -> bool:
     return done.wait(10)
 
 
+@contextlib.contextmanager
+def _held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread has a lock meanwhile."""
+    inside, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            inside.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("kind", ["shared", "alone"])
 def test_an_interrupt_at_any_line_leaves_no_lock_taken(kind: str) -> None:
     at, lock = 1, Sharing()
@@ -79,26 +100,16 @@ def test_an_interrupt_at_any_line_leaves_no_lock_taken(kind: str) -> None:
 
 
 def test_an_interrupt_of_who_waits_leaves_nobody_waiting() -> None:
-    lock, inside, over = Sharing(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock.shared():
-            inside.set()
-            over.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    inside.wait()
+    lock = Sharing()
 
     def want() -> None:
         with lock.alone():
             pass
 
-    for at in range(1, 30):
-        assert _is_interrupted(want, at)
-        assert _gets(lock.shared()), at
-    over.set()
-    thread.join()
+    with _held_elsewhere(lock.shared()):
+        for at in range(1, 30):
+            assert _is_interrupted(want, at)
+            assert _gets(lock.shared()), at
 
 
 def test_a_plain_lock_runs_no_python_when_it_is_entered_or_left() -> None:
@@ -110,3 +121,31 @@ def test_a_plain_lock_runs_no_python_when_it_is_entered_or_left() -> None:
 
     assert not _is_interrupted(use, 1)
     assert _gets(lock)
+
+
+def test_nobody_shares_what_another_thread_has_alone() -> None:
+    lock, seen = Sharing(), []
+    with lock.alone(), lock.shared():
+        thread = threading.Thread(target=lambda: _note(lock, seen))
+        thread.start()
+        thread.join(0.05)
+        assert not seen
+    thread.join()
+    assert seen == ["shared"]
+
+
+def _note(lock: Sharing, seen: list[str]) -> None:
+    with lock.shared():
+        seen.append("shared")
+
+
+if hasattr(os, "fork"):
+
+    def test_a_forked_child_finds_no_lock_taken() -> None:
+        lock = Sharing()
+        with _held_elsewhere(lock.alone()):
+            child = os.fork()
+            if not child:
+                with lock.alone():
+                    os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0

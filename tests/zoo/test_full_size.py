@@ -10,6 +10,7 @@ from dovetail.compiler.program import Program
 from dovetail.passes.verify import verify
 from dovetail.passes.verify_deep import verify_deep
 from dovetail.runtime import sim
+from tests.cases import slow_but
 
 from .full_size import FULL_SIZE, compile_entry, trace_entry
 
@@ -51,9 +52,7 @@ class Traced:
     program: Program
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FULL_SIZE]
-)
+@pytest.fixture(scope="module", params=slow_but(QUICK, FULL_SIZE))
 def traced(request: pytest.FixtureRequest) -> Traced:
     program, _ = trace_entry(FULL_SIZE[request.param])
     return Traced(request.param, program)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import slow_but
+
 from .full_size import FULL_SIZE
 from .row_split import marks
 
@@ -12,9 +14,7 @@ NOTHING = ("vae-wan2.1-enc", "vae-wan2.1-dec", "vae-qwenimage-enc", "vae-qwenima
 """Convolutions only."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FULL_SIZE]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, FULL_SIZE))
 def test_every_eligible_weight_of_a_full_size_model_is_marked_and_none_other(name: str) -> None:
     found, eligible = marks(FULL_SIZE[name])
     assert found == eligible

@@ -13,7 +13,7 @@ from .row_split import SHARES, Subject, gathers, sliced_bytes
 from .wide import WIDE
 
 QUICK = ("T5EncoderModel",)
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WIDE]
+NAMES = slow_but(QUICK, WIDE)
 MARGIN = 1.05
 
 
