@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from . import libraries
 from .compiled import CompiledModule
 from .compiler.errors import CallError, TraceError
 from .lengths import Lengths
@@ -43,7 +44,7 @@ class Call:
     """
 
     def __init__(self, path: str, method: str, module: nn.Module) -> None:
-        there = vars(module).get(method)
+        there = _placed(module, method)
         known: Call | None = there.call if isinstance(there, Answer) else None  # another component has this part too
         self.path = path
         self.method = method
@@ -96,7 +97,18 @@ class Call:
 
     def swap_in(self, owner: Callable[[], Any]) -> None:
         """Puts the compiled call in place; ``owner`` gives the component, or None when that is gone."""
-        self.module.__dict__[self.method] = Answer(owner, self)
+        _place(self.module, self.method, Answer(owner, self))
+
+    @property
+    def is_displaced(self) -> bool:
+        """Whether the module's own function stands where the compiled call was put.
+
+        Whoever wrapped a function may put it back after the compiled call took the wrapper's place.
+        """
+        placed = _placed(self.module, self.method)
+        if isinstance(placed, Answer):
+            return has_ended(placed.call)
+        return _own_function(self.module, self.method) is None
 
     def end(self) -> None:
         """Forgets the programs and gives the module its own call back.
@@ -109,12 +121,9 @@ class Call:
         module = self._module()
         if module is not None and isinstance(vars(module).get(_REDUCE), Bare):
             del module.__dict__[_REDUCE]
-        placed = vars(module).get(self.method) if module is not None else None
-        if module is None or not isinstance(placed, Answer) or placed.call is not self:
-            return
-        del module.__dict__[self.method]
-        if self._own:
-            module.__dict__[self.method] = self._own
+        placed = _placed(module, self.method) if module is not None else None
+        if module is not None and isinstance(placed, Answer) and placed.call is self:
+            _place(module, self.method, self._own)
 
 
 def has_ended(call: Call) -> bool:
@@ -174,7 +183,7 @@ class Answer(Ours):
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a component answers the calls of a module."""
-    placed = vars(module).get("forward")
+    placed = _placed(module, "forward")
     return isinstance(placed, Answer) and not placed.call.is_over and placed._owner() is not None
 
 
@@ -258,9 +267,26 @@ def take_methods_out(module: nn.Module) -> None:
         del module.__dict__[name]
 
 
+def _placed(module: nn.Module, method: str) -> Any:
+    """What a module has in place of its class's method, inside of what libraries wrap around that; or None."""
+    wrapped = libraries.wrapped_forward(module) if method == "forward" else None
+    return getattr(*wrapped) if wrapped else vars(module).get(method)
+
+
+def _place(module: nn.Module, method: str, function: Callable[..., Any] | None) -> None:
+    """Puts a function there; None stands for the class's."""
+    wrapped = libraries.wrapped_forward(module) if method == "forward" else None
+    if wrapped:
+        setattr(*wrapped, function or MethodType(getattr(type(module), method), module))
+    elif function is None:
+        vars(module).pop(method, None)
+    else:
+        vars(module)[method] = function
+
+
 def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:
     """The function that a module has in place of its class's, or None."""
-    found = vars(module).get(method)
+    found = _placed(module, method)
     if isinstance(found, MethodType) and found.__self__ is module and found.__func__ is getattr(type(module), method):
         return None
     return found

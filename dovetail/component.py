@@ -210,6 +210,11 @@ class Component:
             self.residence.forget_copies()
             self.swap()
 
+    def put_back(self) -> None:
+        """Compiles anew where the module's own functions stand in the place of compiled calls."""
+        if any(call.is_displaced for call in list(self.calls)):
+            self.refresh()
+
     def offer(self, read: Sequence[Held] = ()) -> tuple[Device, ...]:
         """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
         return self._offer(self, read) if self._offer else self.devices

@@ -51,6 +51,18 @@ LORA_SCALES = ("joint_attention_kwargs", "attention_kwargs", "cross_attention_kw
 """The arguments of a model's forward in which a pipeline passes the scale of all LoRAs."""
 
 
+def wrapped_forward(module: nn.Module) -> tuple[Any, str] | None:
+    """Where diffusers' hooks keep the forward that they wrap: an object and the name of its attribute; None without.
+
+    That is what a module gets back when its hooks are removed, and what is handed the arguments that they hand on.
+    """
+    registry = vars(module).get("_diffusers_hook")
+    if registry is None or not registry._fn_refs:
+        return None
+    innermost = registry._fn_refs[0]
+    return innermost, "forward" if innermost.original_forward is None else "original_forward"
+
+
 def execution_device(pipe: Any) -> torch.device:
     """The device on which a diffusers pipeline makes its own tensors."""
     device: torch.device = pipe._execution_device

@@ -228,6 +228,8 @@ class CompiledPipeline:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next."""
+        for component in self.components.values():
+            component.put_back()
         self._running.append(None)
         try:
             yield

@@ -66,6 +66,10 @@ class SimTensor(torch.Tensor):
         what = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, what
 
+    def data_ptr(self) -> int:
+        """The address of its first number; libraries tell tensors apart by it."""
+        return self._inner.data_ptr()
+
     @property
     def memory(self) -> Buffer:
         """The ledger entry of its storage, which tells it from any other."""

@@ -111,6 +111,31 @@ def test_denoising_models_take_ip_adapters_through_one_method() -> None:
         assert callable(getattr(cls, libraries.LOAD_IP_ADAPTER)), VERSIONS
 
 
+def test_the_hooks_of_diffusers_keep_the_forward_that_they_wrap_where_it_is_looked_for() -> None:
+    for hook in (diffusers.hooks.ModelHook(), Doubling()):
+        part = torch.nn.Linear(2, 2)
+        assert libraries.wrapped_forward(part) is None
+        registry = diffusers.hooks.HookRegistry.check_if_exists_or_initialize(part)
+        registry.register_hook(hook, "first")
+        registry.register_hook(diffusers.hooks.ModelHook(), "second")
+        place = libraries.wrapped_forward(part)
+        assert place is not None, VERSIONS
+        assert getattr(*place) == torch.nn.Linear.forward.__get__(part), VERSIONS
+        setattr(*place, lambda x: x + 1)
+        assert part(torch.ones(1)) == (4 if isinstance(hook, Doubling) else 2), VERSIONS
+        registry.remove_hook("second")
+        registry.remove_hook("first")
+        assert libraries.wrapped_forward(part) is None, VERSIONS
+        assert part(torch.ones(1)) == 2, VERSIONS
+
+
+class Doubling(diffusers.hooks.ModelHook):  # type: ignore[misc]
+    """A hook that calls the function it wraps itself."""
+
+    def new_forward(self, module: Any, *args: Any) -> Any:
+        return self.fn_ref.original_forward(*args) * 2
+
+
 def test_a_class_names_the_parts_that_stay_in_float32() -> None:
     class One(diffusers.ModelMixin):
         _keep_in_fp32_modules = "norm"

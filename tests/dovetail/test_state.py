@@ -20,7 +20,6 @@ from dovetail.compiler.errors import CallError, UsageError
 from tests.cases import slow_but
 
 from . import tiny_pipelines
-from .tiny_pipelines import paint as paint_pipeline
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 
@@ -217,54 +216,6 @@ def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplo
     count = len(handle.programs["unet"])
     assert torch.equal(paint(pipe, call).cpu(), plain)
     assert len(handle.programs["unet"]) == count
-
-
-def _first_block(_: Any) -> Any:
-    return diffusers.FirstBlockCacheConfig(threshold=0.5)
-
-
-def _pyramid(pipe: Any) -> Any:
-    return diffusers.PyramidAttentionBroadcastConfig(
-        spatial_attention_block_skip_range=2,
-        spatial_attention_timestep_skip_range=(0, 1000),
-        current_timestep_callback=lambda: pipe._current_timestep,
-    )
-
-
-def _taylor(_: Any) -> Any:
-    return diffusers.TaylorSeerCacheConfig(cache_interval=2, disable_cache_before_step=2)
-
-
-def _magnitude(_: Any) -> Any:
-    return diffusers.MagCacheConfig(threshold=0.5, num_inference_steps=6, mag_ratios=[1.0] * 6)
-
-
-CACHES = [(_first_block, False), (_first_block, True), (_pyramid, False), (_taylor, False), (_magnitude, False)]
-
-
-@pytest.mark.parametrize(("config", "before"), slow_but([(_first_block, False)], CACHES))
-def test_a_cache_of_diffusers_works_compiled_and_undone(config: Callable[[Any], Any], before: bool) -> None:
-    pipe, call = tiny_pipelines.flux()
-    call = {**call, "num_inference_steps": 4 if config is _first_block else 6}
-    eager = copy.deepcopy(pipe)
-    plain = paint_pipeline(eager, call)
-    eager.transformer.enable_cache(config(eager))
-    cached = paint_pipeline(eager, call)
-    assert not torch.equal(cached, plain)
-    if before:
-        pipe.transformer.enable_cache(config(pipe))
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
-    if not before:
-        assert torch.equal(paint_pipeline(pipe, call).cpu(), plain)
-        pipe.transformer.enable_cache(config(pipe))
-    assert torch.equal(paint_pipeline(pipe, call).cpu(), cached)
-    pipe.transformer.disable_cache()
-    assert torch.equal(paint_pipeline(pipe, call).cpu(), plain)
-    pipe.transformer.enable_cache(config(pipe))
-    handle.undo()
-    assert torch.equal(paint_pipeline(pipe, call), cached)
-    pipe.transformer.disable_cache()
-    assert torch.equal(paint_pipeline(pipe, call), plain)
 
 
 def test_another_module_in_place_of_a_component_is_refused(sd: Any) -> None:
