@@ -282,6 +282,9 @@ class Component:
                 self.residence.survey()
                 self.parts.forget()
                 self.refresh_weights()
+                for one, _ in list(self._stamps.values()):
+                    one.forget()  # what was one weight may be two now
+                state = stamp.look()
         if weights.has_turned():
             with self.sharing.alone():
                 call.unload()

@@ -12,11 +12,11 @@ import functools
 import itertools
 import operator
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ _FRAME = frozenset(vars(nn.Module())) - {"training"}
 _NOTED_ELSEWHERE = libraries.BOOKKEEPING
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
 _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
 
 
@@ -77,6 +78,7 @@ class Stamp:
         self._module = weakref.ref(module)
         self._instead = instead
         self._seen: _Seen | None = None
+        self._is_due = False
         self._state = State(0, {})
         self._known: OrderedDict[Hashable, State] = OrderedDict()
         self._count = 0
@@ -90,11 +92,16 @@ class Stamp:
         """The state now: the same object until something changes."""
         module = self._module()
         assert module is not None
-        if self._seen is None or not _is_as_seen(module, self._seen):
+        if self._is_due or self._seen is None or not _is_as_seen(module, self._seen):
             self._state = self._describe(module)
         return self._state
 
+    def forget(self) -> None:
+        """Has the next look describe the module anew, for other tensors are in the places of its weights."""
+        self._is_due = True
+
     def _describe(self, root: nn.Module) -> State:
+        self._is_due = False
         instead = self._instead()
         modules = list(_modules(root, instead))
         walk = _Walk()
@@ -156,11 +163,12 @@ class _Walk:
     """Describes modules, and collects the containers whose contents were described."""
 
     def __init__(self) -> None:
-        self.dicts: list[dict[Any, Any]] = []
+        self.dicts: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
         self.written: list[Any] = []
         self.live: dict[nn.Module, str] = {}
         self._met: dict[int, Any] = {}
+        self._weights: dict[int, int] = {}
 
     def module(self, module: nn.Module, is_root: bool, instead: Mapping[nn.Module, nn.Module]) -> Hashable:
         """What a module is and what it is set to; one that must run as it is is described by that alone."""
@@ -177,12 +185,16 @@ class _Walk:
         )
         hooks = (_serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
         tensors = (
-            (name, value is None or (value.dtype, value.shape))
+            (name, value is None or (value.dtype, value.shape, self._which(value)))
             for held in (own["_parameters"], own["_buffers"])
             for name, value in held.items()
         )
         values = tuple((name, self.value(value, _DEPTH)) for name, value in settings)
         return _serial(module), _serial(type(module)), bool(why), values, tuple(children), tuple(hooks), tuple(tensors)
+
+    def _which(self, weight: torch.Tensor) -> int:
+        """Which of the weights that were met so far a weight is: of one that is tied a program knows one."""
+        return self._weights.setdefault(id(weight), len(self._weights))
 
     def value(self, value: Any, depth: int) -> Hashable:
         """A value of an attribute: what it says where that is plain, and which object it is elsewhere."""
@@ -200,15 +212,15 @@ class _Walk:
         if id(value) in self._met:
             return "met", self._met[id(value)][1]
         self._met[id(value)] = value, len(self._met)
-        if isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, _SEQUENCES):
             if not isinstance(value, tuple):
                 self.sequences.append(value)
             return type(value), tuple(self.value(item, depth) for item in value)
         if isinstance(value, dict):
             self.dicts.append(value)
             return _serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
-        held = getattr(value, "__dict__", None)
-        if not isinstance(held, dict) or not depth:
+        held = _attributes(value) if depth else None
+        if held is None:
             return _serial(value)
         self.dicts.append(held)
         items = tuple((name, self.value(item, depth - 1)) for name, item in list(held.items()))
@@ -216,11 +228,39 @@ class _Walk:
         return _serial(type(value) if is_plain else value), items
 
     def members(self, members: Mapping[str, Any]) -> Hashable:
-        """What a class says: its functions, and other members that are plain."""
+        """What a class says: its functions, and other members that are plain, or containers."""
         shown = ((name, value) for name, value in members.items() if not name.startswith("__") or name == "__call__")
         return tuple(
-            (name, self.value(value, 0)) for name, value in shown if isinstance(value, (*_PLAIN, *_CODE, property))
+            (name, self.value(value, 0))
+            for name, value in shown
+            if isinstance(value, (*_PLAIN, *_CODE, *_SEQUENCES, dict, property))
         )
+
+
+class _Slots(Mapping[str, Any]):
+    """The attributes of an object that has a place for each in place of a dictionary, as they are when asked for."""
+
+    def __init__(self, value: Any, names: Iterable[str]) -> None:
+        self._value, self._names = value, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._value, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._value, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _attributes(value: Any) -> Mapping[str, Any] | None:
+    """The attributes of an object of a Python class, or None."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        return held
+    kinds = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
+    names = [name for own in kinds for name, one in own.items() if isinstance(one, MemberDescriptorType)]
+    return _Slots(value, names) if names else None
 
 
 def _of_classes(classes: Iterable[type]) -> list[Mapping[str, Any]]:
