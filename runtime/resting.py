@@ -41,7 +41,7 @@ class RestingWeights(WeightSource):
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Passes on which weights are asked for next, but those that are here."""
-        here = {name for name, _ in self._resting}
+        here = {name for name, _ in list(self._resting)}  # another thread may add to them
         self._source.advise(weight for weight in weights if weight.name not in here)
 
     def release(self, weights: Iterable[Weight], device: torch.device) -> None:
