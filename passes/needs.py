@@ -111,10 +111,10 @@ class _Count:
         for node in self.program.weight_nodes():
             weight = weight_of(node)
             assert weight is not None
-            stays = any(tensor.storage in seen for tensor in tensors_of(node))
+            stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
             for user in node.users:
                 device = self.places.get(user, self.program.main)
-                if user.op == "output" or stays or not self.program.stages(weight, device):
+                if stays or not self.program.stages(weight, device):
                     self.resident[device][weight] = None
                 else:
                     some = self.staged.setdefault(device, defaultdict(dict))

@@ -114,9 +114,9 @@ def decide(program: Program, shares: Sequence[float] = (), headroom: int | None 
 def needs_at(program: Program, home: Mapping[str, Device], headroom: int | None = None) -> dict[Device, Need]:
     """What each device needs when weights have such homes, and nodes are placed by that; changes nothing.
 
-    Over several devices the passes that follow, which move nodes, are tried on a copy.
+    Where a weight is on another device than the main one, the passes that follow and move nodes are tried on a copy.
     """
-    if len(set(home.values())) < 2:
+    if all(device == program.main for device in home.values()):
         places = {node: device for node, (device, _) in pinned(program, home).items()}
         return needs_of(program, places, headroom)
     copy = program.copy()

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiler.devices import Device, make_device
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.compiler.program import Program
+from dovetail.compiler.program import Program, device_of
 from dovetail.compiler.trace import trace
 from dovetail.compiler.units import GIB, KIB, MIB
 from dovetail.passes.base import PassManager
+from dovetail.passes.needs import needs_of
 from dovetail.passes.pipeline import parse_passes
+from dovetail.passes.place import needs_at
 
 LAYER = 4 * (256 * 256 + 256)  # bytes of one linear layer of width 256
 
@@ -130,3 +132,48 @@ def test_weights_that_come_and_go_count_as_far_as_they_are_there_together() -> N
         dovetail.compile(module, (x,), device_map=homes, rig=most)
     with pytest.raises(DoesNotFitError, match="of weights that are there together"):
         dovetail.compile(module, (x,), device_map={"": "sim0"}, params_backend="cpu", rig=most)
+
+
+class Widening(nn.Module):
+    """Widens its input before it reads the first weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(256, 256, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.double()
+        for block in self.blocks:
+            x = block(x)
+        return x.float()
+
+
+def test_what_moves_to_the_only_device_with_weights_is_counted_there() -> None:
+    program = found_blocks(rig(MIB, 8 * MIB), module=Widening())
+    program.home = dict.fromkeys(program.weights, program.devices[1])
+    accepted = needs_at(program, program.home)
+    PassManager(parse_passes("place,pin,hoist,sink")).run(program)
+    assert "aten.to.dtype" in {str(node.target) for node in program.ops() if device_of(node) != program.main}
+    assert accepted == needs_of(program, {node: device_of(node) for node in program.graph.nodes})
+
+
+class Telling(nn.Module):
+    """Returns a weight that it reads on the way, before another device has its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)])
+        self.between = nn.Linear(256, 2048, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, third = self.blocks
+        x = self.between(second(first(x)))[:, :256]
+        return third(x), second.weight  # type: ignore[return-value]
+
+
+def test_a_weight_that_is_returned_counts_as_one_that_stays_on_each_device_that_reads_it() -> None:
+    program = found_blocks(rig(8 * MIB, 8 * MIB), module=Telling())
+    program.rests = "cpu"
+    PassManager(parse_passes("place{shares=1:2},pin,hoist,sink")).run(program)
+    needs = needs_of(program, {node: device_of(node) for node in program.graph.nodes})
+    assert needs[program.devices[1]].weights == 2 * LAYER - 4 * 256, "but for the bias of the one that is returned"
