@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import json
 import logging
+import os
 import random
 import sys
 import tracemalloc
@@ -287,7 +288,9 @@ def test_a_mutated_plan_is_refused_or_a_program_and_runs_nothing(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_twenty_thousand_mutated_plans_are_refused_or_programs_and_run_nothing(tmp_path: Path) -> None:
-    programs, refused = try_mutants(tmp_path, 1_000, 20_000)
-    assert programs + refused == 20_000
-    assert refused > 10_000
+def test_thousands_of_mutated_plans_are_refused_or_programs_and_run_nothing(tmp_path: Path) -> None:
+    """Of 4000, ten minutes for 20 000: ``MUTANTS=20000 python -m pytest tests/compiler/test_plan_fuzz.py -m slow``."""
+    count = int(os.environ.get("MUTANTS", "4000"))
+    programs, refused = try_mutants(tmp_path, 1_000, count)
+    assert programs + refused == count
+    assert refused > count // 2
