@@ -281,10 +281,10 @@ def _restored() -> Iterator[None]:
 
 
 def test_a_mutated_plan_is_refused_or_a_program_and_runs_nothing(tmp_path: Path) -> None:
-    programs, refused = try_mutants(tmp_path, 0, 300)
-    assert programs + refused == 300
-    assert refused > 150
-    assert programs > 5
+    programs, refused = try_mutants(tmp_path, 0, 150)
+    assert programs + refused == 150
+    assert refused > 75
+    assert programs > 2
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_a_weight_with_norms_compiles_and_one_whose_norms_are_too_few_is_refused
     verify(compiled.program)
 
 
+@pytest.mark.slow
 def test_no_operation_of_aten_that_may_be_named_touches_files_storages_streams_or_settings() -> None:
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")

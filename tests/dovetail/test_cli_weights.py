@@ -36,6 +36,7 @@ def test_a_published_file_takes_the_place_of_a_components_own_weights(published_
     assert facts["weight_bytes"] == own["weight_bytes"]
 
 
+@pytest.mark.slow
 def test_a_picture_is_the_same_from_a_published_file(published_demo: tuple[Path, Path], tmp_path: Path) -> None:
     folder, file = published_demo
     words = ("generate", "a red circle", "--steps", "1", "--width", "16", "--height", "16", "--backend", "sim0")

@@ -32,11 +32,9 @@ CALLS = range(6)
 CELLS = list(itertools.product(SPLITS, RESTS, FILES, LORAS, DEVICES))
 QUICK = (
     ("layer", "cpu", "safetensors", "immediately", 2),
-    ("layer", "disk", "q4_k", "at_runtime", 3),
     ("layer", "auto", "q8_0", "none", 1),
-    ("row", "auto", "safetensors", "at_runtime", 3),
     ("row", "disk", "q8_0", "none", 2),
-    ("row", "cpu", "q4_k", "at_runtime", 2),
+    ("row", "auto", "q4_k", "at_runtime", 3),
 )
 MATRIX = slow_but(QUICK, CELLS)
 
