@@ -39,6 +39,7 @@ from .layout_ops import RecordContiguous, part_broadcasts
 from .lazy_export import lazily_exported
 from .model_view import ModelView
 from .program import Program, Weight, origin_of, tensors_of, weight_of
+from .quiet_export import quietly_exported
 from .rollback import rolled_back
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 from .sizes import symbols_of
@@ -119,7 +120,7 @@ def _export(
     kwargs = {name: value for name, value in given.items() if name not in names}
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), RecordContiguous(), view, lazily_exported():
+        with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         violated = _violated(error)
