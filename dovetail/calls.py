@@ -286,7 +286,7 @@ def _place(module: nn.Module, method: str, function: Callable[..., Any] | None) 
 
 def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:
     """The function that a module has in place of its class's, or None."""
-    found = _placed(module, method)
+    found: Callable[..., Any] | None = _placed(module, method)
     if isinstance(found, MethodType) and found.__self__ is module and found.__func__ is getattr(type(module), method):
         return None
     return found
