@@ -105,10 +105,11 @@ class Call:
 
         Whoever wrapped a function may put it back after the compiled call took the wrapper's place.
         """
-        placed = _placed(self.module, self.method)
-        if isinstance(placed, Answer):
-            return has_ended(placed.call)
-        return _own_function(self.module, self.method) is None
+        module = self._module()
+        placed = _placed(module, self.method) if module is not None else None
+        if module is None or isinstance(placed, Answer):
+            return placed is not None and has_ended(placed.call)
+        return _own_function(module, self.method) is None
 
     def end(self) -> None:
         """Forgets the programs and gives the module its own call back.
