@@ -63,6 +63,14 @@ def wrapped_forward(module: nn.Module) -> tuple[Any, str] | None:
     return innermost, "forward" if innermost.original_forward is None else "original_forward"
 
 
+def is_group_offloaded(module: nn.Module) -> bool:
+    """Whether diffusers moves the weights of a module by groups, between each call and the next."""
+    from diffusers.hooks.group_offloading import _is_group_offload_enabled
+
+    offloaded: bool = _is_group_offload_enabled(module)
+    return offloaded
+
+
 def execution_device(pipe: Any) -> torch.device:
     """The device on which a diffusers pipeline makes its own tensors."""
     device: torch.device = pipe._execution_device

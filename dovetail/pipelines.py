@@ -399,9 +399,20 @@ def _refuse_twice(pipe: Any) -> None:
             f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call undo() on the handle of the "
             "other one first"
         )
+    _refuse_offloaded(type(pipe).__name__, modules)
+
+
+def _refuse_offloaded(pipe: str, modules: Mapping[str, nn.Module]) -> None:
+    """Raises UsageError where another library moves weights."""
+    grouped = [name for name, module in modules.items() if libraries.is_group_offloaded(module)]
+    if grouped:
+        raise UsageError(
+            f"diffusers moves the weights of {', '.join(grouped)} of this {pipe} by groups "
+            "(enable_group_offload), which dovetail would place: load the pipeline again without that, and let weights "
+            "rest in host memory instead (params_backend=cpu)"
+        )
     hooked = [name for name, module in modules.items() if hasattr(module, libraries.HOOK)]
     if hooked:
         raise UsageError(
-            f"accelerate has hooks on {', '.join(hooked)} of this {type(pipe).__name__}: call pipe.remove_all_hooks() "
-            "first"
+            f"accelerate has hooks on {', '.join(hooked)} of this {pipe}: call pipe.remove_all_hooks() first"
         )

@@ -129,6 +129,13 @@ def test_the_hooks_of_diffusers_keep_the_forward_that_they_wrap_where_it_is_look
         assert part(torch.ones(1)) == 2, VERSIONS
 
 
+def test_it_is_known_whose_weights_diffusers_moves_by_groups() -> None:
+    part = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert not libraries.is_group_offloaded(part), VERSIONS
+    diffusers.hooks.apply_group_offloading(part, torch.device("cpu"), offload_type="leaf_level")
+    assert libraries.is_group_offloaded(part), VERSIONS
+
+
 class Doubling(diffusers.hooks.ModelHook):  # type: ignore[misc]
     """A hook that calls the function it wraps itself."""
 

@@ -181,6 +181,15 @@ def test_results_come_back_to_the_device_of_the_call() -> None:
     assert torch.equal(there.cpu(), eager)
 
 
+def test_a_component_whose_weights_diffusers_moves_by_groups_is_refused() -> None:
+    pipe, _ = tiny_pipelines.sd()
+    pipe.unet.enable_group_offload(torch.device("cpu"), offload_type="leaf_level")
+    with pytest.raises(UsageError, match=r"weights of unet .* by groups .*without that.*params_backend=cpu"):
+        dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
+    pipe, _ = tiny_pipelines.sd()
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1").undo()
+
+
 @pytest.mark.parametrize(
     "name", ["to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload"]
 )
