@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
+from diffusers.hooks import group_offloading
 from transformers import initialization
 
 from dovetail import libraries
@@ -132,7 +133,8 @@ def test_the_hooks_of_diffusers_keep_the_forward_that_they_wrap_where_it_is_look
 def test_it_is_known_whose_weights_diffusers_moves_by_groups() -> None:
     part = torch.nn.Sequential(torch.nn.Linear(2, 2))
     assert not libraries.is_group_offloaded(part), VERSIONS
-    diffusers.hooks.apply_group_offloading(part, torch.device("cpu"), offload_type="leaf_level")
+    registry = diffusers.hooks.HookRegistry.check_if_exists_or_initialize(part[0])
+    registry.register_hook(diffusers.hooks.ModelHook(), group_offloading._GROUP_OFFLOADING)
     assert libraries.is_group_offloaded(part), VERSIONS
 
 
