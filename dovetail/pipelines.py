@@ -214,7 +214,7 @@ class CompiledPipeline:
         self(*args, **{"num_inference_steps": 1, **kwargs})
 
     def refresh(self, *names: str) -> None:
-        """Forgets the programs of the named components, or of all; needed after one was changed by hand."""
+        """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""
         for name in names or self.components:
             self.components[name].refresh()
 
