@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias
+from ..compiler.aliasing import Alias, overwrites
 from ..compiler.program import Weight, placement_of
 from .evidence import UNKNOWN, Evidence, Violation
 from .pin import returns
@@ -18,7 +18,8 @@ from .weight_chains import names_memory, weights_through
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
     """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
-    homes, free = evidence.homes(), _free(evidence)
+    beside = {node: base for node, base in evidence.bases.items() if not overwrites(node)}
+    homes, free = evidence.homes(), _free(evidence, beside)
     roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
     following: set[Node] = set()
     current = 0
@@ -31,21 +32,21 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
             consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
             drawing = [weight.name for weight in consumed if weight.name not in free]
-            if drawing and (node not in evidence.bases or not names_memory(node)):
+            if drawing and (node not in beside or not names_memory(node)):
                 current = homes.get(drawing[-1], UNKNOWN)
         if returns(node):
             current = 0
         if placement_of(node).weights != consumed:
             said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
-        if evidence.device[node] == current or node in evidence.bases:
+        if evidence.device[node] == current or node in beside:
             continue
-        if consumed or not (following := following or _following(evidence)) or node not in following:
+        if consumed or not (following := following or _following(evidence, beside)) or node not in following:
             here, there = evidence.name(evidence.device[node]), evidence.name(current)
             yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
 
 
-def _following(evidence: Evidence) -> set[Node]:
+def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
     """The ops that may run where their only readers are: pure ones, all of whose readers are on their device.
 
     A reader through views counts where it is, so an op that views another one is among them if its readers are there.
@@ -57,12 +58,12 @@ def _following(evidence: Evidence) -> set[Node]:
             continue
         there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
         away = len(there) < len(node.users) or any(user.op == "output" for user in there)
-        if there and not away and all(user in found for user in there if evidence.bases.get(user) is node):
+        if there and not away and all(user in found for user in there if beside.get(user) is node):
             found.add(node)
     return found
 
 
-def _free(evidence: Evidence) -> set[str]:
+def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
     """The weights that draw no operation: numbers, what is no parameter and in no block, small ones read in between."""
     program = evidence.program
     inside = {weight.name for block in program.blocks for weight in block.weights}
@@ -77,7 +78,7 @@ def _free(evidence: Evidence) -> set[str]:
     for step, node in enumerate(evidence.ops):
         read = {weight.name for operand in evidence.operands[node] for weight in roots.get(operand, ())}
         roots[node] = weights_through(node, roots) if read else ()
-        if node not in evidence.bases or not names_memory(node):
+        if node not in beside or not names_memory(node):
             for name in read:
                 steps.setdefault("" if name in inside and name not in free else name, []).append(step)
     of_blocks = steps.get("", [])

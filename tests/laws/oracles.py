@@ -25,8 +25,8 @@ def device(node: Node) -> Device | None:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node's output lies in an operand's memory, or is an item of a node's output."""
-    return node.target is operator.getitem or bool(bases(node))
+    """Whether a node's output is a part of an operand's memory, or an item of a node's output; not computed over it."""
+    return node.target is operator.getitem or bool(bases(node) and alias_class(node.target) is not Alias.COMPUTE)
 
 
 def bases(node: Node) -> list[Node]:

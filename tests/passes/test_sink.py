@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.compiled import CompiledModule
+from dovetail.compiler.aliasing import overwrites
 from dovetail.compiler.devices import Rig, make_device
 from dovetail.compiler.program import Program, device_of, place_node, tensors_of
 from dovetail.compiler.trace import trace
 from dovetail.passes.base import PassManager
-from dovetail.passes.pipeline import parse_passes
+from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify import violations
 from dovetail.runtime.weights import HeldWeights
 
@@ -198,3 +199,27 @@ def test_the_verifier_sees_a_node_that_is_neither_with_its_weight_nor_with_its_r
     node = next(node for node in program.ops() if str(node.target).startswith(f"aten.{name}."))
     place_node(node, device=DEVICES[2])
     assert any(problem.rule == "pin" and problem.node is node for problem in violations(program))
+
+
+class Doubled(nn.Module):
+    """A value that is wide where a weight is multiplied over its memory, and narrow where it comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.scale = nn.Linear(4, 8), nn.Parameter(torch.randn(16))
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        narrow = self.narrow(x)
+        wide = torch.cat([narrow, narrow], 1) * self.scale
+        return wide, self.last(wide)
+
+
+def test_what_is_computed_over_a_moved_value_is_no_view_of_it() -> None:
+    program = trace(Doubled(), (torch.randn(2, 4),))
+    program.devices = DEVICES
+    program.home = {name: DEVICES[name.startswith("narrow")] for name in program.weights}
+    PassManager(default_passes()).run(program)
+    wide, product = (node for node in program.ops() if node.name in ("cat", "mul"))
+    assert device_of(wide) == DEVICES[0]
+    assert overwrites(product)
