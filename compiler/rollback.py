@@ -40,11 +40,11 @@ def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tenso
     _clear(caches)
     try:
         for container, before in held:
-            _restore(container, _on_host(before, on_host))
+            restore(container, _on_host(before, on_host))
         yield
     finally:
         for container, before in held:
-            _restore(container, before)
+            restore(container, before)
         _clear(caches)
 
 
@@ -113,7 +113,7 @@ def _copy(container: Any) -> Any:
     return dict(container) if isinstance(container, dict) else list(container)
 
 
-def _restore(container: Any, before: Any) -> None:
+def restore(container: Any, before: Any) -> None:
     """Puts the contents of a container back in place, unless they are the same objects in the same order."""
     if isinstance(container, dict):
         _restore_keys(container, before)

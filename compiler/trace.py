@@ -41,6 +41,7 @@ from .model_view import ModelView
 from .program import Program, Weight, origin_of, tensors_of, weight_of
 from .quiet_export import quietly_exported
 from .rollback import rolled_back
+from .side_effects import noted_changes, refuse_side_effects
 from .signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 from .sizes import symbols_of
 from .targets import name_of
@@ -84,7 +85,9 @@ def trace(
     with alone(), rolled_back(module, on_host), _frozen(module), _faked(module, mode):
         autocast = autocast_state(kind)
         with autocast_set(HOST, autocast):  # the fakes lie there
-            exported = _export(module, example, dynamic_shapes, view)
+            with noted_changes(module) as found:
+                exported = _export(module, example, dynamic_shapes, view)
+            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
     _refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
@@ -113,11 +116,7 @@ def _export(
 ) -> ExportedProgram:
     if dynamic_shapes is not None:
         _name_all(module, given)
-    surplus = [index for index, name in enumerate(given) if name.startswith("*")]
-    only = [name for name, one in _parameters(module).items() if one.kind is one.POSITIONAL_ONLY and name in given]
-    names = list(given)[: surplus[-1] + 1 if surplus else len(only)]
-    args = tuple(given[name] for name in names)
-    kwargs = {name: value for name, value in given.items() if name not in names}
+    args, kwargs = _as_passed(module, given)
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
         with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported():
@@ -128,6 +127,20 @@ def _export(
             problem = f"{type(module).__name__} cannot be traced with these dynamic_shapes: {violated}"
             raise TraceError(f"{problem}\nchange dynamic_shapes so that this holds, or leave it out") from error
         raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
+
+
+def _as_passed(module: nn.Module, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position, where they must be, and by name."""
+    surplus = [index for index, name in enumerate(given) if name.startswith("*")]
+    only = [name for name, one in _parameters(module).items() if one.kind is one.POSITIONAL_ONLY and name in given]
+    names = list(given)[: surplus[-1] + 1 if surplus else len(only)]
+    return tuple(given[name] for name in names), {name: value for name, value in given.items() if name not in names}
+
+
+def _call(module: nn.Module, given: Mapping[str, Any], mode: FakeTensorMode, kind: str) -> None:
+    args, kwargs = _as_passed(module, given)
+    with torch.no_grad(), mode, ModelView(type(module).__name__, kind):
+        module(*args, **kwargs)
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:

@@ -15,6 +15,7 @@ from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import DovetailError, TraceError
 from .compiler.program import Program
+from .compiler.side_effects import Kept
 from .compiler.units import format_bytes
 from .compiler.weights import WeightIndex
 from .component import Component, Finish
@@ -134,10 +135,12 @@ def compile_by_parts(
     if homes is not None:
         held = component.residence.held()
         component.residence.assign({one: home_of(one.name, homes) for one in held})
+    before = Kept(twin)
     component.swap()
     compiled = CompiledByParts(component, rig, why)
     try:
         compiled(*args, **kwargs)
+        before.give_back()
     except DovetailError:
         raise
     except Exception as error:

@@ -5,7 +5,6 @@ So nothing in the pipeline leads back to it, and an error or interrupt anywhere 
 
 from __future__ import annotations
 
-import copyreg
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -122,4 +121,9 @@ def _reduce(handle: CompiledPipeline, _: str, __: Callable[..., Any], *___: Any)
     """A copy of the pipeline as it is without dovetail."""
     pipe = handle.pipe
     state = {name: value for name, value in vars(pipe).items() if name not in (MARK, libraries.DEVICE_MAP)}
-    return copyreg.__newobj__, (type(pipe)._dovetail_base,), state  # type: ignore[attr-defined]
+    return _bare, (type(pipe)._dovetail_base,), state
+
+
+def _bare(base: type[Any]) -> Any:
+    """An object of a class, before its state is put in; pickle takes no such function of an object of another class."""
+    return object.__new__(base)

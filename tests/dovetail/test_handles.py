@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from dovetail.libraries import HOOK
 
 from . import tiny_pipelines
 from .small_pipeline import WIDTH, Model, Pipeline
+from .tiny_pipelines import paint
 
 
 def _ours(module: nn.Module) -> list[str]:
@@ -96,3 +99,12 @@ def test_a_component_without_data_is_converted_before_the_first_picture(rests: s
     assert torch.equal(answer(handle.unet), answer(plain.unet))
     if rests == "disk":
         assert next(handle.unet.parameters()).untyped_storage().nbytes() <= 2
+
+
+def test_a_compiled_pipeline_is_pickled_as_it_was() -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected = paint(pipe, call)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
+    for again in (pickle.loads(pickle.dumps(pipe)), copy.deepcopy(pipe)):
+        assert type(again) is diffusers.StableDiffusionPipeline
+        assert torch.equal(paint(again, call), expected)

@@ -1,0 +1,90 @@
+"""A module that every call changes anew is refused by the trace and runs as it is; one made ready once is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.compiler.errors import TraceError
+from dovetail.compiler.trace import trace
+
+X = torch.ones(1, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.count, self.factor, self.last, self.table, self.seen = 0, 0.5, None, None, []
+        self.store: dict[str, Any] = {}
+
+
+class Counting(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.linear(x) * (0.5 if self.count % 2 else 1.0)
+
+
+class Collecting(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.linear(x))
+        return self.seen[-1] * 2
+
+
+class Storing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x)
+        return self.last * 2
+
+
+class Filing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.store["last"] = self.linear(x)
+        return self.store["last"] * 2
+
+
+class Starting(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.begun = getattr(self, "begun", 0) + 1
+        return self.linear(x) * (0.5 if self.begun % 2 else 1.0)
+
+
+class Preparing(Net):
+    """Makes a table once, clears a list at each call, and lends itself a factor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        self.seen, self.ready, self.size = [None, 0], True, x.shape[-1]
+        self.factor *= 3.7
+        result = self.linear(x) * self.table * self.factor
+        self.factor /= 3.7
+        return result
+
+
+CHANGING = [(Counting, "count"), (Collecting, "a list"), (Storing, "last"), (Filing, "last"), (Starting, "begun")]
+
+
+@pytest.mark.parametrize(("kind", "what"), CHANGING)
+def test_a_module_that_changes_at_each_call_is_refused_and_runs_as_it_is(kind: type[Net], what: str) -> None:
+    module, eager = kind().eval(), kind().eval()
+    with pytest.raises(TraceError, match=f"{kind.__name__} changes {what} at each call"):
+        trace(module, (X,))
+    compiled = dovetail.compile(module, (X,), backend="sim0&sim1")
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(compiled(X).cpu(), eager(X))
+    assert (module.count, module.seen, module.last, module.store) == (0, [], None, {})
+
+
+def test_a_module_that_a_call_only_makes_ready_is_compiled() -> None:
+    module = Preparing().eval()
+    assert len(list(trace(module, (X,)).ops())) > 2
+    assert module.table is None
+    module(X)
+    assert len(list(trace(module, (X,)).ops())) > 2
