@@ -59,6 +59,9 @@ class Kept:
 def noted_changes(module: nn.Module) -> Iterator[dict[Any, bool]]:
     """Fills the dictionary with what the calls of a module change meanwhile; a trace itself takes most of it back."""
     found: dict[Any, bool] = {}
+    if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and is no module to be traced
+        yield found
+        return
     before = Kept(module)
     hook = module.register_forward_hook(lambda *_: found.update(before.changes()))
     try:

@@ -88,3 +88,9 @@ def test_a_module_that_a_call_only_makes_ready_is_compiled() -> None:
     assert module.table is None
     module(X)
     assert len(list(trace(module, (X,)).ops())) > 2
+
+
+def test_a_scripted_module_is_refused_as_such() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
+    with pytest.raises(TraceError, match="ScriptModule is not supported"):
+        trace(scripted, (X,))
