@@ -109,6 +109,8 @@ def _alike(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other)
     return isinstance(one, (*_NUMBERS, set)) and type(one) is type(other) and bool(one == other)

@@ -60,7 +60,7 @@ class Preparing(Net):
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None:
             self.table = torch.arange(4.0)
-        self.seen, self.ready, self.size = [None, 0], True, x.shape[-1]
+        self.seen, self.ready, self.store = [None, 0], True, {"size": x.shape[-1]}
         self.factor *= 3.7
         result = self.linear(x) * self.table * self.factor
         self.factor /= 3.7
