@@ -20,6 +20,7 @@ import torch
 from dovetail.compiler.devices import make_device
 from dovetail.compiler.ops import GATHER
 from dovetail.compiler.program import Program, tensors_of, weight_of
+from dovetail.compiler.trace import trace
 from dovetail.passes.base import PassManager
 from dovetail.passes.marks import LINEAR, marked_weights
 from dovetail.passes.pipeline import default_passes, parse_passes
@@ -85,7 +86,8 @@ def mark_counts(names: list[str]) -> None:
     total = 0
     print(f"{'entry':24} {'marked':>7} {'eligible':>9} {'both':>7}")
     for name in names or FULL_SIZE:
-        found, eligible = marks(FULL_SIZE[name])
+        module, call = FULL_SIZE[name].make()
+        found, eligible = marks(module, trace(module, (), call))
         total += len(found)
         print(f"{name:24} {len(found):>7} {len(eligible):>9} {len(found & eligible):>7}", flush=True)
         gc.collect()

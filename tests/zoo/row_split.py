@@ -23,7 +23,6 @@ from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
 from dovetail.runtime.weights import HeldWeights
 
-from .meta import FullSize
 from .tiny import Call, Draw
 from .wide import WIDE
 
@@ -104,10 +103,9 @@ def gathers(program: Program) -> int:
     return sum(node.target is GATHER for node in program.ops())
 
 
-def marks(entry: FullSize) -> tuple[set[str], set[str]]:
-    """The weights of a full-size entry that a row split marks, and those that its modules say are eligible."""
-    module, call = entry.make()
-    program = PassManager(parse_passes("simplify,blocks")).run(trace(module, (), call))
+def marks(module: nn.Module, traced: Program) -> tuple[set[str], set[str]]:
+    """The weights of a fresh program that a row split marks, and those that its modules say are eligible."""
+    program = PassManager(parse_passes("simplify,blocks")).run(traced.copy())
     found = {weight.name for weight in marked_weights(program).values()}
     return found, eligible(module, program)
 

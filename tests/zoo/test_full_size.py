@@ -1,18 +1,21 @@
+"""Full-size published configurations, traced without data: blocks, segments, every node, and what row split marks."""
+
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 import torch
 
 from dovetail.compiler.program import Program
+from dovetail.compiler.trace import trace
 from dovetail.passes.verify import verify
 from dovetail.passes.verify_deep import verify_deep
 from dovetail.runtime import sim
 from tests.cases import slow_but
 
-from .full_size import FULL_SIZE, compile_entry, trace_entry
+from .full_size import FULL_SIZE, compile_entry
+from .row_split import marks
 
 # Text encoders, a UNet's stages, an encoder whose units stand in one mixed list, and double and single blocks.
 QUICK = ("te-clip-l", "vae-sd15-dec", "vae-qwenimage-enc")
@@ -42,48 +45,54 @@ BLOCKS = {
     "te-mistral3-24b": 40,
 }
 """Transformer blocks as the models' papers count them."""
+CONVOLUTIONS_ONLY = ("vae-wan2.1-enc", "vae-wan2.1-dec", "vae-qwenimage-enc", "vae-qwenimage-dec")
+"""No weight of these can be split into rows."""
 
 
-@dataclass
-class Traced:
-    """A full-size program as it was traced."""
-
-    name: str
-    program: Program
-
-
-@pytest.fixture(scope="module", params=slow_but(QUICK, FULL_SIZE))
-def traced(request: pytest.FixtureRequest) -> Traced:
-    program, _ = trace_entry(FULL_SIZE[request.param])
-    return Traced(request.param, program)
-
-
-def test_a_full_size_model_compiles_for_devices_that_hold_a_part_of_it(traced: Traced) -> None:
-    for count in (2, 4):
-        compiled, _ = compile_entry(traced.program, count)
-        segments = compiled.segments
-        assert {segment.device for segment in segments} == set(compiled.devices)
-        assert all(one.device != other.device for one, other in pairwise(segments))
-        verify(compiled)
-        check_homes(compiled)
+@pytest.mark.parametrize("name", slow_but(QUICK, FULL_SIZE))
+def test_a_full_size_model_is_split_where_its_modules_say(name: str) -> None:
+    """Traced once, for that takes longest; then every law of full-size models is looked at."""
+    module, call = FULL_SIZE[name].make()
+    traced = trace(module, (), call)
+    check_row_marks(name, *marks(module, traced))
+    two, four = (compile_entry(traced, count)[0] for count in (2, 4))
+    check_segments(two)
+    check_segments(four)
+    check_blocks(name, two)
+    check_every_node(four)
 
 
-def test_a_full_size_model_keeps_shapes_dtypes_and_devices_at_every_node(traced: Traced) -> None:
-    compiled, _ = compile_entry(traced.program, 4)
-    sim.enable(dict.fromkeys(range(4), 2**20))
+def check_row_marks(name: str, found: set[str], eligible: set[str]) -> None:
+    """Every eligible weight is marked for row split, and none other."""
+    assert found == eligible
+    assert bool(found) != (name in CONVOLUTIONS_ONLY)
+
+
+def check_segments(compiled: Program) -> None:
+    """Every device has a part, neighbours lie on different devices, and weights lie in the order of the blocks."""
+    segments = compiled.segments
+    assert {segment.device for segment in segments} == set(compiled.devices)
+    assert all(one.device != other.device for one, other in pairwise(segments))
+    verify(compiled)
+    check_homes(compiled)
+
+
+def check_every_node(compiled: Program) -> None:
+    """On simulated devices without data, each node has the shape, dtype and device that its metadata states."""
+    sim.enable(dict.fromkeys(range(len(compiled.devices)), 2**20))
     stand_ins = {device: torch.device("sim", index) for index, device in enumerate(compiled.devices)}
     assert verify_deep(compiled, stand_ins) >= len(list(compiled.ops()))
 
 
-def test_nearly_all_bytes_of_a_full_size_model_lie_in_its_blocks(traced: Traced) -> None:
-    compiled, _ = compile_entry(traced.program, 2)
+def check_blocks(name: str, compiled: Program) -> None:
+    """Blocks are those of the model's paper, share no weight, and hold nearly all bytes but tables of words."""
     names = [weight.name for block in compiled.blocks for weight in block.weights]
     assert len(names) == len(set(names))
     assert compiled.weights.keys() >= set(names)
-    tables = [weight for weight in compiled.weights.values() if weight.shape[:1] > (30_000,)]  # words, not work
+    tables = [weight for weight in compiled.weights.values() if weight.shape[:1] > (30_000,)]
     inside = sum(block.nbytes for block in compiled.blocks)
     assert inside >= 0.8 * (sum(weight.nbytes for weight in compiled.weights.values()) - sum(t.nbytes for t in tables))
-    assert len(compiled.blocks) == BLOCKS.get(traced.name, len(compiled.blocks))
+    assert len(compiled.blocks) == BLOCKS.get(name, len(compiled.blocks))
     assert len(compiled.blocks) >= 12
 
 
