@@ -34,7 +34,7 @@ def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tenso
     ``on_host`` makes what stands for a tensor that is no parameter or buffer meanwhile. Caches of functions that hold
     tensors are cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
     """
-    held = [(container, _copy(container)) for container in containers_of(module)]
+    held = contents_of(module)
     on_host = _once_each(on_host)
     caches = list(_caches(module))
     _clear(caches)
@@ -63,6 +63,11 @@ def containers_of(module: nn.Module) -> Iterator[Any]:
         yield container
         for value in list(container.values() if isinstance(container, dict) else container):
             waiting.extend(_inside(value))
+
+
+def contents_of(module: nn.Module) -> list[tuple[Any, Any]]:
+    """Each of these containers with a copy of what it holds now, as a dict or a list."""
+    return [(one, dict(one) if isinstance(one, dict) else list(one)) for one in containers_of(module)]
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -107,10 +112,6 @@ def _may_hold(value: Any) -> bool:
 
 def _tuple_of(before: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     return before if all(map(_is_same, items, before)) else tuple(items)
-
-
-def _copy(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
 
 
 def restore(container: Any, before: Any) -> None:

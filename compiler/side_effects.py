@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .errors import TraceError
-from .rollback import containers_of, restore
+from .rollback import contents_of, restore
 
 _NUMBERS = (int, float, complex, str)
 
@@ -27,9 +27,7 @@ class Kept:
     """What the attributes of a module and of its parts hold at one moment."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._held: list[tuple[Any, Any]] = [
-            (one, dict(one) if isinstance(one, dict) else list(one)) for one in containers_of(module)
-        ]
+        self._held = contents_of(module)
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
 
     def changes(self) -> dict[Any, bool]:

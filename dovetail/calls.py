@@ -270,19 +270,23 @@ def take_methods_out(module: nn.Module) -> None:
 
 def _placed(module: nn.Module, method: str) -> Any:
     """What a module has in place of its class's method, inside of what libraries wrap around that; or None."""
-    wrapped = libraries.wrapped_forward(module) if method == "forward" else None
+    wrapped = _wrapped(module, method)
     return getattr(*wrapped) if wrapped else vars(module).get(method)
 
 
 def _place(module: nn.Module, method: str, function: Callable[..., Any] | None) -> None:
     """Puts a function there; None stands for the class's."""
-    wrapped = libraries.wrapped_forward(module) if method == "forward" else None
+    wrapped = _wrapped(module, method)
     if wrapped:
         setattr(*wrapped, function or MethodType(getattr(type(module), method), module))
     elif function is None:
         vars(module).pop(method, None)
     else:
         vars(module)[method] = function
+
+
+def _wrapped(module: nn.Module, method: str) -> tuple[Any, str] | None:
+    return libraries.wrapped_forward(module) if method == "forward" else None
 
 
 def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:

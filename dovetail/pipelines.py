@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import libraries
-from .calls import Ours, is_compiled
+from .calls import Ours
 from .compiled import CompiledModule
 from .compiler.devices import Device, Rig
 from .compiler.errors import UsageError
@@ -26,6 +26,7 @@ from .holdings import Files, Held, Holdings
 from .loras import apply_loras, check_mode, read_loras
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
+from .pipeline_checks import refuse_taken
 from .pipeline_class import become_as_before, become_compiled, handle_of
 from .pipeline_plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .program_weights import ProgramWeights
@@ -137,7 +138,7 @@ class CompiledPipeline:
         inside = self._within_the_pipeline()
         check_mode(lora_apply_mode)
         loras = read_loras(lora)
-        _refuse_twice(pipe)
+        refuse_taken(pipe)
         modules = modules_of(pipe)
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
@@ -386,33 +387,3 @@ class _ExecutionDevice(Ours):
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Does nothing; accelerate calls it when it removes hooks."""
         return module
-
-
-def _refuse_twice(pipe: Any) -> None:
-    if handle_of(pipe) is not None:
-        raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
-    modules = modules_of(pipe)
-    taken = [name for name, module in modules.items() if is_compiled(module)]
-    if taken:
-        raise UsageError(
-            f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as components of another pipeline: give "
-            f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call undo() on the handle of the "
-            "other one first"
-        )
-    _refuse_offloaded(type(pipe).__name__, modules)
-
-
-def _refuse_offloaded(pipe: str, modules: Mapping[str, nn.Module]) -> None:
-    """Raises UsageError where another library moves weights."""
-    grouped = [name for name, module in modules.items() if libraries.is_group_offloaded(module)]
-    if grouped:
-        raise UsageError(
-            f"diffusers moves the weights of {', '.join(grouped)} of this {pipe} by groups "
-            "(enable_group_offload), which dovetail would place: load the pipeline again without that, and let weights "
-            "rest in host memory instead (params_backend=cpu)"
-        )
-    hooked = [name for name, module in modules.items() if hasattr(module, libraries.HOOK)]
-    if hooked:
-        raise UsageError(
-            f"accelerate has hooks on {', '.join(hooked)} of this {pipe}: call pipe.remove_all_hooks() first"
-        )
