@@ -21,7 +21,7 @@ import diffusers
 import torch
 
 from benchmarks.gpu_checks import CHECKS, delays, torch_device
-from dovetail.compiler.devices import Rig
+from dovetail.compiler.spec.devices import Rig
 
 
 def accelerators() -> list[str]:

@@ -20,11 +20,11 @@ from diffusers import FluxTransformer2DModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
-from dovetail.compiler.devices import make_device
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
 from dovetail.compiler.errors import DovetailError
-from dovetail.compiler.quantization import QUANT_TYPES, packed_shape
+from dovetail.compiler.spec.devices import make_device
 from dovetail.runtime import sim
-from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.quantized import fused
 from tests.dovetail.tiny_pipelines import flux, paint
 

@@ -181,9 +181,9 @@ def make_model_like(folder: Path) -> torch.nn.Module:
 @torch.inference_mode()
 def read_into(folder: Path) -> Result:
     """Fills tensors of a simulated device that are there already, then calls a model whose weights these are."""
-    from dovetail.compiler.weights import WeightIndex
+    from dovetail.compiler.checkpoints.index import WeightIndex
     from dovetail.runtime import sim
-    from dovetail.runtime.reading import WeightReader
+    from dovetail.runtime.store.reader import WeightReader
 
     sim.enable()
     index, reader = WeightIndex.of_file(folder / FILE), WeightReader()
@@ -239,7 +239,7 @@ def import_at_detach(device: torch.device) -> None:
 
 
 def _read_by(segment: Any) -> set[Any]:
-    from dovetail.compiler.program import placement_of
+    from dovetail.compiler.ir.program import placement_of
 
     return {weight for node in segment.nodes for weight in placement_of(node).weights}
 

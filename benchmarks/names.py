@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from dovetail.layouts import Wanted, find_weights
+from dovetail.weights.name_matching import Wanted, find_weights
 from tests.dovetail.test_single_file import FULL, shapes
 
 _ROUNDS = 5

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from dovetail import demo
-from dovetail.compiler.quantization import QUANT_TYPES, block_of
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of
 from dovetail.runtime.packing import pack
 
 WEIGHT = "transformer_blocks.0.ff.net.0.proj.weight"

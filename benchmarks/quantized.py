@@ -29,18 +29,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory import peak_bytes
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Rig
-from dovetail.compiler.program import Program
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
-from dovetail.compiler.trace import trace
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import Rig
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
 from dovetail.runtime.quantized.native import native_unpack
-from dovetail.runtime.weights import HeldWeights
-from dovetail.weight_files import set_types
+from dovetail.runtime.store.source import HeldWeights
+from dovetail.weights.files import set_types
 
 SHAPE = (3072, 12288)
 OURS = ("torch", "libgguf")

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.compiler.devices import make_device
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import make_device
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.executor import Executor

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compiled import CompiledModule
     from .compiling import compile
-    from .loading import load_pipeline
-    from .pipelines import CompiledPipeline, compile_pipeline, undo
+    from .components.compiled import CompiledModule
+    from .pipelines.loading import load_pipeline
+    from .pipelines.pipeline import CompiledPipeline, compile_pipeline, undo
     from .saved import load
 
 __version__ = "0.1.0"
@@ -20,13 +20,13 @@ if not (Path(__file__).parent / "compiler").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
 _HOMES = {
-    "CompiledModule": "compiled",
-    "CompiledPipeline": "pipelines",
+    "CompiledModule": "components.compiled",
+    "CompiledPipeline": "pipelines.pipeline",
     "compile": "compiling",
-    "compile_pipeline": "pipelines",
+    "compile_pipeline": "pipelines.pipeline",
     "load": "saved",
-    "load_pipeline": "loading",
-    "undo": "pipelines",
+    "load_pipeline": "pipelines.loading",
+    "undo": "pipelines.pipeline",
 }
 
 __all__ = [

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .building import Built
-from .compiled import CompiledModule
-from .compiler.devices import Device, Rig
+from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, TraceError
-from .compiler.program import Program
-from .compiler.side_effects import Kept
-from .compiler.units import format_bytes
-from .compiler.weights import WeightIndex
-from .component import Component, Finish
-from .device_map import home_of
-from .runtime.reading import WeightReader
-from .runtime.weights import tensors_of_module
+from .compiler.frontend.side_effects import Kept
+from .compiler.ir.program import Program
+from .compiler.spec.devices import Device, Rig
+from .compiler.spec.units import format_bytes
+from .components.compiled import CompiledModule
+from .components.component import Component, Finish
+from .conventions.device_map import home_of
+from .pipelines.building import Built
+from .runtime.store.reader import WeightReader
+from .runtime.store.source import tensors_of_module
 
 
 class CompiledByParts(CompiledModule):

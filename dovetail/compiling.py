@@ -7,23 +7,23 @@ from typing import Any
 
 from torch import nn
 
-from .compiled import CompiledModule
 from .compiled_by_parts import compile_by_parts
-from .compiler.alone import alone
-from .compiler.devices import Device, Rig, canonical_name
 from .compiler.errors import TraceError, UsageError
-from .compiler.program import Program
-from .compiler.trace import trace
-from .component import Component
-from .device_map import give_homes, named_devices
-from .layouts import Wanted
+from .compiler.frontend.trace import trace
+from .compiler.frontend.trace_lock import alone
+from .compiler.ir.program import Program
+from .compiler.spec.devices import Device, Rig, canonical_name
+from .components.compiled import CompiledModule
+from .components.component import Component
+from .components.program_weights import ProgramWeights
+from .conventions.device_map import give_homes, named_devices
+from .conventions.request import Request, one_backend
 from .passes.base import Callback, Pass, PassManager
 from .passes.pipeline import default_passes, parse_passes
-from .program_weights import ProgramWeights
-from .request import Request, one_backend
-from .runtime.resting import RestingWeights
-from .runtime.weights import HeldWeights, WeightSource
-from .weight_files import Given, index_for, source_of
+from .runtime.store.resting import RestingWeights
+from .runtime.store.source import HeldWeights, WeightSource
+from .weights.files import Given, index_for, source_of
+from .weights.name_matching import Wanted
 
 
 def compile(

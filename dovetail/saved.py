@@ -8,17 +8,17 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from .compiled import CompiledModule
-from .compiler.planfile import load_plan
-from .compiler.weights import WeightIndex
-from .layouts import Wanted
+from .compiler.checkpoints.index import WeightIndex
+from .compiler.text.plan_file import load_plan
+from .components.compiled import CompiledModule
+from .conventions.request import switch_on
 from .passes.base import PassManager
-from .passes.schedule import Lower
-from .passes.verify import Verify, verify
-from .request import switch_on
-from .runtime.files import FileWeights
-from .runtime.weights import HeldWeights, tensors_of_module
-from .weight_files import Given, index_for
+from .passes.lower import Lower
+from .passes.verify.verifier import Verify, verify
+from .runtime.store.file_weights import FileWeights
+from .runtime.store.source import HeldWeights, tensors_of_module
+from .weights.files import Given, index_for
+from .weights.name_matching import Wanted
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | Given
 

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError
-from ..compiler.program import Block, Weight
-from ..compiler.units import format_bytes
+from ..compiler.ir.program import Block, Weight
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
 from .blocks import blocks_by_name
 from .place import Part, Room, split_parts
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
 from ..compiler.errors import DovetailError, PassError, VerificationError
-from ..compiler.program import Program
-from .evidence import Violation
-from .facts import EVIDENT
-from .translation import LAW, Reading, differences, read
+from ..compiler.ir.program import Program
+from .verify.postconditions import EVIDENT
+from .verify.snapshot import Violation
+from .verify.translation import LAW, Reading, differences, read
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _check_done(step: Pass, program: Program, before: Reading | None) -> None:
         history = " → ".join(program.history) or "no pass"
         raise PassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")
     for node, problem in differences(before, program) if before else ():
-        from .verify import explain  # which is a pass itself
+        from .verify.verifier import explain  # which is a pass itself
 
         raise VerificationError(explain(program, Violation(step.name, problem, node), LAW))
 

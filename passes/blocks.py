@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.program import Block, Program, Weight, origin_of, weight_of
+from ..compiler.ir.program import Block, Program, Weight, origin_of, weight_of
 from .base import Change, Pass
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import readings, writes
-from ..compiler.devices import Device
-from ..compiler.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
+from ..compiler.ir.aliasing import readings, writes
+from ..compiler.ir.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
+from ..compiler.spec.devices import Device
 from .base import Change, Pass
 
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, asks, base_of, possible_memory, reshapes, written_by
-from ..compiler.program import Program, device_of
+from ..compiler.ir.aliasing import Alias, alias_class, asks, base_of, possible_memory, reshapes, written_by
+from ..compiler.ir.program import Program, device_of
 from .base import Change, Pass
 
 

@@ -19,18 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from ..compiler import ops as _ops  # noqa: F401  (registers the operation named below)
 from ..compiler.errors import PassError
-from ..compiler.program import (
-    Adapter,
-    Program,
-    TensorType,
-    Weight,
-    origin_of,
-    tensors_of,
-    value_of,
-    weight_of,
-)
+from ..compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
+from ..compiler.ir.program import Adapter, Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
 from .base import Change, Pass
 
 aten = torch.ops.aten

@@ -15,13 +15,13 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import base_of
-from ..compiler.devices import Device
-from ..compiler.ops import GATHER, LANDING
-from ..compiler.program import Placement, Program, Weight, tensors_of, weight_of
+from ..compiler.ir.aliasing import base_of
+from ..compiler.ir.ops import GATHER, LANDING
+from ..compiler.ir.program import Placement, Program, Weight, tensors_of, weight_of
+from ..compiler.spec.devices import Device
+from .analysis.replicated import tables
+from .analysis.weight_chains import consumed_weights, names_memory, weights_through
 from .base import Change, Pass
-from .tables import tables
-from .weight_chains import consumed_weights, names_memory, weights_through
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,21 @@ from dataclasses import fields
 from typing import Any
 
 from ..compiler.errors import SpecError, UsageError
-from ..compiler.units import parse_bytes
+from ..compiler.spec.units import parse_bytes
 from .base import Pass
 from .blocks import FindBlocks
 from .cut import Cut
 from .hoist import Hoist
 from .lora import Lora
+from .lower import Lower
+from .lower_packed import Quantize
 from .pin import Pin
 from .place import Place
-from .quantize import Quantize
 from .reuse import Reuse
 from .rows import Rows
-from .schedule import Lower
 from .simplify import Simplify
 from .sink import Sink
-from .verify import Verify
+from .verify.verifier import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step

@@ -18,19 +18,19 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import base_of
-from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError
-from ..compiler.program import Program, Weight, device_of, weight_of
-from ..compiler.units import format_bytes
+from ..compiler.ir.aliasing import base_of
+from ..compiler.ir.program import Program, Weight, device_of, weight_of
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
+from .analysis.liveness import live_bytes
+from .analysis.memory_needs import Need, needs_of
+from .analysis.replicated import tables
+from .analysis.weight_chains import consumed_weights, names_memory, weights_through
 from .base import Change, Pass
 from .hoist import Hoist
-from .liveness import live_bytes
-from .needs import Need, needs_of
 from .pin import Pin, pinned
 from .sink import Sink
-from .tables import tables
-from .weight_chains import consumed_weights, names_memory, weights_through
 
 logger = logging.getLogger(__name__)
 

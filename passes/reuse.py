@@ -16,10 +16,10 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.aliasing import in_place, possible_memory
-from ..compiler.program import Program, TensorType, placement_of, tensors_of, value_of
+from ..compiler.ir.aliasing import in_place, possible_memory
+from ..compiler.ir.program import Program, TensorType, placement_of, tensors_of, value_of
+from .analysis.storages import rename_storages
 from .base import Change, Pass
-from .storages import rename_storages
 
 
 @dataclass(frozen=True)

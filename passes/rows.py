@@ -2,9 +2,9 @@
 
 The program stays on the main device; the others only multiply, each its rows, and the parts of a result are gathered.
 It pays where a block is too large for a device, where blocks are few, or where the devices are linked so well that
-they are better busy at the same time than one after another. Which weights are sliced says ``marks.py``, how the graph
-is rewritten says ``apart.py``; the passes that follow find what crosses. Stands in the place of ``place``, which it
-falls back to where there is nothing to slice.
+they are better busy at the same time than one after another. ``analysis/eligibility.py`` says which weights are sliced,
+``row_split_rewrite.py`` rewrites the graph, and the passes that follow find what crosses. Stands in the place of
+``place``, which it falls back to where there is nothing to slice.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.devices import Device
-from ..compiler.program import Program, Weight, tensors_of
-from ..compiler.slices import bounds_of
-from .apart import split_matmuls
+from ..compiler.ir.program import Program, Weight, tensors_of
+from ..compiler.ir.slices import bounds_of
+from ..compiler.spec.devices import Device
+from .analysis.eligibility import marked_weights
+from .analysis.liveness import peak_bytes
+from .analysis.memory_needs import Need, needs_of
 from .base import Change, Pass
-from .liveness import peak_bytes
-from .marks import marked_weights
-from .needs import Need, needs_of
 from .pin import pinned
 from .place import Place, check_fit
+from .row_split_rewrite import split_matmuls
 
 logger = logging.getLogger(__name__)
 

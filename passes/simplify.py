@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, bound_arguments, possible_memory, written_by
-from ..compiler.program import Program, TensorType, tensors_of, value_of, weight_of
+from ..compiler.ir.aliasing import Alias, alias_class, bound_arguments, possible_memory, written_by
+from ..compiler.ir.program import Program, TensorType, tensors_of, value_of, weight_of
+from .analysis.storages import rename_storages
 from .base import Change, Pass
-from .storages import rename_storages
 
 aten = torch.ops.aten
 

@@ -26,11 +26,11 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import Alias, alias_class, base_of, bases_of, possible_memory, readings, written_by
-from ..compiler.devices import Device
-from ..compiler.program import Program, device_of, place_node, placement_of, tensors_of, weight_of
+from ..compiler.ir.aliasing import Alias, alias_class, base_of, bases_of, possible_memory, readings, written_by
+from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_of
+from ..compiler.spec.devices import Device
+from .analysis.memory_needs import arriving
 from .base import Change, Pass
-from .needs import arriving
 from .pin import returns
 
 _PURE = ("aten", "prims")

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import in_place, writes
-from ..compiler.devices import Device
-from ..compiler.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
-from ..compiler.schedule import Copy, Run, State
-from ..compiler.targets import bounded
-from . import gathering as _gathering  # noqa: F401  (the kernels of operations that segments may name)
+from ..compiler.ir.aliasing import in_place, writes
+from ..compiler.ir.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
+from ..compiler.ir.schedule import Copy, Run, State
+from ..compiler.ir.targets import bounded
+from ..compiler.spec.devices import Device
+from . import gather as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 from . import steps
-from .reusing import Candidates
+from .in_place import Candidates
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""

@@ -20,31 +20,20 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..compiler.aliasing import readings
-from ..compiler.devices import Device
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
-from ..compiler.program import Program, Weight, device_of, origin_of, tensors_of, weight_of
-from ..compiler.schedule import (
-    Copy,
-    Free,
-    Instruction,
-    Load,
-    Release,
-    Return,
-    Run,
-    Schedule,
-    State,
-    Wait,
-)
-from ..compiler.units import format_bytes
+from ..compiler.ir.aliasing import readings
+from ..compiler.ir.program import Program, Weight, device_of, origin_of, tensors_of, weight_of
+from ..compiler.ir.schedule import Copy, Free, Instruction, Load, Release, Return, Run, Schedule, State, Wait
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
 from . import quantized as quantized  # registers the kernels that packed weights need
-from .accelerator import accelerator_of
 from .codegen import SegmentSource, write_segment
-from .exhaustion import came_late, fetched, ran_out
+from .devices.accelerator import accelerator_of
+from .devices.out_of_memory import came_late, fetched, ran_out
 from .folding import Folding
-from .reusing import Candidates, Layouts, Look, Settled, layouts_of
+from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .steps import Slots, Step, copy_step, fence_step, free_step, wait_step
-from .weights import WeightSource
+from .store.source import WeightSource
 
 
 @dataclass(frozen=True)

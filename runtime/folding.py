@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from ..compiler.devices import Device
-from ..compiler.schedule import Copy, Free, Instruction, Load, Release, Run, State, Wait, resting_place
+from ..compiler.ir.schedule import Copy, Free, Instruction, Load, Release, Run, State, Wait, resting_place
+from ..compiler.spec.devices import Device
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .transfers import start_copy as start_copy
+from .devices.transfers import start_copy as start_copy
 
 Slots = list[Any]
 Step = Callable[[Slots], None]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
-from ..devices import Device, Rig, canonical_name
 from ..errors import SpecError
-from ..spans import Span
+from .devices import Device, Rig, canonical_name
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
+from .spans import Span
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
 _CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..devices import Device, Rig, canonical_name
-from ..spans import Span
-from ..units import NUMBER, exact_bytes, number_text, parse_bytes
 from .backend import Word
+from .devices import Device, Rig, canonical_name
 from .items import Given, items_text, read_items, spec_text
 from .roles import DEFAULT_KEYS
+from .spans import Span
+from .units import NUMBER, exact_bytes, number_text, parse_bytes
 
 _PERCENT = re.compile(rf"({NUMBER})\s*%", re.IGNORECASE)
 

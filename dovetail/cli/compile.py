@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..compiler.errors import UsageError
-from ..compiler.units import format_bytes
+from ..compiler.spec.units import format_bytes
 from .call import Size
 from .options import Debug, Json, Where
 from .output import check_writable, print_json, print_table
@@ -17,7 +17,7 @@ from .subject import Component, Subject
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
-    from ..compiled import CompiledModule
+    from ..components.compiled import CompiledModule
 
 Output = Annotated[
     Path | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..compiler.units import format_bytes
+from ..compiler.spec.units import format_bytes
 from .options import Debug, Json
 from .output import check_writable, print_json, print_table, progress
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..compiler.devices import Device
-from ..compiler.devices import Rig as Devices
-from ..compiler.units import format_bytes
+from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Rig as Devices
+from ..compiler.spec.units import format_bytes
 from .options import Debug, Json, Rig
 from .output import print_json, print_table
 

@@ -7,8 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from .. import __version__
-from ..compiler.devices import Rig
-from ..compiler.units import format_bytes
+from ..compiler.spec.devices import Rig
+from ..compiler.spec.units import format_bytes
 from .devices import facts
 from .options import Debug, Json
 from .output import print_json, print_table

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .. import demo
-from ..loras import read_loras, taken_from
+from ..lora.requested import read_loras, taken_from
 from .subject import Pipeline
 
 LORAS = "LoRA"

@@ -13,7 +13,7 @@ import typer
 
 from ..compiler.printable import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
-from ..request import Request
+from ..conventions.request import Request
 
 PLACEMENT = "Placement"
 

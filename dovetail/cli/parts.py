@@ -13,7 +13,7 @@ from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
-    from ..compiled import CompiledModule
+    from ..components.compiled import CompiledModule
 
 
 def compiled_parts(
@@ -42,8 +42,8 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
 
 
 def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles) -> dict[str, CompiledModule]:
-    from ..dryrun import DryPipeline
-    from ..loading import open_pipeline
+    from ..pipelines.dryrun import DryPipeline
+    from ..pipelines.loading import open_pipeline
 
     pipeline = located(pipeline)
     pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))

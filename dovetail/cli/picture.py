@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..compiler.atomic_write import written_beside
 from ..compiler.errors import DovetailError, UsageError
-from ..compiler.files import written_beside
 
 MOVING = (".gif", ".webp")
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import demo
+from ..compiler.checkpoints.names import check_names
 from ..compiler.errors import UsageError, WeightError
-from ..compiler.names import check_names
-from ..hub import INDEX, remote_index
-from ..roles import role_for
+from ..conventions.hub import INDEX, remote_index
+from ..conventions.roles import role_for
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def dtype_of(pipeline: Pipeline, name: str | None = None, variant: str | None = 
 
 def _stored_dtypes(file: Path) -> set[torch.dtype]:
     """The dtypes of the tensors in a safetensors file, by its header; none of a damaged one, which loading reports."""
-    from ..compiler.safetensors_header import read_safetensors
+    from ..compiler.checkpoints.safetensors_header import read_safetensors
 
     try:
         return {entry.dtype for entry in read_safetensors(file)[0].values()}

@@ -14,7 +14,7 @@ from .subject import Component, Subject
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
-    from ..compiler.program import Program
+    from ..compiler.ir.program import Program
 
 Deep = Annotated[bool, typer.Option("--deep", help="Also run it at full size without data: shapes, dtypes, devices.")]
 
@@ -34,8 +34,8 @@ def verify(
     The first rule that is broken is named, with the lines around the place, and the exit code is 4.
     """
     parts = compiled_parts(subject, component, where, size, weights)
-    from ..passes.verify import RULES
-    from ..passes.verify import verify as check
+    from ..passes.verify.verifier import RULES
+    from ..passes.verify.verifier import verify as check
 
     for part in parts.values():
         check(part.program)
@@ -53,7 +53,7 @@ def _rehearse(program: Program) -> int:
     """Runs a program without data, each of its devices played by a simulated one."""
     import torch
 
-    from ..passes.verify_deep import verify_deep
+    from ..passes.verify.deep import verify_deep
     from ..runtime import sim
 
     sim.enable({index: device.total for index, device in enumerate(program.devices)})

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..compiler.errors import UsageError
-from ..hub import INDEX
+from ..conventions.hub import INDEX
 from .subject import Pipeline
 
 _ENCODERS = {"clip_l": ("CLIP", 0), "clip_g": ("CLIP", 1), "t5xxl": ("T5", 0), "llm": ("", 0)}

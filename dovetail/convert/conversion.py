@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..compiler.atomic_write import written_beside
+from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import DovetailError, UsageError
-from ..compiler.files import written_beside
-from ..compiler.units import format_bytes
-from ..compiler.weights import WeightIndex
+from ..compiler.spec.units import format_bytes
 from .files import ARCHITECTURE, ORIGINAL_SHAPE, WRITERS
 from .source import architecture_of, open_source
 from .types import PLAIN, Converted, Rule, choose, parse_type

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..compiler.checkpoints.safetensors_header import DTYPES
 from ..compiler.errors import WeightError
-from ..compiler.safetensors_header import DTYPES
 from .types import Converted
 
 Put: TypeAlias = Callable[[NDArray[Any]], object]

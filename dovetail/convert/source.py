@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import UsageError, WeightError
-from ..compiler.weights import WeightIndex
-from ..weight_files import open_weights
+from ..weights.files import open_weights
 
 
 def open_source(path: Path) -> WeightIndex:

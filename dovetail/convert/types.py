@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..compiler.entries import WeightEntry, stored_bytes
+from ..compiler.checkpoints.entries import WeightEntry, stored_bytes
+from ..compiler.checkpoints.quantized_types import QUANT_TYPES, block_of
 from ..compiler.errors import UsageError
-from ..compiler.quantization import QUANT_TYPES, block_of
 
 SMALLEST_SIDE = 256
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

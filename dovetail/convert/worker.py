@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..compiler.entries import WeightEntry
+from ..compiler.checkpoints.entries import WeightEntry
 from ..compiler.errors import WeightError
 from ..runtime.packing import pack
-from ..runtime.reading import WeightReader
+from ..runtime.store.reader import WeightReader
 from .types import Converted
 
 _AT_ONCE = 2**20  # numbers

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..compiler.devices import Device
-from ..compiler.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_of
+from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_of
+from ..compiler.spec.devices import Device
 from .outline import crossing_bytes, outline
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..compiler.program import Program
-from ..compiler.units import format_bytes
+from ..compiler.ir.program import Program
+from ..compiler.spec.units import format_bytes
 from .outline import Outline, outline
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..compiler.devices import Device
 from ..compiler.errors import PassError
-from ..compiler.program import Crossing, Program, Segment, device_of, origin_of, placement_of, tensors_of
-from ..compiler.units import format_bytes
+from ..compiler.ir.program import Crossing, Program, Segment, device_of, origin_of, placement_of, tensors_of
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...compiler.checkpoints.quantized_types import block_of, packed_shape
 from ...compiler.errors import WeightError
-from ...compiler.quantization import block_of, packed_shape
 
 __all__ = ["pack"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compiler.quantization import block_of
-from ..accelerator import accelerator_of
+from ...compiler.checkpoints.quantized_types import block_of
+from ..devices.accelerator import accelerator_of
 from .layouts import LAYOUTS, curve_on
 from .native import may_leave_torch
 

@@ -1,4 +1,4 @@
-"""The kernels of the operations in compiler/ops.py, in plain torch, for every device."""
+"""The kernels of the operations in compiler/ir/ops.py, in plain torch, for every device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...compiler.ops import LIBRARY, columns_of
+from ...compiler.ir.ops import LIBRARY, columns_of
 from .rows import FLOATS, dequantize_rows, sizes_for
 
 _GRAIN = 64  # a product of fewer rows may take a kernel that rounds differently

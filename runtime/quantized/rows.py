@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...compiler.quantization import block_of
-from ...compiler.unpacking import Sizes, sizes_on
-from ..accelerator import accelerator_of
+from ...compiler.checkpoints.quantized_types import block_of
+from ...compiler.checkpoints.unpacking import Sizes, sizes_on
+from ..devices.accelerator import accelerator_of
 from .fused import unpacked_at_once
 from .layouts import LAYOUTS
 from .native import native_unpack

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 from torch.utils import _pytree as pytree
 
-from ..block_masks import is_block_mask, moved_function, moved_mask
+from ..devices.block_masks import is_block_mask, moved_function, moved_mask
 from .tensor import SimTensor
 
 _HOST = torch.device("cpu")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..host_memory import host_memory
+from ..devices.host_memory import host_memory
 from .regions import Region, are_apart
 from .streams import HOST, Delivery, DeviceLike, RaceError, Stream, default_stream, index_of
 

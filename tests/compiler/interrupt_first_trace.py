@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 
 class Interrupt:

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiler.devices import Device, Rig, canonical_name, make_device, reserve_of
 from dovetail.compiler.errors import SpecError
-from dovetail.compiler.probe import probe_host
-from dovetail.compiler.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
-from dovetail.request import Request, one_backend
+from dovetail.compiler.spec.devices import Device, Rig, canonical_name, make_device, reserve_of
+from dovetail.compiler.spec.probe import probe_host
+from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
+from dovetail.conventions.request import Request, one_backend
 
 TWO_CARDS = Rig.parse("cuda0=24GiB,cuda1=16GiB")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.compiler.first_trace import interrupt_deferred
+from dovetail.compiler.frontend.first_trace import interrupt_deferred
 
 SCRIPT = Path(__file__).with_name("interrupt_first_trace.py")
 

@@ -18,10 +18,10 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 import dovetail
 from dovetail.compiler.errors import CallError, ProgramTextError, TraceError
-from dovetail.compiler.guards import expression_text
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.sizes import evaluate, holds, with_numbers
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.guards import expression_text
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.sizes import evaluate, holds, with_numbers
+from dovetail.compiler.text.parser import parse_program
 
 
 class Of(nn.Module):
@@ -65,7 +65,7 @@ def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.cat([x, y])[: max(x.shape[0], y.shape[0])] * 2
 
 
-def compiled_for(function: Callable[..., Any], kind: str, first: int, second: int) -> dovetail.compiled.CompiledModule:
+def compiled_for(function: Callable[..., Any], kind: str, first: int, second: int) -> dovetail.CompiledModule:
     example = torch.ones(first, 4), torch.ones(second, 4)
     trace(Of(function), example, dynamic_shapes=KINDS[kind])  # raises where compile would go on by parts
     return dovetail.compile(Of(function), example, backend="cpu", dynamic_shapes=KINDS[kind])

@@ -16,7 +16,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import DovetailError, ExecutionError
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
 
 from .hostile import CANARY, HOSTILE, Net, X, before_ops, good_plan, read, write
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dovetail
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 
 class Contiguous(nn.Module):

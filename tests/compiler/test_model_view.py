@@ -10,15 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Rig
 from dovetail.compiler.errors import TraceError, VerificationError
-from dovetail.compiler.program import Program, tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.spec.devices import Rig
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 KINDS = ("cuda", "xpu", "mps")
 seen: list[Any] = []

@@ -20,7 +20,7 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DovetailError
 from dovetail.draw import document, dot, mermaid
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
 
 from .hostile import Net, X, good_plan, tree
 

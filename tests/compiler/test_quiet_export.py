@@ -10,7 +10,7 @@ import torch.export._trace as exporting
 from torch import nn
 
 from dovetail.compiler.errors import TraceError
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 
 class Branching(nn.Module):

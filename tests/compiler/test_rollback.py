@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.compiler.errors import TraceError
-from dovetail.compiler.rollback import containers_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.rollback import containers_of
+from dovetail.compiler.frontend.trace import trace
 from dovetail.runtime import sim
 
 

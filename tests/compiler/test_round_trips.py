@@ -13,8 +13,8 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import CallError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.structure import count_leaves, read_structure, show_structure
+from dovetail.compiler.ir.structure import count_leaves, read_structure, show_structure
+from dovetail.compiler.text.parser import parse_program
 
 
 class Odd(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import TraceError
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 X = torch.ones(1, 4)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from dovetail.compiler.devices import Device, Rig, make_device
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     ROLES,
@@ -18,7 +17,8 @@ from dovetail.compiler.spec import (
     with_cpu_flags,
     with_offload_flag,
 )
-from dovetail.compiler.units import GIB, MIB
+from dovetail.compiler.spec.devices import Device, Rig, make_device
+from dovetail.compiler.spec.units import GIB, MIB
 
 PIPELINE = {"transformer": "diffusion", "text_encoder": "te", "text_encoder_2": "te", "vae": "vae"}
 RIG = Rig.parse("cuda0=24GiB,cuda1=16GiB,xpu0=8GiB,cpu=64GiB")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from dovetail.compiler.devices import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     parse_backend,
@@ -13,6 +12,7 @@ from dovetail.compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
+from dovetail.compiler.spec.devices import Rig
 
 PIPELINE = {"transformer": "diffusion", "text_encoder": "te", "text_encoder_2": "te", "vae": "vae"}
 RIG = Rig.parse("cuda0=24GiB,cuda1=16GiB")

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiler.devices import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     MODES,
@@ -24,6 +23,7 @@ from dovetail.compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
+from dovetail.compiler.spec.devices import Rig
 
 COMPONENTS = {
     "transformer": "diffusion",

@@ -10,11 +10,11 @@ from torch import nn
 from torch.fx import Node
 
 import dovetail
-from dovetail.compiler import targets
 from dovetail.compiler.errors import ProgramTextError, TraceError, VerificationError
-from dovetail.compiler.targets import FUNCTIONS, find_target, name_of
-from dovetail.compiler.trace import trace
-from dovetail.passes.verify import verify
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir import targets
+from dovetail.compiler.ir.targets import FUNCTIONS, find_target, name_of
+from dovetail.passes.verify.verifier import verify
 
 HOSTILE = [
     "operator.call", "operator.attrgetter", "operator.methodcaller", "operator.itemgetter", "operator.setitem",
@@ -123,7 +123,7 @@ def test_an_operation_of_another_library_needs_trust(monkeypatch: pytest.MonkeyP
     name_of.cache_clear()
 
 
-def put(compiled: dovetail.compiled.CompiledModule, target: object, *args: object, value: object = None) -> Node:
+def put(compiled: dovetail.CompiledModule, target: object, *args: object, value: object = None) -> Node:
     graph = compiled.program.graph
     with graph.inserting_before(compiled.program.output):
         node = graph.call_function(target, args)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import ProgramTextError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.trace import trace
-from dovetail.compiler.words import show_argument
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.spelling import show_argument
 
 
 class Gate(nn.Module):
@@ -115,7 +115,7 @@ def test_a_dynamic_program_is_read_back() -> None:
      torch.strided, torch.channels_last, torch.device("cpu"), [1, [2.0, None]], complex(1, -2), slice(0, None, 2)],
 )  # fmt: skip
 def test_each_kind_of_argument_is_read_back(value: Any) -> None:
-    from dovetail.compiler.tokens import Line
+    from dovetail.compiler.text.tokens import Line
 
     assert Line(show_argument(value)).argument({}) == value
 

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.compiler.errors import CallError, TraceError
-from dovetail.compiler.program import HERE, origin_of, tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import HERE, origin_of, tensors_of
 
 
 class Tied(nn.Module):
@@ -281,7 +281,7 @@ def test_exporting_lazily_changes_nothing_that_a_program_says(monkeypatch: pytes
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)).eval()
     lazy = str(trace(module, (torch.ones(2, 4),)))
     assert "linear.py:" in lazy
-    monkeypatch.setattr("dovetail.compiler.trace.lazily_exported", contextlib.nullcontext)
+    monkeypatch.setattr("dovetail.compiler.frontend.trace.lazily_exported", contextlib.nullcontext)
     assert str(trace(module, (torch.ones(2, 4),))) == lazy
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.compiler.checkpoints.index import Piece, StoredFile, WeightEntry, WeightIndex
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.weights import Piece, StoredFile, WeightEntry, WeightIndex
 
 from .weight_files import dense_weights, packed, packed_weights, with_header, write_gguf, write_safetensors
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dovetail.compiler.checkpoints.gguf_header import read_gguf
+from dovetail.compiler.checkpoints.index import WeightEntry
+from dovetail.compiler.checkpoints.safetensors_header import read_safetensors
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.gguf_header import read_gguf
-from dovetail.compiler.safetensors_header import read_safetensors
-from dovetail.compiler.weights import WeightEntry
 
 from .weight_files import packed, write_gguf, write_safetensors
 

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
     lambda name: name != "__metadata__"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import CallError, TraceError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import tensors_of
+from dovetail.compiler.text.parser import parse_program
 
 
 class Mixed(nn.Module):

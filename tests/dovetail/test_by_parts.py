@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
-from dovetail.building import Built
 from dovetail.compiled_by_parts import CompiledByParts
 from dovetail.compiler.errors import DoesNotFitError, TraceError
-from dovetail.component import Component
+from dovetail.components.component import Component
 from dovetail.convert import plan_conversion
-from dovetail.layouts import Wanted
-from dovetail.runtime.reading import WeightReader
-from dovetail.weight_files import index_for
+from dovetail.pipelines.building import Built
+from dovetail.runtime.store.reader import WeightReader
+from dovetail.weights.files import index_for
+from dovetail.weights.name_matching import Wanted
 from tests.cases import slow_but
 
 from . import small_pipeline

@@ -9,7 +9,7 @@ import pytest
 from dovetail import demo
 from dovetail.cli.lora_options import Loras
 from dovetail.cli.subject import find_pipeline
-from dovetail.loras import Lora, taken_from
+from dovetail.lora.requested import Lora, taken_from
 
 from .test_cli import done, run
 

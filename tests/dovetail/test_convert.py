@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from dovetail import demo
 from dovetail.cli.app import app
+from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
 from dovetail.compiler.errors import DovetailError, UsageError, WeightError
-from dovetail.compiler.quantization import QUANT_TYPES
-from dovetail.compiler.weights import WeightIndex
 from dovetail.convert import plan_conversion
 from dovetail.demo.check import read
 from dovetail.runtime.packing import pack

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.calls import Ours
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.component import Component
-from dovetail.libraries import HOOK
+from dovetail.components.calls import Ours
+from dovetail.components.component import Component
+from dovetail.conventions.libraries import HOOK
 
 from . import tiny_pipelines
 from .small_pipeline import WIDTH, Model, Pipeline

@@ -15,7 +15,7 @@ import torch
 import dovetail
 from dovetail.cli.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
-from dovetail.dtypes import AUTO, read_dtypes
+from dovetail.conventions.dtypes import AUTO, read_dtypes
 
 from . import tiny_pipelines
 

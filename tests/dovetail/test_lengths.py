@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail import component as components
+from dovetail.components import component as components
 
 SPREAD = "sim0&sim1"
 

@@ -13,7 +13,7 @@ import transformers
 from diffusers.hooks import group_offloading
 from transformers import initialization
 
-from dovetail import libraries
+from dovetail.conventions import libraries
 
 from . import tiny_pipelines
 

@@ -13,8 +13,9 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.runtime import sim, transfers
-from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime import sim
+from dovetail.runtime.devices import transfers
+from dovetail.runtime.devices.accelerator import accelerator_of
 
 from . import tiny_pipelines
 from .tiny_loras import save_lora

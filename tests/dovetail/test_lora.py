@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import dovetail
-from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import UsageError
-from dovetail.merging import Update
+from dovetail.components.compiled import CompiledModule
+from dovetail.lora.merging import Update
 from dovetail.runtime import sim
 from tests.cases import slow_but
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import TraceError, UsageError, WeightError
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 
 class Blocks(nn.Module):

@@ -18,14 +18,14 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.cli.output import print_json, print_table
 from dovetail.cli.subject import _read_index, _stored_dtypes
+from dovetail.compiler.atomic_write import written_beside
+from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.checkpoints.names import is_plain
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
-from dovetail.compiler.files import written_beside
-from dovetail.compiler.names import is_plain
 from dovetail.compiler.printable import printable
-from dovetail.compiler.weights import WeightIndex
 from dovetail.draw import dot, mermaid
-from dovetail.loading import open_pipeline
-from dovetail.loras import Lora, _refuse_pickle
+from dovetail.lora.requested import Lora, _refuse_pickle
+from dovetail.pipelines.loading import open_pipeline
 
 ESCAPES = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 HOSTILE_NAMES = (

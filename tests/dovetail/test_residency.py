@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dovetail
-from dovetail.building import Built
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import make_device
+from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import ExecutionError, UsageError
-from dovetail.compiler.schedule import Load, Release
-from dovetail.compiler.weights import WeightIndex
-from dovetail.holdings import Holdings
-from dovetail.residence import Residence
+from dovetail.compiler.ir.schedule import Load, Release
+from dovetail.compiler.spec.devices import make_device
+from dovetail.components.compiled import CompiledModule
+from dovetail.components.holdings import Holdings
+from dovetail.components.residence import Residence
+from dovetail.pipelines.building import Built
 from dovetail.runtime import sim
-from dovetail.runtime.reading import WeightReader
+from dovetail.runtime.store.reader import WeightReader
 from tests.cases import slow_but
 
 from . import tiny_pipelines

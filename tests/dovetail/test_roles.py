@@ -6,8 +6,8 @@ import diffusers
 import pytest
 from torch import nn
 
-from dovetail.pipeline_plan import phase_of
-from dovetail.roles import role_for, role_of_module
+from dovetail.conventions.roles import role_for, role_of_module
+from dovetail.pipelines.plan import phase_of
 
 
 @pytest.mark.parametrize(

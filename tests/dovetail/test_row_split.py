@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Device
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.compiler.program import Program
-from dovetail.compiler.schedule import Copy
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.schedule import Copy
+from dovetail.compiler.spec.devices import Device
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes import rows
 
 from .tiny_pipelines import paint, wide_flux

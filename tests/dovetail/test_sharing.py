@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dovetail import sharing
-from dovetail.sharing import ForkSafeLock, Sharing
+from dovetail.components import sharing
+from dovetail.components.sharing import ForkSafeLock, Sharing
 
 FILES = (sharing.__file__, contextlib.__file__)
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dovetail.compiler.errors import WeightError
-from dovetail.layouts import Wanted, find_weights
-from dovetail.single_file import Arranged, Piece, as_stored, converted
+from dovetail.weights.name_matching import Wanted, find_weights
+from dovetail.weights.single_file import Arranged, Piece, as_stored, converted
 
 from ..zoo.full_size_diffusion import SD35
 from . import published, tiny_pipelines

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import dovetail
-from dovetail import libraries
+from dovetail.conventions import libraries
 from dovetail.runtime import sim
 
 from .tiny_loras import save_lora

@@ -18,10 +18,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dovetail.compiler.annotate import annotate
-from dovetail.compiler.devices import Device, make_device
-from dovetail.compiler.program import HERE, Program, Weight, weight_of
-from dovetail.compiler.signature import Signature, Tensor
+from dovetail.compiler.frontend.annotate import annotate
+from dovetail.compiler.ir.program import HERE, Program, Weight, weight_of
+from dovetail.compiler.ir.signature import Signature, Tensor
+from dovetail.compiler.spec.devices import Device, make_device
 from dovetail.runtime import sim
 
 aten = torch.ops.aten

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dovetail.compiler.aliasing import Alias, alias_class
-from dovetail.compiler.devices import Device
-from dovetail.compiler.program import Program, placement_of, tensors_of, weight_of
-from dovetail.compiler.schedule import Copy, Free, Return, Run, Schedule, Wait
+from dovetail.compiler.ir.aliasing import Alias, alias_class
+from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_of
+from dovetail.compiler.ir.schedule import Copy, Free, Return, Run, Schedule, Wait
+from dovetail.compiler.spec.devices import Device
 
 
 def storages(node: Node) -> set[int]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Device
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.compiler.program import Program
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import Device
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.place import Part, Room, needs_at, split_parts
 from dovetail.runtime import sim
 from tests.cases import slow_but

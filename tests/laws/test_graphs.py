@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Device, Rig
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.text import print_program
+from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import Change, Pass, PassManager
 from dovetail.passes.cut import Cut
+from dovetail.passes.lower import Lower
 from dovetail.passes.pipeline import default_passes
-from dovetail.passes.schedule import Lower
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from .graphs import Case, Program, cases, same_bits
 from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
 
 from .graphs import same_bits

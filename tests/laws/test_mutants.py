@@ -17,18 +17,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dovetail
-from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import DovetailError, VerificationError
-from dovetail.compiler.ops import GATHER
-from dovetail.compiler.program import Program, Weight, place_node, placement_of
-from dovetail.compiler.schedule import Copy, Free, Instruction, Schedule, Wait
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.compiler.ir.ops import GATHER
+from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
+from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Schedule, Wait
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim, steps
-from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.devices.accelerator import accelerator_of
+from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.executor import Executor
-from dovetail.runtime.transfers import Arrival
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from .graphs import same_bits
 from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer

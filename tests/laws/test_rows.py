@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import Program, Weight
-from dovetail.compiler.quantization import QUANT_TYPES
-from dovetail.compiler.slices import bounds_of
-from dovetail.compiler.text import print_program
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
+from dovetail.compiler.ir.program import Program, Weight
+from dovetail.compiler.ir.slices import bounds_of
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
-from dovetail.passes.schedule import Lower
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.lower import Lower
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
 
 from .oracles import Clockwork, check_law_3, check_law_4

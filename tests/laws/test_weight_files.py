@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
-from dovetail.compiler.weights import WeightIndex
+from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
 from dovetail.convert import plan_conversion
-from dovetail.runtime.reading import WeightReader
+from dovetail.runtime.store.reader import WeightReader
 
 Weights = dict[str, torch.Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.compiler.devices import make_device
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import make_device
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.runtime import sim

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dovetail.compiler.devices import make_device
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import make_device
 from dovetail.passes.base import PassManager
 from dovetail.passes.blocks import FindBlocks
 from dovetail.passes.simplify import Simplify

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.compiler.devices import Device, make_device
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.compiler.program import Program, device_of
-from dovetail.compiler.trace import trace
-from dovetail.compiler.units import GIB, KIB, MIB
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, device_of
+from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.units import GIB, KIB, MIB
+from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.base import PassManager
-from dovetail.passes.needs import needs_of
 from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.place import needs_at
 

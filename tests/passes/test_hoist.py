@@ -5,12 +5,12 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.aliasing import base_of
-from dovetail.compiler.devices import Rig
-from dovetail.compiler.program import device_of
+from dovetail.compiler.ir.aliasing import base_of
+from dovetail.compiler.ir.program import device_of
+from dovetail.compiler.spec.devices import Rig
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.hoist import Hoist
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from .sample import DEVICES, program_of
 

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import Adapter, Program, device_of, weight_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Adapter, Program, device_of, weight_of
+from dovetail.compiler.text.parser import parse_program
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
-from dovetail.runtime.adapters import WithAdapters
 from dovetail.runtime.executor import Executor
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.adapters import WithAdapters
+from dovetail.runtime.store.source import HeldWeights
 
 from .sample import DEVICES
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.errors import DoesNotFitError, PassError, UsageError
-from dovetail.compiler.program import Program
+from dovetail.compiler.ir.program import Program
 from dovetail.passes.base import Change, Pass, PassManager
 from dovetail.passes.cut import Cut
+from dovetail.passes.lower import Lower
 from dovetail.passes.pin import Pin
 from dovetail.passes.pipeline import PASSES, default_passes, parse_passes
 from dovetail.passes.place import Place
-from dovetail.passes.schedule import Lower
 
 from .sample import sample
 

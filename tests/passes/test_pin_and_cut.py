@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.program import Program, device_of, placement_of, tensors_of
+from dovetail.compiler.ir.program import Program, device_of, placement_of, tensors_of
 from dovetail.passes.base import PassManager
 from dovetail.passes.cut import Cut
 
@@ -107,7 +107,7 @@ def test_a_number_asked_of_a_tensor_is_where_the_tensor_is() -> None:
                 x = block(x)
             return x.view(first.shape[0] * 8), first.shape[0]
 
-    from dovetail.compiler.trace import trace
+    from dovetail.compiler.frontend.trace import trace
     from dovetail.passes.pipeline import default_passes
 
     program = trace(Sized(), (torch.randn(3, 8),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})

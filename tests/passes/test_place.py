@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.compiler.devices import Device, make_device
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
-from dovetail.compiler.units import KIB, MIB
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.units import KIB, MIB
+from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.base import PassManager
 from dovetail.passes.blocks import FindBlocks
-from dovetail.passes.liveness import peak_bytes
 from dovetail.passes.place import Place, split_blocks
 from dovetail.passes.simplify import Simplify
 

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Rig
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import Program, TensorType, origin_of, value_of, weight_of
-from dovetail.compiler.quantization import QUANT_TYPES
-from dovetail.compiler.trace import trace
-from dovetail.compiler.unpacking import scratch_bytes, sizes_on
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
+from dovetail.compiler.checkpoints.unpacking import scratch_bytes, sizes_on
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, TensorType, origin_of, value_of, weight_of
+from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.text.parser import parse_program
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes.analysis.liveness import peak_bytes
+from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.base import PassManager
-from dovetail.passes.liveness import peak_bytes
-from dovetail.passes.needs import needs_of
 from dovetail.passes.pipeline import default_passes, parse_passes
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.packing import pack
-from dovetail.runtime.weights import HeldWeights
-from dovetail.weight_files import set_types
+from dovetail.runtime.store.source import HeldWeights
+from dovetail.weights.files import set_types
 
 WIDE = 256
 IDS = torch.tensor([[3, 0, 8, 8]])

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.aliasing import in_place, overwrites
-from dovetail.compiler.program import tensors_of
+from dovetail.compiler.ir.aliasing import in_place, overwrites
+from dovetail.compiler.ir.program import tensors_of
 from dovetail.runtime import sim
-from dovetail.runtime.reusing import Look
+from dovetail.runtime.in_place import Look
 
 aten = torch.ops.aten
 Layers = nn.ModuleList

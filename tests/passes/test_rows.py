@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from dovetail.compiler.devices import Device, make_device
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.ops import GATHER, LANDING
-from dovetail.compiler.program import Adapter, Program, device_of, tensors_of, weight_of
-from dovetail.compiler.schedule import Copy
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.ops import GATHER, LANDING
+from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of, weight_of
+from dovetail.compiler.ir.schedule import Copy
+from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.passes.analysis.eligibility import LINEAR
 from dovetail.passes.base import PassManager
-from dovetail.passes.marks import LINEAR
 from dovetail.passes.pipeline import default_passes, parse_passes
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
-from dovetail.runtime.adapters import WithAdapters
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.packing import pack
-from dovetail.runtime.weights import HeldWeights
-from dovetail.weight_files import set_types
+from dovetail.runtime.store.adapters import WithAdapters
+from dovetail.runtime.store.source import HeldWeights
+from dovetail.weights.files import set_types
 
 from .sample import DEVICES
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dovetail
-from dovetail.compiler.schedule import Copy, Free, Load, Return, Run, State, Wait
+from dovetail.compiler.ir.schedule import Copy, Free, Load, Return, Run, State, Wait
 
 from .sample import Sample, program_of, sample, sample_call
 

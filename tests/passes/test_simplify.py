@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
 from dovetail.passes.base import PassManager
 from dovetail.passes.simplify import Simplify
 

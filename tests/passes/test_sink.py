@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.aliasing import overwrites
-from dovetail.compiler.devices import Rig, make_device
-from dovetail.compiler.program import Program, device_of, place_node, tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.aliasing import overwrites
+from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of
+from dovetail.compiler.spec.devices import Rig, make_device
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
-from dovetail.passes.verify import violations
-from dovetail.runtime.weights import HeldWeights
+from dovetail.passes.verify.verifier import violations
+from dovetail.runtime.store.source import HeldWeights
 
 from .sample import DEVICES, program_of
 

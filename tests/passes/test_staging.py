@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.compiler.devices import make_device
 from dovetail.compiler.errors import ProgramTextError, VerificationError
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import Program
-from dovetail.compiler.schedule import Load, Release, Run, Schedule
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.schedule import Load, Release, Run, Schedule
+from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.text.parser import parse_program
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import parse_passes
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 
 from .sample import ALL, program_of, sample
 from .test_schedule import Two, lines

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.parse import parse_program
-from dovetail.compiler.program import device_of
-from dovetail.compiler.schedule import Load
-from dovetail.compiler.text import print_program
+from dovetail.compiler.ir.program import device_of
+from dovetail.compiler.ir.schedule import Load
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes.analysis.replicated import SMALL, tables
 from dovetail.passes.place import needs_at
-from dovetail.passes.tables import SMALL, tables
-from dovetail.passes.verify import verify
+from dovetail.passes.verify.verifier import verify
 
 
 class Shared(nn.Module):

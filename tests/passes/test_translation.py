@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from dovetail.compiler.errors import PassError, VerificationError
-from dovetail.compiler.program import Program, tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.passes.base import Change, Pass, PassManager
 
 from .sample import program_of

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.fx import Node
 
-from dovetail.compiler.aliasing import writes
-from dovetail.compiler.devices import make_device
 from dovetail.compiler.errors import VerificationError
-from dovetail.compiler.ops import GATHER
-from dovetail.compiler.program import Program, device_of, place_node, tensors_of, value_of, weight_of
-from dovetail.compiler.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
-from dovetail.passes.verify import RULES, Verify, verify, violations
-from dovetail.passes.verify_deep import _Rehearsal, verify_deep
+from dovetail.compiler.ir.aliasing import writes
+from dovetail.compiler.ir.ops import GATHER
+from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_of
+from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
+from dovetail.compiler.spec.devices import make_device
+from dovetail.passes.verify.deep import _Rehearsal, verify_deep
+from dovetail.passes.verify.verifier import RULES, Verify, verify, violations
 
 from .sample import DEVICES, sample
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dovetail.runtime import sim
-from dovetail.runtime.accelerator import MpsAccelerator, StreamAccelerator, accelerator_of
+from dovetail.runtime.devices.accelerator import MpsAccelerator, StreamAccelerator, accelerator_of
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 sim.enable()

@@ -10,8 +10,8 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, ExecutionError
-from dovetail.runtime.exhaustion import fetched
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.devices.out_of_memory import fetched
+from dovetail.runtime.store.source import HeldWeights
 
 MESSAGES = (
     "MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB)",

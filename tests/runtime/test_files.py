@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.program import Weight
-from dovetail.compiler.weights import WeightIndex
+from dovetail.compiler.ir.program import Weight
 from dovetail.runtime import sim
-from dovetail.runtime.files import FileWeights
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.file_weights import FileWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from ..compiler.weight_files import packed, write_gguf
 

@@ -15,14 +15,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.probe import probe_host
-from dovetail.compiler.weights import WeightIndex
-from dovetail.runtime import reading, sim
-from dovetail.runtime.host_memory import host_memory
-from dovetail.runtime.opened_file import NO_RESERVE, OpenedFile, unreadable
-from dovetail.runtime.readahead import READ_AHEAD
-from dovetail.runtime.reading import WeightReader
+from dovetail.compiler.spec.probe import probe_host
+from dovetail.runtime import sim
+from dovetail.runtime.devices.host_memory import host_memory
+from dovetail.runtime.store import reader as reading
+from dovetail.runtime.store.opened_file import NO_RESERVE, OpenedFile, unreadable
+from dovetail.runtime.store.readahead import READ_AHEAD
+from dovetail.runtime.store.reader import WeightReader
 
 CPU = torch.device("cpu")
 
@@ -97,7 +98,7 @@ def test_the_host_has_the_memory_that_a_rig_says_it_has() -> None:
 
 
 def test_the_components_of_a_pipeline_share_what_reads_their_files(tmp_path: Path) -> None:
-    from dovetail.loading import open_pipeline
+    from dovetail.pipelines.loading import open_pipeline
 
     from ..dovetail import tiny_pipelines
 

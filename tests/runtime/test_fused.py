@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import dovetail.runtime.quantized as quantized
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
-from dovetail.runtime.accelerator import accelerator_of
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
+from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, fused, only_torch
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.program import Weight
+from dovetail.compiler.ir.program import Weight
 from dovetail.runtime import sim
-from dovetail.runtime.weights import check_matches, on_device
+from dovetail.runtime.store.source import check_matches, on_device
 
 CPU = torch.device("cpu")
 WHOLE = torch.arange(24.0).reshape(6, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scaling import make_executor, split, traced
-from dovetail.compiler.program import Program
+from dovetail.compiler.ir.program import Program
 
 
 def operations(call: Callable[[], Any]) -> int:

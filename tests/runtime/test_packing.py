@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
 from dovetail.runtime.packing import pack
 
 Floats = NDArray[np.float32]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dovetail.runtime import sim
-from dovetail.runtime.accelerator import StreamAccelerator, accelerator_of
-from dovetail.runtime.pinned import SLAB, PinnedMemory
+from dovetail.runtime.devices.accelerator import StreamAccelerator, accelerator_of
+from dovetail.runtime.devices.pinned import SLAB, PinnedMemory
 
 MIB = 2**20
 

@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.memory import peak_bytes
-from dovetail.compiler.quantization import QUANT_TYPES, block_of, packed_shape
-from dovetail.compiler.unpacking import DEVICE, HOST, Sizes, scratch_bytes, sizes_on
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
+from dovetail.compiler.checkpoints.unpacking import DEVICE, HOST, Sizes, scratch_bytes, sizes_on
 from dovetail.runtime import sim
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch

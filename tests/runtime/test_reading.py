@@ -12,12 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import save_file
 
+from dovetail.compiler.checkpoints.index import WeightEntry, WeightIndex
+from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.quantization import QUANT_TYPES, block_of
-from dovetail.compiler.weights import WeightEntry, WeightIndex
-from dovetail.runtime import opened_file, reading, sim
-from dovetail.runtime.accelerator import Accelerator, SimAccelerator
-from dovetail.runtime.reading import WeightReader
+from dovetail.runtime import sim
+from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator
+from dovetail.runtime.store import opened_file
+from dovetail.runtime.store import reader as reading
+from dovetail.runtime.store.reader import WeightReader
 
 from ..compiler.weight_files import dense_weights, packed, packed_weights, write_gguf, write_safetensors
 

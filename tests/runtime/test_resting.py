@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dovetail.compiler.program import Program, Weight
+from dovetail.compiler.ir.program import Program, Weight
 from dovetail.runtime import sim
-from dovetail.runtime.resting import RestingWeights
-from dovetail.runtime.weights import WeightSource
+from dovetail.runtime.store.resting import RestingWeights
+from dovetail.runtime.store.source import WeightSource
 
 COUNT = 1500
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dovetail.compiler.program import Weight
+from dovetail.compiler.ir.program import Weight
 from dovetail.runtime import sim
-from dovetail.runtime.accelerator import MpsAccelerator, SimAccelerator, accelerator_of
-from dovetail.runtime.ring import Ring
-from dovetail.runtime.transfers import moved
-from dovetail.runtime.weights import on_device
+from dovetail.runtime.devices.accelerator import MpsAccelerator, SimAccelerator, accelerator_of
+from dovetail.runtime.devices.ring import Ring
+from dovetail.runtime.devices.transfers import moved
+from dovetail.runtime.store.source import on_device
 
 sim.enable()
 pytestmark = pytest.mark.usefixtures("sim_devices")

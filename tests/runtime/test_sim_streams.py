@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.runtime import sim
-from dovetail.runtime.accelerator import accelerator_of
+from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.sim.regions import Region, are_apart, region_of
 from dovetail.runtime.sim.streams import HOST
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiled import CompiledModule
 from dovetail.compiler.errors import DoesNotFitError, ExecutionError, WeightError
-from dovetail.compiler.schedule import Load
+from dovetail.compiler.ir.schedule import Load
+from dovetail.components.compiled import CompiledModule
 from dovetail.runtime import sim
 
 from .test_executor import Layers

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.runtime import sim, transfers
-from dovetail.runtime.accelerator import Accelerator, SimAccelerator, accelerator_of
-from dovetail.runtime.transfers import start_copy
+from dovetail.runtime import sim
+from dovetail.runtime.devices import transfers
+from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator, accelerator_of
+from dovetail.runtime.devices.transfers import start_copy
 
 sim.enable()
 SIM0, SIM1, CPU = torch.device("sim", 0), torch.device("sim", 1), torch.device("cpu")

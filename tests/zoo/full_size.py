@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dovetail.compiler.devices import Device, make_device
-from dovetail.compiler.program import Program, tensors_of
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.base import Change, Pass, PassManager
-from dovetail.passes.liveness import peak_bytes
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simplify import Simplify
 

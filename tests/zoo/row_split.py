@@ -12,16 +12,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Device, Rig
-from dovetail.compiler.ops import GATHER
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.ops import GATHER
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes.analysis.eligibility import marked_weights
 from dovetail.passes.base import PassManager
-from dovetail.passes.marks import marked_weights
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from .tiny import Call, Draw
 from .wide import WIDE

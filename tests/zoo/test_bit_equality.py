@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Rig
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.devices import Rig
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.weights import HeldWeights
+from dovetail.runtime.store.source import HeldWeights
 
 from .everything import CLASSES, FIRST, NAMES
 from .tiny import TINY

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dovetail.compiler.program import Program
-from dovetail.compiler.trace import trace
-from dovetail.passes.verify import verify
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
 from tests.cases import slow_but
 

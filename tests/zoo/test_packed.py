@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.compiled import CompiledModule
-from dovetail.compiler.devices import Rig
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.spec.devices import Rig
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.weights import HeldWeights
-from dovetail.weight_files import set_types
+from dovetail.runtime.store.source import HeldWeights
+from dovetail.weights.files import set_types
 
 from .everything import FIRST
 from .test_bit_equality import assert_same

@@ -9,7 +9,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import TraceError
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 
 from .tiny import Draw
 from .tiny_video import COGVIDEO

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.compiler.program import Program
-from dovetail.passes.verify_deep import verify_deep
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.verify.deep import verify_deep
 from tests.cases import slow_but
 
 from .row_split import SHARES, Subject, gathers, sliced_bytes

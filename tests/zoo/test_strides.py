@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from dovetail.compiler.trace import trace
+from dovetail.compiler.frontend.trace import trace
 from dovetail.runtime import sim
 
 from .everything import NAMES

@@ -1,0 +1,1 @@
+"""Weight files: headers, byte ranges, quantized types. Nothing but headers is read here."""

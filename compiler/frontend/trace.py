@@ -1,0 +1,398 @@
+"""From an nn.Module and example inputs to a Program, through torch.export.
+
+The module is traced on fake CPU tensors: its parameters, wherever they are, give way to fakes for the time of the
+trace, so that a model on meta, on an accelerator or larger than memory traces alike and nothing is computed or copied.
+Buffers stay real, for models read values from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+
+from ..checkpoints.entries import clipped
+from ..errors import TraceError, UsageError
+from ..ir.aliasing import writes
+from ..ir.program import Program, Weight, origin_of, tensors_of, weight_of
+from ..ir.signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
+from ..ir.sizes import symbols_of
+from ..ir.targets import name_of
+from ..spec.devices import HOST
+from .annotate import annotate, drop_frozen_devices
+from .autocast import autocast_set, autocast_state, casts_of
+from .diagnostics import cannot_trace, line_of_error, line_of_stack
+from .first_trace import import_for_traces
+from .guards import read_guards
+from .inline import inline_regions
+from .layout_ops import RecordContiguous, part_broadcasts
+from .lazy_export import lazily_exported
+from .model_view import ModelView
+from .quiet_export import quietly_exported
+from .rollback import rolled_back
+from .side_effects import noted_changes, refuse_side_effects
+from .trace_lock import alone
+
+_OWN_WEIGHTS = ("torch", __name__.partition(".")[0])
+
+
+def trace(
+    module: nn.Module,
+    args: Sequence[Any] | torch.Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    kind: str = HOST,
+) -> Program:
+    """Traces a module in eval mode to a Program of ATen ops.
+
+    Args:
+        module: any module; its weights may be real, on any device, or on meta. It is left as it was.
+        args, kwargs: an example call. Tensors may be on any device, meta included; only shapes and dtypes matter.
+        dynamic_shapes: as torch.export takes it, keyed by the names of the arguments.
+        kind: of the main device, which the module sees when it asks where its tensors lie; none needs to be here.
+
+    Raises:
+        TraceError: the module cannot be exported, or writes into its inputs or weights.
+        UsageError: the arguments are no sequence.
+    """
+    if isinstance(args, torch.Tensor):
+        raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
+    _refuse_foreign_weights(module)
+    import_for_traces()
+    positional, defaults = parameters_of(module.forward)
+    given = name_arguments(positional, {}, args, kwargs or {})
+    full = name_arguments(positional, defaults, args, kwargs or {})
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_shapes else None)
+    example = {
+        name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
+    }
+    view = ModelView(type(module).__name__, kind)
+    on_host = functools.partial(_on_host, mode=mode, view=view)
+    with alone(), rolled_back(module, on_host), _frozen(module), _faked(module, mode):
+        autocast = autocast_state(kind)
+        with autocast_set(HOST, autocast):  # the fakes lie there
+            with noted_changes(module) as found:
+                exported = _export(module, example, dynamic_shapes, view)
+            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
+    _refuse_fake_constants(module, exported)
+    inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
+    drop_frozen_devices(exported.graph)
+    _refuse_unknown_operations(exported, type(module).__name__)
+    ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
+    guards = read_guards(exported, type(module).__name__, ranges)
+    symbols = annotate(exported.graph, type(module).__name__)
+    part_broadcasts(exported.graph)
+    program = Program(
+        name=type(module).__name__,
+        graph=exported.graph,
+        signature=replace(_signature(exported, positional, defaults, full), ranges=ranges, guards=guards),
+        weights=_bind_weights(module, exported),
+        constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},
+        symbols=symbols,
+        autocast=autocast,
+    )
+    _refuse_unknown_sizes(program)
+    _refuse_outside_writes(program)
+    view.check()
+    return program
+
+
+def _export(
+    module: nn.Module, given: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None, view: ModelView
+) -> ExportedProgram:
+    if dynamic_shapes is not None:
+        _name_all(module, given)
+    args, kwargs = _as_passed(module, given)
+    shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
+    try:
+        with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported():
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        violated = _violated(error)
+        if violated:
+            problem = f"{type(module).__name__} cannot be traced with these dynamic_shapes: {violated}"
+            raise TraceError(f"{problem}\nchange dynamic_shapes so that this holds, or leave it out") from error
+        raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
+
+
+def _as_passed(module: nn.Module, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position, where they must be, and by name."""
+    surplus = [index for index, name in enumerate(given) if name.startswith("*")]
+    only = [name for name, one in _parameters(module).items() if one.kind is one.POSITIONAL_ONLY and name in given]
+    names = list(given)[: surplus[-1] + 1 if surplus else len(only)]
+    return tuple(given[name] for name in names), {name: value for name, value in given.items() if name not in names}
+
+
+def _call(module: nn.Module, given: Mapping[str, Any], mode: FakeTensorMode, kind: str) -> None:
+    args, kwargs = _as_passed(module, given)
+    with torch.no_grad(), mode, ModelView(type(module).__name__, kind):
+        module(*args, **kwargs)
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(module.forward).parameters
+
+
+def _violated(error: Exception) -> str:
+    """What torch.export says of dimensions that cannot be as was asked, and proposes; empty for other errors."""
+    text = str(error).strip()
+    about = "Constraints violated" in text or "Suggested fixes:" in text
+    return (
+        clipped(text.partition("\n\n")[0].replace(' For more information, run with TORCH_LOGS="+dynamic".', "")) * about
+    )
+
+
+def foreign_library(tensor: torch.Tensor) -> str:
+    """The library whose class of tensors this is, where it is another than PyTorch; else empty."""
+    library = type(tensor).__module__.partition(".")[0]
+    return "" if library in _OWN_WEIGHTS else library
+
+
+def _refuse_foreign_weights(module: nn.Module) -> None:
+    """Weights of a class of another library are not what they look like: it has quantized them in its own way."""
+    for name, parameter in module.named_parameters():
+        if library := foreign_library(parameter):
+            raise TraceError(
+                f"{type(module).__name__} was quantized by {library} ({name} is a {type(parameter).__name__}), in a "
+                "form that cannot be compiled: load it without, and give the file of its quantized weights to dovetail "
+                "(weights=…)"
+            )
+
+
+def _name_all(module: nn.Module, given: Mapping[str, Any]) -> None:
+    """Lets the forward of a module name the arguments of a call, until the module is rolled back.
+
+    torch.export mistakes what a forward takes as ``**kwargs`` where shapes are dynamic.
+    """
+    own, parameters = module.forward, inspect.signature(module.forward).parameters
+    if all(name in parameters for name in given) or any(name.startswith("*") for name in given):
+        return
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    named = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in given]
+    forward.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    module.__dict__["forward"] = forward
+
+
+def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the shapes of surplus arguments where torch.export looks for them."""
+    parameters = _parameters(module)
+    arranged: dict[str, Any] = {name: shapes.get(name) for name in given if name in parameters}
+    surplus = [name for name in given if name not in parameters]
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL and any(name.startswith("*") for name in surplus):
+            arranged[parameter.name] = tuple(shapes.get(name) for name in surplus if name.startswith("*"))
+        if parameter.kind is parameter.VAR_KEYWORD and any(not name.startswith("*") for name in surplus):
+            arranged[parameter.name] = {name: shapes.get(name) for name in surplus if not name.startswith("*")}
+    return arranged
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+@contextlib.contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Puts every submodule in eval mode, and each back into its own mode at the end."""
+    training = [child for child in module.modules() if child.training]
+    try:
+        for child in training:
+            child.training = False
+        for child in module.modules():
+            if vars(child).get("_compiled_call_impl") is not None:  # of Module.compile; it comes back with the rest
+                child.__dict__["_compiled_call_impl"] = None
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+@contextlib.contextmanager
+def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Puts fake CPU tensors in place of all parameters, and of buffers that have no values."""
+    memo: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for child in module.modules():
+            for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        replaced.append((held, name, tensor))
+                        held[name] = memo.setdefault(id(tensor), _stand_in(tensor, mode))
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+
+
+def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(_fake_like(tensor, mode), requires_grad=tensor.requires_grad)
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return _fake_like(tensor, mode)
+    return tensor.cpu()
+
+
+def _on_host(tensor: torch.Tensor, mode: FakeTensorMode, view: ModelView) -> torch.Tensor:
+    """A copy of a tensor that a module keeps for itself, in host memory, or a fake where it has no values."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return _fake_like(tensor, mode)
+    copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
+    view.keep(copy)
+    return copy
+
+
+def _fake(leaf: Any, mode: FakeTensorMode) -> Any:
+    return _fake_like(leaf, mode) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _refuse_fake_constants(module: nn.Module, exported: ExportedProgram) -> None:
+    for name, value in exported.constants.items():
+        if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta):
+            raise TraceError(
+                f"{type(module).__name__} computed the constant {name} {tuple(value.shape)} from tensors that have no "
+                "values while tracing: pass it as an input, or register it as a buffer when the module is made"
+            )
+
+
+def _refuse_unknown_operations(exported: ExportedProgram, name: str) -> None:
+    """Raises TraceError for an operation that no program may have, with the line that calls it."""
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and not name_of(node.target):
+            where = line_of_stack(node.meta.get("stack_trace") or "")
+            namespace = getattr(node.target, "namespace", "")
+            way_out = f"if you trust that library, call dovetail.compiler.ir.targets.trust({namespace!r}) first"
+            own = namespace not in ("", "aten", "prims")
+            raise TraceError(
+                f"{name} calls {node.target}{f' at {where}' if where else ''}, which is no operation that a program "
+                f"may have: {way_out if own else 'rewrite this line without it, or compile a part without it'}"
+            )
+
+
+def _signature(
+    exported: ExportedProgram, positional: tuple[str, ...], defaults: dict[str, Any], full: dict[str, Any]
+) -> Signature:
+    """The calling convention, with the sizes that the trace found for dynamic dimensions."""
+    user = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    traced = {spec.arg.name: node for spec, node in _placeholders(exported) if spec.kind is InputKind.USER_INPUT}
+    tensors = iter([traced[spec.arg.name] for spec in user if not isinstance(spec.arg, ConstantArgument)])
+    leaves: list[Tensor | Constant] = []
+    for name, value in full.items():
+        found = pytree.tree_leaves(value)
+        for index, leaf in enumerate(found):
+            path = leaf_path(name, index, len(found))
+            kind = tensors_of(next(tensors))[0] if isinstance(leaf, torch.Tensor) else None
+            leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf))
+    constants = [node for spec, node in _placeholders(exported) if isinstance(spec.arg, ConstantArgument)]
+    for node in constants:
+        node.graph.erase_node(node)
+    return Signature(
+        positional=positional,
+        defaults=defaults,
+        names=tuple(full),
+        specs=tuple(pytree.tree_structure(value) for value in full.values()),
+        leaves=tuple(leaves),
+        out_spec=exported.call_spec.out_spec,
+    )
+
+
+def _upper(bound: Any) -> int:
+    """The upper bound of a dimension; one that has none may be as large as an integer can be."""
+    return 2**62 if bound is int_oo else min(int(bound), 2**62)
+
+
+def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, Node]]:
+    nodes = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
+    specs = exported.graph_signature.input_specs
+    return [(spec, nodes[spec.arg.name]) for spec in specs if spec.arg.name in nodes]
+
+
+def _bind_weights(module: nn.Module, exported: ExportedProgram) -> dict[str, Weight]:
+    """Names the weight behind each placeholder, and merges the placeholders of one that is tied."""
+    first, aliases = _tied_names(module)
+    kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+    weights: dict[str, Weight] = {}
+    nodes: dict[str, Node] = {}
+    for spec, node in _placeholders(exported):
+        if spec.kind not in kinds:
+            continue
+        name = first.get(str(spec.target), str(spec.target))
+        if name in nodes:
+            node.replace_all_uses_with(nodes[name])
+            node.graph.erase_node(node)
+            continue
+        kind = tensors_of(node)[0]
+        persistent = spec.kind is InputKind.PARAMETER or bool(spec.persistent)
+        frozen = spec.kind is InputKind.PARAMETER and not module.get_parameter(name).requires_grad
+        others = aliases.get(name, ())
+        weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, others, persistent, frozen)
+        node.meta["weight"] = weights[name]
+        nodes[name] = node
+    return weights
+
+
+def _tied_names(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """For each weight name the first name of the same tensor, and for each first name the others."""
+    seen: dict[int, str] = {}
+    first: dict[str, str] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for named in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            first[name] = seen.setdefault(id(tensor), name)
+            if first[name] != name:
+                aliases[first[name]] = (*aliases.get(first[name], ()), name)
+    return first, aliases
+
+
+def _refuse_unknown_sizes(program: Program) -> None:
+    """Raises TraceError where a symbol is no dimension of an input by itself: a call would not tell its size."""
+    sizes = [size for tensor in program.signature.tensors for size in tensor.shape if isinstance(size, str)]
+    bare = set(sizes) & program.signature.ranges.keys()
+    for text in (*sizes, *program.signature.guards):
+        unknown = symbols_of(text) - bare
+        if unknown:
+            raise TraceError(
+                f"{program.name} has {text} among its sizes, and no dimension of an input is {sorted(unknown)[0]}: "
+                "trace it without dynamic_shapes, or make another dimension dynamic"
+            )
+
+
+def _refuse_outside_writes(program: Program) -> None:
+    outside = {t.storage: node for node in program.graph.find_nodes(op="placeholder") for t in tensors_of(node)}
+    for node in program.ops():
+        for storage in (writes(node) | _statistics(node)) & outside.keys():
+            what = weight_of(outside[storage])
+            raise TraceError(
+                f"{program.name} writes into {f'its weight {what.name}' if what else f'its input {outside[storage]}'} "
+                f"at {origin_of(node).source}: dovetail compiles modules without side effects: clone it first"
+            )
+
+
+def _statistics(node: Node) -> set[int]:
+    """The storages of the running statistics that a normalization updates, which its schema does not say."""
+    if node.target not in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return set()
+    running, of_batch = node.args[3:5], node.args[5]
+    given = [one for one in running if isinstance(one, Node)] if of_batch else []
+    return {tensor.storage for one in given for tensor in tensors_of(one)}

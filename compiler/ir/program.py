@@ -1,0 +1,322 @@
+"""The program: a torch.fx graph of ATen ops in which every node is annotated.
+
+A node carries four facts, each under one key of ``node.meta`` and read through the functions at the end of this file:
+its *value* (what it yields), its *placement* (where it runs), its *origin* (the module and source line it came from)
+and, on a placeholder that stands for one, its *weight*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from ..checkpoints.quantized_types import packed_shape
+from ..spec.devices import Device
+from .signature import Signature
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
+
+HERE = torch.device("meta")
+"""Stands in the arguments of a node for "the device this node is placed on"."""
+
+LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The dtypes to which autocast lowers ops, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of one tensor without having it: shape, dtype, strides and whose memory it lies in.
+
+    ``storage`` numbers the memory: two values with the same number alias each other. Sizes are ints, or the text of
+    an expression over the program's symbols where a dimension is dynamic; ``hint`` has the sizes of the example.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    stride: tuple[int | str, ...]
+    storage: int
+    hint: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes as ints, those of the traced example where a dimension is dynamic."""
+        return self.hint or self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense tensor of this shape and dtype."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+
+Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
+"""What a node yields: a tensor, several of them, or (None) a Python number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter, buffer, constant or part of an adapter, known by name; its data rests elsewhere.
+
+    ``shape`` and ``dtype`` are those of its numbers. In a ``quant`` type it rests as packed bytes (``stored``). With
+    ``rows`` it is a slice of the weight that a checkpoint has, and its name is ``whole[start:stop]``.
+
+    ``frozen`` is a parameter that requires no gradient. It matters without training: PyTorch multiplies by a matrix
+    that requires one with another kernel, and so rounds differently.
+    """
+
+    name: str
+    kind: str  # "parameter", "buffer", "constant" or "adapter"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    aliases: tuple[str, ...] = ()
+    persistent: bool = True
+    frozen: bool = False
+    quant: str = ""
+    rows: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of the tensor that holds it: its own, or those of packed bytes."""
+        return (packed_shape(self.quant, self.shape), torch.uint8) if self.quant else (self.shape, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight as it rests."""
+        shape, dtype = self.stored
+        return math.prod(shape) * dtype.itemsize
+
+    @property
+    def is_number(self) -> bool:
+        """Whether operations take it as a Python number: the scale of an adapter."""
+        return self.kind == "adapter" and not self.shape
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the tensor that holds it requires a gradient, as the module's own does."""
+        return self.kind in ("parameter", "adapter") and not self.frozen and not self.quant
+
+    @property
+    def whole(self) -> str:
+        """The name of the weight that this is a slice of, or its own."""
+        return self.name.rpartition("[")[0] if self.rows else self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a checkpoint may keep this weight under."""
+        return (self.whole, *self.aliases)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        """Some of its rows as a weight of their own."""
+        first = self.rows[0] if self.rows else 0
+        rows = (first + start, first + stop)
+        name = f"{self.whole}[{rows[0]}:{rows[1]}]"
+        return replace(self, name=name, shape=(stop - start, *self.shape[1:]), rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank branch beside a matmul or convolution: ``y + up(down(x)) * scale``.
+
+    ``target`` is the path of the module, ``slot`` the branch's number among those of that module. The weights of the
+    branch are named by these two, so that another adapter of the same form may take the place of this one.
+    """
+
+    target: str
+    slot: int
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    dtype: torch.dtype
+    bias: bool = False
+    frozen: bool = False
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """The weights by their part: down, up, with a bias also bias, and scale, which is a Python number."""
+        shapes = {"down": self.down, "up": self.up} | ({"bias": self.up[:1]} if self.bias else {})
+        tensors = {part: self._weight(part, shape, self.dtype) for part, shape in shapes.items()}
+        return tensors | {"scale": self._weight("scale", (), torch.float64)}
+
+    def _weight(self, part: str, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
+        return Weight(self.name(part), "adapter", shape, dtype, persistent=False, frozen=self.frozen)
+
+    def name(self, part: str) -> str:
+        """The name of a weight of the branch."""
+        return f"{self.target}.lora.{self.slot}.{part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node came from: module path and class, and the model's source line."""
+
+    module: str = ""
+    cls: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a node runs and what it takes there."""
+
+    device: Device | None = None
+    segment: int | None = None
+    weights: tuple[Weight, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One repeated unit: its name, and the weights that rest with it."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights of the block."""
+        return sum(weight.nbytes for weight in self.weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A maximal run of consecutive nodes on one device."""
+
+    index: int
+    device: Device
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses to a device, once, whatever the number of its readers there.
+
+    ``version`` counts the writes that its memory had seen when it was read; it is 0 unless the model writes in place.
+    ``producer`` is the segment that made the value what it is then, by computing it or by writing its memory last.
+    """
+
+    value: Node
+    version: int
+    target: Device
+    producer: int | None  # segment index; None for an input
+    consumer: int | None  # first segment that reads it there; None for an output
+
+
+@dataclass(eq=False)
+class Program:
+    """A traced component: its graph, how it is called, its weights by name, and what the passes said of it."""
+
+    name: str
+    graph: Graph
+    signature: Signature
+    weights: dict[str, Weight]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+    autocast: torch.dtype | None = None  # under which it was traced; its casts are in the graph
+    devices: tuple[Device, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet
+    home: dict[str, Device] = field(default_factory=dict)  # weight name → device
+    rests: str = ""  # where parameters rest while nobody reads them: "cpu", "disk", or on the device that reads them
+    keeps_staged: bool = False  # what was brought for one run stays until the caller lets go of it, at a phase's end
+    shares: tuple[float, ...] = ()  # of each device in what is split by rows
+    segments: tuple[Segment, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    schedule: Schedule | None = None
+    history: tuple[str, ...] = ()
+    facts: frozenset[str] = frozenset()
+
+    @property
+    def main(self) -> Device:
+        """The main device: it holds the inputs, the outputs and the weights outside blocks."""
+        return self.devices[0]
+
+    def stages(self, weight: Weight, device: Device) -> bool:
+        """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
+        there = self.rests == "disk" or (self.rests == "cpu" and not device.is_host)
+        return there and weight.kind == "parameter"
+
+    def inputs(self) -> Iterator[Node]:
+        """The placeholders that stand for inputs, in order."""
+        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None)
+
+    def weight_nodes(self) -> Iterator[Node]:
+        """The placeholders that stand for weights, in order."""
+        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is not None)
+
+    def ops(self) -> Iterator[Node]:
+        """The nodes that compute or view something, in order."""
+        return (node for node in self.graph.nodes if node.op == "call_function")
+
+    @property
+    def output(self) -> Node:
+        """The one output node."""
+        return self.graph.output_node()
+
+    def copy(self) -> Program:
+        """Another program over the same weights, for other devices or passes; it must not have been cut yet."""
+        if self.segments:
+            raise ValueError(f"{self.name} was cut into {len(self.segments)} segments: copy a program before it is cut")
+        graph = Graph()
+        output = graph.output(graph.graph_copy(self.graph, {}))
+        output.meta = dict(self.output.meta)
+        return replace(
+            self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home)
+        )
+
+    def __str__(self) -> str:
+        from ..text.printer import print_program
+
+        return print_program(self)
+
+
+_NO_ORIGIN, _NOWHERE = Origin(), Placement()
+
+
+def value_of(node: Node) -> Value:
+    """What a node yields."""
+    return node.meta["value"]  # type: ignore[no-any-return]
+
+
+def tensors_of(node: Node) -> tuple[TensorType, ...]:
+    """The tensors among what a node yields, flat."""
+    return tuple(_flatten(node.meta["value"]))
+
+
+def _flatten(value: Value) -> Iterator[TensorType]:
+    if isinstance(value, TensorType):
+        yield value
+    elif value is not None:
+        for item in value:
+            yield from _flatten(item)
+
+
+def weight_of(node: Node) -> Weight | None:
+    """The weight a placeholder stands for, if it does."""
+    return node.meta.get("weight")
+
+
+def origin_of(node: Node) -> Origin:
+    """Where a node came from."""
+    return node.meta.get("origin", _NO_ORIGIN)  # type: ignore[no-any-return]
+
+
+def placement_of(node: Node) -> Placement:
+    """Where a node runs; an empty placement before any pass said so."""
+    return node.meta.get("placement", _NOWHERE)  # type: ignore[no-any-return]
+
+
+def device_of(node: Node) -> Device:
+    """The device of a placed node; raises LookupError when no pass has placed it."""
+    device = placement_of(node).device
+    if device is None:
+        raise LookupError(f"node {node.name} has no device yet: run the pin pass first")
+    return device
+
+
+def place_node(node: Node, **changes: Any) -> None:
+    """Replaces fields of a node's placement."""
+    node.meta["placement"] = replace(placement_of(node), **changes)

@@ -1,0 +1,154 @@
+"""The structure of arguments and results as text, and reading it back without importing anything.
+
+The text is what PyTorch writes of a pytree (`torch.utils._pytree.treespec_dumps`): JSON with the name of each
+container's class, its context (the keys of a dict) and its children. PyTorch's own reader imports modules that the text
+names; this one builds lists, tuples, dicts, named tuples and output classes that this process has registered, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import OrderedDict
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import CallError
+
+_PLAIN: dict[str, type] = {
+    "builtins.tuple": tuple,
+    "builtins.list": list,
+    "builtins.dict": dict,
+    "collections.OrderedDict": OrderedDict,
+    "torch.Size": torch.Size,
+}
+_NAMED_TUPLE = "collections.namedtuple"
+_DEEPEST = 64
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def show_structure(spec: pytree.TreeSpec | str) -> str:
+    """The text of a structure."""
+    return spec if isinstance(spec, str) else pytree.treespec_dumps(spec)
+
+
+def count_leaves(spec: pytree.TreeSpec | str) -> int:
+    """How many leaves a structure has; a text is checked on the way.
+
+    Raises ValueError for text that is not a structure: wrong fields, too deep, keys that do not fit the children.
+    """
+    if isinstance(spec, pytree.TreeSpec):
+        return spec.num_leaves
+    return _summary(spec)[0] if spec else 1
+
+
+def is_leaf(spec: pytree.TreeSpec | str) -> bool:
+    """Whether a structure is a single leaf."""
+    if isinstance(spec, pytree.TreeSpec):
+        return spec.is_leaf()
+    return not spec or _summary(spec)[1]
+
+
+def read_structure(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
+    """A structure, read from its text where it comes from a file; no module is imported for it.
+
+    Raises CallError for a class that this process has not registered, or that is no container that a call may have.
+    """
+    if isinstance(spec, pytree.TreeSpec):
+        return spec
+    if spec:
+        count_leaves(spec)
+    return _build(_schema(spec)) if spec else pytree.tree_structure(0)
+
+
+def read_json(text: str) -> Any:
+    """JSON whose brackets are not nested too deeply; raises ValueError for anything else."""
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth > 2 * _DEEPEST:
+            raise ValueError(f"brackets are nested more than {2 * _DEEPEST} deep")
+    return json.loads(text)
+
+
+@lru_cache(maxsize=256)
+def _summary(text: str) -> tuple[int, bool]:
+    """How many leaves the structure of a text has, and whether it is a leaf itself."""
+    tree = _schema(text)
+    return _count(tree), tree["type"] is None
+
+
+def _schema(text: str) -> dict[str, Any]:
+    read = read_json(text)
+    if not isinstance(read, list) or len(read) != 2 or read[0] != 1:
+        raise ValueError("a structure is a list of the protocol 1 and a tree")
+    if not isinstance(read[1], dict) or "type" not in read[1]:
+        raise ValueError("a tree has a type, a context and children_spec")
+    return read[1]
+
+
+def _count(tree: Any) -> int:
+    """The leaves of a tree; raises ValueError where it is none."""
+    if not isinstance(tree, dict) or tree.keys() != {"type", "context", "children_spec"}:
+        raise ValueError("a tree has a type, a context and children_spec")
+    kind, context, children = tree["type"], tree["context"], tree["children_spec"]
+    if kind is None and context is None and children == []:
+        return 1
+    if not isinstance(kind, str) or not isinstance(context, str | None) or not isinstance(children, list):
+        raise ValueError("a tree's type and context are text, its children a list")
+    if kind not in ("builtins.tuple", "builtins.list", "torch.Size") and context:
+        _check_context(kind, read_json(context) if kind != _NAMED_TUPLE else context, len(children))
+    return sum(map(_count, children))
+
+
+def _check_context(kind: str, context: Any, children: int) -> None:
+    """Keys and names are plain data, and there is one for each child of a dict."""
+    if kind in ("builtins.dict", "collections.OrderedDict"):
+        keys = isinstance(context, list) and all(isinstance(key, str | int | float | None) for key in context)
+        if not keys or len(context) != children or len(set(context)) != children:
+            raise ValueError(f"a {kind} has a key for each of its {children} children")
+    elif not _is_plain(context):
+        raise ValueError(f"the context of {kind[:120]} is no plain data")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
+
+
+def _build(tree: dict[str, Any]) -> pytree.TreeSpec:
+    kind, context = tree["type"], tree["context"]
+    if kind is None:
+        return pytree.tree_structure(0)
+    children = [_build(child) for child in tree["children_spec"]]
+    if kind == _NAMED_TUPLE:
+        return pytree.TreeSpec(*_named_tuple(str(context), len(children)), children)
+    cls = _PLAIN.get(kind) or _registered(kind)
+    return pytree.TreeSpec(cls, None if context is None else read_json(context), children)
+
+
+def _named_tuple(name: str, fields: int) -> tuple[Any, Any]:
+    """What PyTorch keeps of a named tuple that this process has registered: the kind, and the class as its context."""
+    cls = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    names = getattr(cls, "_fields", None)
+    if not isinstance(cls, type) or not issubclass(cls, tuple) or not isinstance(names, tuple) or len(names) != fields:
+        raise CallError(f"the named tuple {name:.120} in the structure is not known yet: import its module first")
+    kind: Any = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_NAMED_TUPLE]
+    return kind, cls
+
+
+def _registered(name: str) -> type:
+    """An output class by the name under which a library has registered it: a mapping, or a dataclass."""
+    cls = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    if cls is None:
+        raise CallError(f"a class in the structure, {name:.120}, is not known yet: import its module first")
+    allowed = isinstance(cls, type) and (issubclass(cls, dict) or dataclasses.is_dataclass(cls))
+    if not allowed:
+        raise CallError(f"the structure has a {name:.120}, which is no list, tuple, dict or output class")
+    return cls

@@ -1,0 +1,1 @@
+"""Programs as text: printing, parsing, and the plan file."""

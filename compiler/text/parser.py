@@ -1,0 +1,400 @@
+"""Reads the text form of a program. Reading builds data and looks operations up by name; it runs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..checkpoints.entries import can_be_shape, clipped
+from ..errors import DovetailError, ProgramTextError
+from ..ir.aliasing import overwrites
+from ..ir.program import (
+    LOWERED,
+    Block,
+    Crossing,
+    Origin,
+    Placement,
+    Program,
+    Segment,
+    TensorType,
+    Value,
+    Weight,
+    place_node,
+    placement_of,
+    tensors_of,
+    value_of,
+    weight_of,
+)
+from ..ir.signature import Constant, Signature, Tensor, leaf_path
+from ..ir.sizes import holds, symbols_of
+from ..ir.structure import count_leaves
+from ..ir.targets import find_target
+from ..spec.devices import Device, Rig
+from .spelling import read_plain
+from .tokens import Line
+
+
+def parse_program(text: str) -> Program:
+    """The program that a text form describes, up to its schedule, which the schedule pass writes anew.
+
+    Raises ProgramTextError, which names the line, for text that is not a program.
+    """
+    reader = _Reader()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            with _refusing(f"line {number} is not part of a program: {line.strip()[:120]!r}"):
+                reader.read(line)
+    with _refusing("the text is no program"):
+        return reader.finish()
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Turns whatever a text breaks into one error: a file may be anything."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+        raise ProgramTextError(clipped(f"{problem}: {why}")) from error
+
+
+@dataclass
+class _Reader:
+    """What the lines read so far amount to."""
+
+    name: str = ""
+    graph: Graph = field(default_factory=Graph)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    weights: dict[str, Weight] = field(default_factory=dict)
+    blocks: dict[str, list[Weight]] = field(default_factory=dict)
+    home: dict[str, Device] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+    rests: str = ""
+    shares: tuple[float, ...] = ()
+    symbols: dict[str, int] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
+    crossings: list[Line] = field(default_factory=list)
+    history: tuple[str, ...] = ()
+    facts: frozenset[str] = frozenset()
+    positional: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
+    arguments: list[tuple[str, list[Any], str]] = field(default_factory=list)
+    returns: str = ""
+    ended: bool = False
+
+    def read(self, text: str) -> None:
+        """Reads one line; raises ValueError and its like for one that is no part of a program."""
+        line = Line(text)
+        word = line.take()
+        if self.ended:
+            raise ValueError("nothing follows the line that returns")
+        if word.startswith("%"):
+            self._node(word[1:], line)
+        elif word in _LINES:
+            _LINES[word](self, line)
+        else:
+            raise ValueError(f"no line begins with {word}")
+
+    def _read_program(self, line: Line) -> None:
+        self.name = line.text_in_quotes()
+
+    def _read_passes(self, line: Line) -> None:
+        self.history = tuple(_words(line))
+
+    def _read_facts(self, line: Line) -> None:
+        self.facts = frozenset(filter(None, _words(line)))
+
+    def _read_devices(self, line: Line) -> None:
+        self.devices = {device.name: device for device in Rig.parse(line.rest())}
+
+    def _read_autocast(self, line: Line) -> None:
+        self.autocast = LOWERED[line.take()]
+
+    def _read_rests(self, line: Line) -> None:
+        self.rests = line.take()
+        if self.rests not in ("cpu", "disk"):
+            raise ValueError("weights rest on the cpu or the disk")
+
+    def _read_shares(self, line: Line) -> None:
+        self.shares = tuple(map(float, line.rest().split(":")))
+        if not all(0 <= share < float("inf") for share in self.shares):
+            raise ValueError("a share is a number that is not negative")
+
+    def _read_symbol(self, line: Line) -> None:
+        match = re.fullmatch(r"([A-Za-z_]\w{0,60}) = (\d{1,19}) in (-?\d{1,19})\.\.(\d{1,19})", line.rest(), re.ASCII)
+        if not match:
+            raise ValueError("expected name = size in low..high")
+        size, low, high = int(match[2]), int(match[3]), int(match[4])
+        if not low <= size <= high < 2**63:
+            raise ValueError(f"{size} is not in {low}..{high}")
+        self.symbols[match[1]] = size
+        self.ranges[match[1]] = (low, high)
+
+    def _read_guard(self, line: Line) -> None:
+        guard = line.rest()
+        if not holds(guard, self.symbols):
+            raise ValueError("a guard holds for the sizes of the example")
+        self.guards.append(guard)
+
+    def _read_takes(self, line: Line) -> None:
+        line.take("[")
+        self.positional = tuple(line.items("]", line.text_in_quotes))
+        line.take("defaults")
+        line.take("{")
+        self.defaults = dict(line.items("}", lambda: self._default(line)))
+
+    def _default(self, line: Line) -> tuple[str, Any]:
+        name = line.text_in_quotes()
+        line.take(":")
+        return name, line.argument({})
+
+    def _read_argument(self, line: Line) -> None:
+        word = line.take()
+        name = json.loads(word) if word.startswith('"') else word + line.take() if word == "*" else word
+        line.take(":")
+        found = []
+        while line.peek() and not line.accept("as"):
+            found.append(self._leaf(line))
+            line.accept(",")
+        spec = line.rest()
+        if count_leaves(spec) != len(found):
+            raise ValueError(f"the structure has {count_leaves(spec)} leaves, the line {len(found)}")
+        self.arguments.append((name, found, spec))
+
+    def _leaf(self, line: Line) -> Any:
+        if line.accept("="):
+            return (line.argument({}),)
+        line.take("tensor")
+        return None
+
+    def _read_returns(self, line: Line) -> None:
+        self.returns = line.rest()
+        count_leaves(self.returns)
+
+    def _read_block(self, line: Line) -> None:
+        self.blocks[line.text_in_quotes()] = []
+
+    def _read_cross(self, line: Line) -> None:
+        self.crossings.append(line)
+
+    def _read_return(self, line: Line) -> None:
+        results = line.argument(self.nodes)
+        if not isinstance(results, list) or any(isinstance(result, (list, tuple, slice)) for result in results):
+            raise ValueError("expected a list of results")
+        self.graph.output(results).meta["value"] = None
+        self.ended = True
+
+    def _node(self, name: str, line: Line) -> None:
+        line.take(":")
+        value = line.value(self.symbols)
+        line.take("=")
+        word = line.take()
+        if word == "input":
+            node = self.graph.placeholder(name)
+        elif word in ("parameter", "buffer", "constant", "adapter"):
+            node = self.graph.placeholder(name)
+            node.meta["weight"] = self._weight(word, value, line)
+        else:
+            node = self._call(name, word, line)
+        if name in self.nodes:
+            raise ValueError(f"%{name} stands twice")
+        node.name = name
+        node.meta["value"] = value
+        self.nodes[name] = node
+        self._annotate(node, line)
+
+    def _weight(self, kind: str, value: Value, line: Line) -> Weight:
+        name = line.text_in_quotes()
+        aliases = []
+        while line.accept("alias"):
+            aliases.append(line.text_in_quotes())
+        rows = self._rows(line) if line.accept("rows") else None
+        quant = line.take() if line.accept("packed") else ""
+        shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
+        persistent, frozen = not line.accept("transient"), line.accept("frozen")
+        name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
+        weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
+        _check_weight(weight, value, "quantized" in self.facts)
+        if name in self.weights:
+            raise ValueError(f"weight {name} stands twice")
+        self.weights[name] = weight
+        if line.accept("in"):
+            self.blocks[line.text_in_quotes()].append(weight)
+        return weight
+
+    def _rows(self, line: Line) -> tuple[int, int]:
+        start = line.count()
+        line.take(":")
+        return start, line.count()
+
+    def _call(self, name: str, target: str, line: Line) -> Node:
+        line.take("(")
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for key, value in line.items(")", lambda: line.keyword(self.nodes)):
+            if key:
+                kwargs[key] = value
+            else:
+                args.append(value)
+        return self.graph.create_node("call_function", find_target(target), tuple(args), kwargs, name=name)
+
+    def _annotate(self, node: Node, line: Line) -> None:
+        """Placement and origin, as far as the line has them."""
+        direct = tuple(found for operand in node.all_input_nodes if (found := weight_of(operand)))
+        if line.accept("@"):
+            device = self.devices[line.take()]
+            segment = line.count() if line.accept("#") else None
+            if line.accept("uses"):
+                line.take("[")
+                direct = tuple(self.weights[name] for name in line.items("]", line.text_in_quotes))
+            if "pinned" in self.facts:
+                nbytes = sum(tensor.nbytes for tensor in tensors_of(node))
+                node.meta["placement"] = Placement(device, segment, direct, nbytes)
+            weight = weight_of(node)
+            if weight:
+                self.home[weight.name] = device
+        if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
+            raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
+        if line.accept("//"):
+            module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
+            node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
+        elif node.op == "call_function" and line.rest():
+            raise ValueError(f"unexpected {line.rest()!r}")
+
+    def finish(self) -> Program:
+        if not self.name or not self.ended:
+            raise ProgramTextError("the text has no program: it must open with a line program and end with one return")
+        if "cut" in self.facts and not {"placed", "pinned"} <= self.facts:
+            raise ProgramTextError("a program that is cut was placed and pinned before, and its facts say otherwise")
+        program = Program(
+            name=self.name,
+            graph=self.graph,
+            signature=self._signature(),
+            weights=self.weights,
+            symbols=self.symbols,
+            devices=tuple(self.devices.values()),
+            blocks=tuple(Block(name, tuple(weights)) for name, weights in self.blocks.items()),
+            home=self.home,
+            autocast=self.autocast,
+            rests=self.rests,
+            shares=self.shares,
+            history=self.history,
+            facts=self.facts - {"scheduled"},
+        )
+        self._finish_placement(program)
+        return program
+
+    def _finish_placement(self, program: Program) -> None:
+        if "pinned" in program.facts:
+            place_node(program.output, device=program.main)
+        if "cut" not in program.facts:
+            return
+        runs: dict[int, list[Node]] = {}
+        for node in program.ops():
+            runs.setdefault(placement_of(node).segment, []).append(node)  # type: ignore[arg-type]
+        program.segments = tuple(
+            Segment(index, placement_of(run[0]).device, tuple(run))  # type: ignore[arg-type]
+            for index, run in runs.items()
+        )
+        program.crossings = tuple(map(self._crossing, self.crossings))
+
+    def _crossing(self, line: Line) -> Crossing:
+        node = self.nodes[line.take()[1:]]
+        version = line.count() if line.accept("'") else 0
+        line.take("→")
+        device = self.devices[line.take()]
+        producer = self._end(line)
+        line.take("→")
+        return Crossing(node, version, device, producer, self._end(line))
+
+    def _end(self, line: Line) -> int | None:
+        if line.accept("#"):
+            return line.count()
+        line.take("outside")
+        return None
+
+    def _signature(self) -> Signature:
+        nodes = [node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None]
+        inputs = iter([value for node in nodes if isinstance(value := value_of(node), TensorType)])
+        if len(nodes) != sum(leaf is None for _, found, _ in self.arguments for leaf in found):
+            raise ProgramTextError(f"there are {len(nodes)} inputs, the arguments have another number of tensors")
+        leaves: list[Tensor | Constant] = []
+        for name, found, _ in self.arguments:
+            for index, leaf in enumerate(found):
+                path = leaf_path(name, index, len(found))
+                kind = None if leaf else next(inputs)  # an input that is no tensor leaves one too few
+                leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf[0]))
+        bare = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape} & self.ranges.keys()
+        if any(symbols_of(guard) - bare for guard in self.guards):
+            raise ProgramTextError("a guard speaks of a symbol that is no dimension of an input")
+        return Signature(
+            positional=self.positional,
+            defaults=self.defaults,
+            names=tuple(name for name, _, _ in self.arguments),
+            specs=tuple(spec for _, _, spec in self.arguments),
+            leaves=tuple(leaves),
+            out_spec=self.returns,
+            ranges=self.ranges,
+            guards=tuple(self.guards),
+        )
+
+
+def _words(line: Line) -> list[str]:
+    """What is left of a line, between commas."""
+    if not line.rest().isprintable():
+        raise ValueError("the line has characters that are not seen")
+    return line.rest().split(", ")
+
+
+def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
+    """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
+    if weight.rows and not weight.rows[0] < weight.rows[1]:
+        raise ValueError("a slice of a weight has rows")
+    if isinstance(value, tuple) or (value is None) != weight.is_number:
+        raise ValueError("a weight is one tensor, the scale of an adapter a number")
+    held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
+    if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
+        raise ValueError("a packed weight does not have as many bytes as its rows take")
+
+
+def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a weight; one that is a Python number is a float."""
+    return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)
+
+
+def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a packed weight, whose value says how its bytes lie."""
+    shape, dtype = line.numbers()
+    sizes = tuple(map(int, shape))
+    if not can_be_shape(sizes):
+        raise ValueError("a weight cannot have these sizes")
+    return sizes, dtype
+
+
+_LINES: dict[str, Callable[[_Reader, Line], None]] = {
+    "program": _Reader._read_program,
+    "passes": _Reader._read_passes,
+    "facts": _Reader._read_facts,
+    "devices": _Reader._read_devices,
+    "autocast": _Reader._read_autocast,
+    "rests": _Reader._read_rests,
+    "shares": _Reader._read_shares,
+    "symbol": _Reader._read_symbol,
+    "guard": _Reader._read_guard,
+    "takes": _Reader._read_takes,
+    "argument": _Reader._read_argument,
+    "returns": _Reader._read_returns,
+    "block": _Reader._read_block,
+    "cross": _Reader._read_cross,
+    "return": _Reader._read_return,
+}
+"""How each line that is no node is read, by its first word."""

@@ -1,0 +1,105 @@
+"""The plan file: a program and its placement as JSON data, one line a node, with no weights and no code.
+
+Tensors that are in no checkpoint (constants that the trace met, buffers that the module makes for itself) lie beside it
+in a safetensors file of the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from ..atomic_write import written_beside
+from ..checkpoints.entries import clipped
+from ..checkpoints.safetensors_header import read_safetensors
+from ..errors import PlanFileError, WeightError
+from ..ir.program import Program
+from ..spec.devices import Rig
+from .parser import parse_program
+from .printer import lines_of
+
+
+class Plan(BaseModel):
+    """The schema of a plan file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["dovetail plan"] = "dovetail plan"
+    version: Literal[2] = 2
+    torch: str = Field(description="the version of torch that traced the program")
+    rig: str = Field(description="the devices it was compiled for, as --rig takes them")
+    tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")
+    program: list[str] = Field(description="the program's text form, line by line")
+
+
+def save_plan(path: str | os.PathLike[str], program: Program, rig: Rig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a plan file, and its tensors beside it where there are any.
+
+    Raises PlanFileError when the folder cannot be written to; what was there before stays.
+    """
+    shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
+    plan = Plan(torch=torch.__version__, rig=str(rig), tensors=shown, program=list(lines_of(program)))
+    try:
+        if tensors:
+            with written_beside(_beside(path)) as draft:
+                draft.write_bytes(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
+        with written_beside(path) as draft:
+            draft.write_text(json.dumps(plan.model_dump(), indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot write the plan {path}: {error.strerror}: name a folder that can be written"
+        ) from error
+
+
+def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, torch.Tensor]]:
+    """Reads a plan file: the program up to its schedule, the rig, and the tensors beside it. It runs no code.
+
+    Raises PlanFileError when the file is not there, not a plan, or of another version.
+    """
+    plan = _read(path)
+    rig = Rig.parse(plan.rig)
+    program = parse_program("\n".join(plan.program))
+    return program, rig, _read_tensors(path, plan, program) if plan.tensors else {}
+
+
+def _read(path: str | os.PathLike[str]) -> Plan:
+    try:
+        return Plan.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = clipped(".".join(map(str, first["loc"])) or "the file")
+        why = f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}"
+        raise PlanFileError(f"{why}: compile it again") from error
+
+
+def _read_tensors(path: str | os.PathLike[str], plan: Plan, program: Program) -> dict[str, torch.Tensor]:
+    """The tensors beside a plan: those that it names, each as large as the weight that it is, before any is read."""
+    beside = _beside(path)
+    try:
+        entries, _ = read_safetensors(beside)
+    except WeightError as error:
+        raise PlanFileError(f"the plan {path} needs its tensors in {beside}: {error}: keep the two together") from error
+    shown = {name: f"{entry.dtype}{list(entry.shape)}" for name, entry in entries.items()}
+    weights = {name: f"{w.dtype}{list(w.shape)}" for name, w in program.weights.items() if not w.quant}
+    if shown != plan.tensors or any(weights.get(name) != kind for name, kind in shown.items()):
+        raise PlanFileError(f"{beside} holds other tensors than the plan {path} names: save the two together again")
+    try:
+        return load_file(beside)
+    except (OSError, SafetensorError) as error:
+        raise PlanFileError(f"the plan {path} needs its tensors in {beside}: {error}: keep the two together") from error
+
+
+def _beside(path: str | os.PathLike[str]) -> Path:
+    return Path(path).with_suffix(".safetensors")

@@ -1,0 +1,136 @@
+"""Prints a program as text: a header, the weights and inputs, one line a node, and what is returned.
+
+``parser.py`` reads it back to the same program. docs/text-form.md has the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Node
+from torch.utils._dtype_abbrs import dtype_abbrs
+
+from ..ir.aliasing import overwrites
+from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_of
+from ..ir.signature import Constant, Signature
+from ..ir.structure import count_leaves, is_leaf, show_structure
+from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
+
+_READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
+
+
+def print_program(program: Program) -> str:
+    """The text form of a program, at any stage between trace and schedule."""
+    return "\n".join(lines_of(program)) + "\n"
+
+
+def lines_of(program: Program) -> Iterator[str]:
+    """The lines of the text form."""
+    yield f"program {json.dumps(program.name)}"
+    yield from _header(program)
+    yield from _signature_lines(program.signature)
+    for block in program.blocks:
+        yield f"block {json.dumps(block.name)}  // {len(block.weights)} weights, {block.nbytes} bytes"
+    for crossing in program.crossings:
+        version = f"'{crossing.version}" if crossing.version else ""
+        ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
+        yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
+    block_of = {weight.name: block.name for block in program.blocks for weight in block.weights}
+    for node in program.graph.nodes:
+        yield _node_line(program, node, block_of)
+
+
+def _header(program: Program) -> Iterator[str]:
+    history = [step for step in program.history if step not in _READ_OFF]
+    if history:
+        yield f"passes {', '.join(history)}"
+        yield f"facts {', '.join(sorted(program.facts - _READ_OFF))}"
+    if program.devices:
+        from ..spec.devices import Rig
+
+        yield f"devices {Rig(program.devices)}"
+    if program.autocast:
+        yield f"autocast {str(program.autocast).removeprefix('torch.')}"
+    if program.rests:
+        yield f"rests {program.rests}"
+    if program.shares:
+        yield f"shares {':'.join(map(repr, program.shares))}"
+    for symbol, size in program.symbols.items():
+        low, high = program.signature.ranges.get(symbol, (0, 0))
+        yield f"symbol {symbol} = {size} in {low}..{high}"
+    for guard in program.signature.guards:
+        yield f"guard {guard}"
+
+
+def _segment(index: int | None) -> str:
+    return "outside" if index is None else f"#{index}"
+
+
+def _signature_lines(signature: Signature) -> Iterator[str]:
+    defaults = ", ".join(f"{json.dumps(name)}: {show_constant(value)}" for name, value in signature.defaults.items())
+    yield f"takes {json.dumps(signature.positional)} defaults {{{defaults}}}"
+    leaves = iter(signature.leaves)
+    for name, spec in zip(signature.names, signature.specs, strict=True):
+        shown = [_leaf(next(leaves)) for _ in range(count_leaves(spec))]
+        structure = "" if is_leaf(spec) else f" as {show_structure(spec)}"
+        yield f"argument {show_name(name)}: {', '.join(shown)}{structure}"
+    yield f"returns {show_structure(signature.out_spec)}"
+
+
+def _leaf(leaf: Any) -> str:
+    """An input's type is that of its node; a constant is written out."""
+    return f"= {show_argument(leaf.value)}" if isinstance(leaf, Constant) else "tensor"
+
+
+def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
+    if node.op == "output":
+        return f"return {show_argument(node.args[0])}"
+    weight = weight_of(node)
+    head = f"%{node.name}: {show_value(value_of(node))} = "
+    if weight is not None:
+        aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
+        rows = f" rows {weight.rows[0]}:{weight.rows[1]}" if weight.rows else ""
+        packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
+        kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
+        block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
+        home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
+        return f"{head}{weight.kind} {json.dumps(weight.whole)}{aliases}{rows}{packed}{kept}{block}{home}"
+    if node.op == "placeholder":
+        return f"{head}input{_place(node)}"
+    arguments = [show_argument(argument) for argument in node.args]
+    arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
+    call = f"{show_target(node.target)}({', '.join(arguments)})"
+    return f"{head}{call}{_place(node)}{_uses(node)}{_over(node)}{_origin(node)}"
+
+
+def _numbers(weight: Weight) -> str:
+    return f"{dtype_abbrs[weight.dtype]}[{', '.join(map(str, weight.shape))}]"
+
+
+def _place(node: Node) -> str:
+    placement = placement_of(node)
+    device = f" @{device_of(node)}" if placement.device else ""
+    return device + (f" #{placement.segment}" if placement.segment is not None else "")
+
+
+def _uses(node: Node) -> str:
+    """The weights a node consumes, where they are not simply the weights among its operands."""
+    weights = placement_of(node).weights
+    direct = tuple(weight for operand in node.all_input_nodes if (weight := weight_of(operand)))
+    if weights == direct or placement_of(node).device is None:
+        return ""
+    return f" uses {json.dumps([weight.name for weight in weights])}"
+
+
+def _over(node: Node) -> str:
+    """The operand in whose memory a node is computed, where strides allow."""
+    return f" over %{node.args[0]}" if overwrites(node) else ""
+
+
+def _origin(node: Node) -> str:
+    origin = origin_of(node)
+    if not origin.cls and not origin.source:
+        return ""
+    return f"  // {show_plain(origin.module)} : {show_plain(origin.cls)} : {show_plain(origin.source, last=True)}"

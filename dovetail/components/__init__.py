@@ -1,0 +1,1 @@
+"""One module of a pipeline: its calls, its programs, its weights."""

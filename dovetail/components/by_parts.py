@@ -1,0 +1,353 @@
+"""A component that cannot be traced whole is compiled by its parts.
+
+Its own Python runs, and each part that it calls answers with a program, or, if it cannot be traced either, by its own
+parts; down to blocks, the units of placement: one that cannot be traced runs as it is on the device of its weights.
+
+Which device each weight gets is decided once for the whole component, from the names of its weights
+(``passes/assign``), so that parts that are compiled at different times agree. What a module computes between its parts
+it computes on one device, where the weights that belong to it alone lie: the main device, or for what lies within one
+block that block's. So a value comes back there after each part, which costs about twice the copies of a program of the
+whole. Rows are not split by parts: blocks are placed whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..compiler.errors import TraceError
+from ..compiler.frontend.diagnostics import OR_A_PART
+from ..compiler.ir.program import Program, Weight
+from ..compiler.spec.devices import Device
+from ..passes.assign import assign, units_of
+from ..runtime.devices.transfers import home_of
+from .calls import BY_PARTS, ByParts, Call, answer_late, moved
+from .compiled import CompiledModule
+from .crossing import Crossing, is_stateful
+from .holdings import Held
+from .sharing import ForkSafeLock
+from .skeleton import has_foreign_hooks
+
+if TYPE_CHECKING:
+    from .component import Component
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
+"""So often a call is traced for other shapes or constants after it could not be; then it is not tried again."""
+_SHAPES = 4
+"""For so many kinds of calls a part is compiled; one whose lengths depend on data then runs as it is."""
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where and how a module runs its own Python: ``opens`` if its parts answer for themselves, else all as it is.
+
+    ``needs`` are the weights that must lie there, ``device`` is None where it has none.
+    """
+
+    device: Device | None
+    opens: bool
+    needs: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A module whose own Python is running: where, and what the parts that it calls do.
+
+    ``plain`` parts are called as they are, ``keeps`` are not compiled, for the call hands on objects that keep state.
+    """
+
+    here: torch.device
+    plain: bool = False
+    keeps: bool = False
+
+
+class Parts:
+    """Runs calls of a component by its parts.
+
+    ``reasons`` has, by the name of the call, why it was not compiled whole. The component keeps this alive, and not the
+    other way round. Weights lie in the module where its Python reads them meanwhile, so one thread at a time runs the
+    component by its parts or changes it: who has ``turn``, which is taken before the pipeline's ``sharing``.
+    """
+
+    def __init__(self, component: Component) -> None:
+        self.reasons: dict[str, str] = {}
+        self.left: frozenset[nn.Module] = frozenset()
+        self.turn = ForkSafeLock()
+        self._is_used = False
+        self._component = weakref.ref(component)
+        self._units: dict[Held, str] | None = None
+        self._sites: MutableMapping[nn.Module, _Site] = weakref.WeakKeyDictionary()
+        self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._adapters: tuple[Any, ...] = ()
+        self._local = threading.local()
+
+    @property
+    def component(self) -> Component:
+        """The component."""
+        component = self._component()
+        assert component is not None
+        return component
+
+    @property
+    def frame(self) -> _Frame | None:
+        """The module of this component whose own Python is running in this thread."""
+        return getattr(self._local, "frame", None)
+
+    @property
+    def _keeping(self) -> bool:
+        return getattr(self._local, "keeping", False) or has_foreign_hooks()
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Has no call compiled meanwhile in this thread: blocks run as they are, each where its weights are.
+
+        For loops that call the component with one length after another, such as ``generate``.
+        """
+        before = getattr(self._local, "keeping", False)
+        self._local.keeping = True
+        try:
+            yield
+        finally:
+            self._local.keeping = before
+
+    @property
+    def waits(self) -> contextlib.AbstractContextManager[Any]:
+        """Waits for calls by parts that other threads make, if there were any so far."""
+        return self.turn if self._is_used else contextlib.nullcontext()
+
+    @property
+    def settled(self) -> bool:
+        """Whether every weight of the component has its device, which programs compiled later keep."""
+        return self._units is not None
+
+    def leave(self, modules: Collection[nn.Module]) -> None:
+        """Has these parts of the component run as they are from now on, and what contains them run by its parts.
+
+        The rest stays compiled. For parts that have hooks, a cache, or a ``forward`` of somebody else. Programs that
+        were compiled before keep what they were compiled from: forget those of modules that contain one.
+        """
+        self.left = frozenset(modules)
+        self._sites.clear()
+        self._around.clear()
+
+    def forget(self) -> None:
+        """Looks at the module anew at the next call; weights keep their devices."""
+        self._units = None
+        self._sites.clear()
+        self._around.clear()
+
+    def takes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call goes by its parts without being traced first."""
+        if self._keeping or (self.frame and (self.frame.keeps or not _has_weights(call.module))):
+            return True
+        return bool(self.left and self._contains_left(call.module)) or is_stateful((*args, *kwargs.values()))
+
+    def refuse(self, call: Call, error: TraceError) -> ByParts:
+        """What answers a call that could not be traced: it runs by its parts; says so once."""
+        call.failures += 1
+        if call.failures >= _TRIES:
+            call.whole = BY_PARTS
+        why = str(error)
+        if self.component.name and why.endswith(OR_A_PART):
+            why = f"{why.removesuffix(OR_A_PART)}, or leave it so: the results are the same"
+        self._tell(call, why)
+        return BY_PARTS
+
+    def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
+        self._is_used = True
+        with self.turn:
+            if call.is_over:  # undone by another thread meanwhile
+                return answer_late(call, args, kwargs)
+            return self._run(call, args, kwargs)
+
+    def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        site, frame = self._site(call.module), self.frame
+        main = self.component.whole_on
+        # What others put in place of a part's forward may share state with their other functions: all run in one place.
+        stays = frame is not None and (call.is_patched or not site.device)
+        there = frame.here if frame is not None and stays else (site.device or main).torch
+        back = frame.here if frame else _home(args, kwargs) or there
+        crossing = Crossing(there, frame.here if frame else None, back)
+        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
+        there_args = [crossing.take(value) for value in args]
+        there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
+        with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
+            result = crossing.give(call.original(*there_args, **there_kwargs))
+        crossing.write_back()
+        return result
+
+    def answer(self, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a program returns, on the device where the module that calls it runs."""
+        result = program(*args, **kwargs)
+        return moved(result, self.frame.here) if self.frame else result
+
+    def is_unsteady(self, call: Call) -> bool:
+        """Whether a part has been compiled for so many kinds of calls that it is not for another one."""
+        return self.frame is not None and len(call.programs) >= _SHAPES
+
+    def place(self, module: nn.Module, program: Program) -> None:
+        """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
+
+        What other parts hold of a device is not offered again.
+        Once the component runs by its parts, a program gets only the devices that its weights are on.
+        """
+        residence = self.component.residence
+        program.devices = self.component.offer(residence.read_by(module, program))
+        residence.set_types(module, program)
+        program.home = residence.homes(module, program)
+        if self.settled:
+            used = {home.name for home in program.home.values()}
+            program.devices = tuple(one for one in program.devices if one.name in used) or program.devices[:1]
+
+    def settle(self) -> None:
+        """Gives every weight of the component a device, once."""
+        if self._units is not None:
+            return
+        component = self.component
+        held = {one.name: one for one in component.residence.held()}
+        weights = {name: _weight_of(one) for name, one in held.items()}
+        given = {name: one.home for name, one in held.items() if one.home is not None}
+        devices = component.offer(list(held.values()))
+        homes = assign(component.name or type(component.module).__name__, weights, devices, component.shares, given)
+        component.residence.assign({held[name]: home for name, home in homes.items()})
+        units = units_of(weights, len(devices))
+        self._units = {held[weight.name]: unit.name for unit in units for weight in unit.weights}
+
+    def _site(self, module: nn.Module) -> _Site:
+        if self.component.adapters.stamp is not self._adapters:
+            self._adapters = self.component.adapters.stamp
+            self._sites.clear()
+        if module not in self._sites:
+            self.settle()
+            self._sites[module] = self._find_site(module)
+        return self._sites[module]
+
+    def _find_site(self, module: nn.Module) -> _Site:
+        assert self._units is not None
+        component = self.component
+        inside = component.residence.held(module)
+        own = _own_weights(component, module)
+        units = {self._units[one] for one in inside if one in self._units}
+        homes = _homes(inside)
+        main = {device.name: device for device in component.devices}.get(component.whole_on.name)
+        several = len(homes) > 1 or bool(component.residence.rests) or self._contains_left(module)
+        packed = any(one.tensor.is_meta and one.entry and one.entry.is_packed for one in inside)
+        opens = next(module.children(), None) is not None and (
+            packed or (several and (len(units) > 1 or main is None or module in self.left))
+        )
+        device = component.whole_on if main is None else _only(homes) or _only(_homes(own)) or main
+        if not inside:
+            return _Site(None, opens, ())
+        if not opens:
+            return _Site(device, False, tuple(inside))
+        shared = [] if component.residence.rests or packed or main is None else inside
+        loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
+        return _Site(device, True, tuple(dict.fromkeys([*own, *loose])))
+
+    def _contains_left(self, module: nn.Module) -> bool:
+        if module not in self._around:
+            self._around[module] = bool(self.left) and any(child in self.left for child in module.modules())
+        return self._around[module]
+
+    @contextlib.contextmanager
+    def _within(self, frame: _Frame) -> Iterator[None]:
+        before = self.frame
+        self._local.frame = frame
+        try:
+            yield
+        except BaseException:
+            if before is None:
+                self.component.residence.release()
+            raise
+        finally:
+            self._local.frame = before
+
+    @contextlib.contextmanager
+    def _at_hand(self, module: nn.Module, site: _Site, there: torch.device) -> Iterator[None]:
+        """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
+        residence = self.component.residence
+        away = [held for held in site.needs if held.tensor.device != there]
+        for held in away:
+            if site.device and (held.home or site.device).torch == there:
+                residence.lend(held, site.device)
+        lacking = [held for held in away if held.tensor.device != there]
+        replaced = list(_replace(module, {id(one.tensor): residence.copy_on(one, there) for one in lacking}))
+        try:
+            yield
+        finally:
+            for place, key, tensor in replaced:
+                place[key] = tensor
+
+    def _tell(self, call: Call, why: str) -> None:
+        title, main = self.component.title(call), self.component.whole_on
+        first = not self.reasons
+        self.reasons[str(call)] = why
+        if self._site(call.module).opens:
+            how = (
+                f"cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
+                f"{main}, so that values cross about twice as often"
+            )
+            how += "; its blocks are placed whole, for rows cannot be split by parts" if self.component.rows else ""
+        else:
+            where = self._site(call.module).device or main
+            how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
+        logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
+
+
+def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+    return home_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+
+
+def _weight_of(held: Held) -> Weight:
+    kind = "parameter" if isinstance(held.tensor, nn.Parameter) else "buffer"
+    weight = Weight(held.name, kind, tuple(held.tensor.shape), held.tensor.dtype)
+    entry = held.entry
+    return replace(weight, quant=entry.quant) if held.tensor.is_meta and entry and entry.is_packed else weight
+
+
+def _own_weights(component: Component, module: nn.Module) -> list[Held]:
+    """The weights that belong to a module itself, and to its lists of parameters, which are never called."""
+    lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
+    places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
+    return [
+        component.residence.holdings.of(tensor) for place in places for tensor in place.values() if tensor is not None
+    ]
+
+
+def _homes(held: Collection[Held]) -> dict[str, Device]:
+    return {one.home.name: one.home for one in held if one.home is not None}
+
+
+def _only(homes: Mapping[str, Device]) -> Device | None:
+    return next(iter(homes.values())) if len(homes) == 1 else None
+
+
+def _replace(
+    module: nn.Module, others: Mapping[int, torch.Tensor]
+) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Puts other tensors in place of weights of a module and its parts; yields what was where."""
+    for child in module.modules() if others else ():
+        places: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
+        for place in places:
+            for key, tensor in list(place.items()):
+                if tensor is not None and id(tensor) in others:
+                    data = others[id(tensor)]
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    place[key] = nn.Parameter(data, tensor.requires_grad) if is_parameter else data
+                    yield place, key, tensor

@@ -1,0 +1,340 @@
+"""The calls of a component, and what is done around one: arguments are moved, results made ordinary tensors."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import MethodType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..compiler.errors import CallError, TraceError
+from ..conventions import libraries
+from ..runtime.devices.transfers import handed
+from .compiled import CompiledModule
+from .lengths import Lengths
+
+
+class ByParts(Enum):
+    """Answers a call in place of a program: the module's own Python runs, and its parts answer for themselves."""
+
+    BY_PARTS = "by its parts"
+
+
+BY_PARTS = ByParts.BY_PARTS
+
+Answering: TypeAlias = CompiledModule | ByParts
+"""What answers a call of a component."""
+
+
+class Call:
+    """One way in which a component or a part of it is called, and the programs compiled for it so far.
+
+    It keeps no module alive: ``programs`` hold weights, and a module that held its own programs would be freed by the
+    garbage collector alone.
+    """
+
+    def __init__(self, path: str, method: str, module: nn.Module) -> None:
+        there = _placed(module, method)
+        known: Call | None = there.call if isinstance(there, Answer) else None  # another component has this part too
+        self.path = path
+        self.method = method
+        self._module = weakref.ref(module)
+        self._own: Callable[..., Any] | None = known._own if known else _own_function(module, method)
+        self.whole: Answering | None = None
+        self.failures = 0
+        self.programs: OrderedDict[Any, Answering] = OrderedDict()
+        self.lengths = Lengths()
+        self.traces = 0
+        self.is_over = False
+
+    def __str__(self) -> str:
+        return (
+            ".".join(part for part in (self.path, self.method if self.method != "forward" else "") if part) or "forward"
+        )
+
+    def keep(self, key: Any, program: Answering, most: int) -> None:
+        """Keeps a program; of more than so many, the one that was used longest ago is forgotten, with its weights."""
+        self.programs[key] = program
+        while len(self.programs) > most:
+            _, oldest = self.programs.popitem(last=False)
+            if isinstance(oldest, CompiledModule) and oldest not in self.programs.values():
+                oldest.unload()
+
+    def unload(self) -> None:
+        """Has the programs fetch their weights again at their next calls."""
+        for program in list(self.programs.values()):
+            if isinstance(program, CompiledModule):
+                program.unload()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is called; raises ReferenceError when nobody has it any more."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError(f"the module of {self} is gone")
+        return module
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What the module itself does."""
+        function: Callable[..., Any] = getattr(type(self.module), self.method)
+        return self._own or MethodType(function, self.module)
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether the module had a function of its own in place of its class's."""
+        return self._own is not None
+
+    def swap_in(self, owner: Callable[[], Any]) -> None:
+        """Puts the compiled call in place; ``owner`` gives the component, or None when that is gone."""
+        _place(self.module, self.method, Answer(owner, self))
+
+    @property
+    def is_displaced(self) -> bool:
+        """Whether the module's own function stands where the compiled call was put.
+
+        Whoever wrapped a function may put it back after the compiled call took the wrapper's place.
+        """
+        module = self._module()
+        placed = _placed(module, self.method) if module is not None else None
+        if module is None or isinstance(placed, Answer):
+            return placed is not None and has_ended(placed.call)
+        return _own_function(module, self.method) is None
+
+    def end(self) -> None:
+        """Forgets the programs and gives the module its own call back.
+
+        Where something else has wrapped the compiled call meanwhile it stays, and leads to the module's own.
+        """
+        self.is_over = True
+        self.programs.clear()
+        self.whole = None
+        module = self._module()
+        if module is not None and isinstance(vars(module).get(_REDUCE), Bare):
+            del module.__dict__[_REDUCE]
+        placed = _placed(module, self.method) if module is not None else None
+        if module is not None and isinstance(placed, Answer) and placed.call is self:
+            _place(module, self.method, self._own)
+
+
+def has_ended(call: Call) -> bool:
+    """Whether a call is over now; other threads end calls, so it is asked again where that matters."""
+    return call.is_over
+
+
+def answer_late(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Answers a call that another thread has ended meanwhile: as the module does now, compiled anew or undone."""
+    placed = vars(call.module).get(call.method)
+    if isinstance(placed, Answer) and placed.call is not call:
+        return placed(*args, **kwargs)
+    return call.original(*args, **kwargs)
+
+
+class Ours:
+    """What dovetail puts into the attributes of a module, and what was there before; copies of the module have that."""
+
+    __slots__ = ("__weakref__",)
+
+    @property
+    def replaced(self) -> Any:
+        """The module's own attribute, or None."""
+        return None
+
+
+class Answer(Ours):
+    """What stands in a module in place of its own call: has the component answer it."""
+
+    __slots__ = ("__name__", "_owner", "call")
+    call: Call
+
+    def __init__(self, owner: Callable[[], Any], call: Call) -> None:
+        self.__name__ = call.method
+        self._owner = owner
+        self.call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answers a call; as the module itself would, when the component is gone or was undone."""
+        return _undisturbed()(self, args, kwargs)
+
+    def answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Does that."""
+        component = None if self.call.is_over else self._owner()
+        return self.call.original(*args, **kwargs) if component is None else component.run(self.call, args, kwargs)
+
+    @property
+    def replaced(self) -> Any:
+        """The function that the module had in place of its class's, or None."""
+        return self.call._own
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the module's own call; libraries look at them."""
+        return inspect.signature(self.call.original)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a component answers the calls of a module."""
+    placed = _placed(module, "forward")
+    return isinstance(placed, Answer) and not placed.call.is_over and placed._owner() is not None
+
+
+@functools.cache
+def _undisturbed() -> Callable[..., Any]:
+    """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
+    answer: Callable[..., Any] = torch.compiler.disable(Answer.answer)
+    return answer
+
+
+class Method(Ours):
+    """What stands in a module in place of a method: calls ``around`` with the module's own method and the arguments."""
+
+    __slots__ = ("__name__", "_around", "_module")
+
+    def __init__(self, module: nn.Module, name: str, around: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self._module = weakref.ref(module)
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls ``around``."""
+        return self._around(self._original, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the module's own method."""
+        return inspect.signature(self._original)
+
+    @property
+    def _original(self) -> Callable[..., Any]:
+        module = self._module()
+        assert module is not None
+        return MethodType(getattr(type(module), self.__name__), module)
+
+
+class Bare(Ours):
+    """Stands for a module's ``__reduce_ex__``: copies and pickles of a compiled module are as if it was not compiled.
+
+    ``data_of`` gives the tensor that a copy has in the place of a weight.
+    """
+
+    __slots__ = ("_data_of", "_module")
+
+    def __init__(self, module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._module = weakref.ref(module)
+        self._data_of = data_of
+
+    def __call__(self, _: Any) -> Any:
+        """What copy and pickle ask for."""
+        module = self._module()
+        assert module is not None
+        state = {name: value for name, value in vars(module).items() if not isinstance(value, Ours)}
+        ours = {name: value.replaced for name, value in vars(module).items() if isinstance(value, Ours)}
+        state |= {name: value for name, value in ours.items() if value is not None}
+        for name in ("_parameters", "_buffers"):
+            held = state[name]
+            state[name] = type(held)(
+                (key, None if tensor is None else self._data_of(tensor)) for key, tensor in held.items()
+            )
+        return copyreg.__newobj__, (type(module),), state  # type: ignore[attr-defined]
+
+
+_REDUCE = "__reduce_ex__"
+
+
+def copy_bare(module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Has copies and pickles of a module be as if it was not compiled."""
+    module.__dict__[_REDUCE] = Bare(module, data_of)
+
+
+def put_method(module: nn.Module, name: str, around: Callable[..., Any]) -> None:
+    """Has ``around`` called in place of a method, if the module has one of that name."""
+    if hasattr(type(module), name):
+        module.__dict__[name] = Method(module, name, around)
+
+
+def take_methods_out(module: nn.Module) -> None:
+    """Gives a module its own methods back."""
+    for name in [name for name, value in vars(module).items() if isinstance(value, Method)]:
+        del module.__dict__[name]
+
+
+def _placed(module: nn.Module, method: str) -> Any:
+    """What a module has in place of its class's method, inside of what libraries wrap around that; or None."""
+    wrapped = _wrapped(module, method)
+    return getattr(*wrapped) if wrapped else vars(module).get(method)
+
+
+def _place(module: nn.Module, method: str, function: Callable[..., Any] | None) -> None:
+    """Puts a function there; None stands for the class's."""
+    wrapped = _wrapped(module, method)
+    if wrapped:
+        setattr(*wrapped, function or MethodType(getattr(type(module), method), module))
+    elif function is None:
+        vars(module).pop(method, None)
+    else:
+        vars(module)[method] = function
+
+
+def _wrapped(module: nn.Module, method: str) -> tuple[Any, str] | None:
+    return libraries.wrapped_forward(module) if method == "forward" else None
+
+
+def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:
+    """The function that a module has in place of its class's, or None."""
+    found: Callable[..., Any] | None = _placed(module, method)
+    if isinstance(found, MethodType) and found.__self__ is module and found.__func__ is getattr(type(module), method):
+        return None
+    return found
+
+
+def without_caches(copied: nn.Module) -> None:
+    """Has the copy of a language model, which only encodes a text, not keep what it computed for the next token."""
+    configs: dict[int, Any] = {}
+    for child in copied.modules():
+        config = vars(child).get("config")
+        if getattr(config, "__dict__", {}).get("use_cache") is True:
+            vars(child)["config"] = configs.setdefault(id(config), copy.copy(config))
+    for config in configs.values():
+        config.use_cache = False
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """An argument or result on a device; a container whose tensors are there stays the object it is."""
+    leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    if all(leaf.device == device for leaf in leaves):
+        return value
+    return pytree.tree_map(lambda leaf: handed(leaf, device) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def refuse_what_is_no_function(
+    call: Call, component: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """A part that is handed a list or dict may write into it, which a program would not."""
+    written = (value for value in (*args, *kwargs.values()) if isinstance(value, (list, dict)) and value)
+    if call.module is not component and next(written, None) is not None:
+        raise TraceError(f"{call} is handed a list or dict, in which it may keep what later calls read")
+
+
+def refuse_gradients(title: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises CallError where a gradient is asked for: programs compute none."""
+    if not torch.is_grad_enabled():
+        return
+    given = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    wanted = "an input requires one" if any(leaf.requires_grad for leaf in given) else ""
+    if module.training and any(parameter.requires_grad for parameter in module.parameters()):
+        wanted = wanted or "the module is in training mode"
+    if wanted:
+        raise CallError(
+            f"{title} computes no gradients, and {wanted}: call it under torch.no_grad(), or undo() the compiled "
+            "pipeline for training and for guidance by gradients"
+        )

@@ -1,0 +1,193 @@
+"""A compiled module: a program, its schedule made ready to run, and its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..compiler.errors import CallError, NotHereError, PassError, UsageError
+from ..compiler.frontend.autocast import autocast_set, autocast_state
+from ..compiler.ir.program import Program
+from ..compiler.ir.schedule import Schedule
+from ..compiler.spec.devices import Rig
+from ..compiler.text.plan_file import save_plan
+from ..runtime.devices.accelerator import Event, accelerator_of
+from ..runtime.devices.transfers import handed, home_of, start_copy
+from ..runtime.executor import Executor
+from ..runtime.store.adapters import WithAdapters
+from ..runtime.store.source import WeightSource
+from .sharing import ForkSafeLock
+
+logger = logging.getLogger(__name__)
+
+
+class CompiledModule:
+    """A module compiled for the devices of a rig; it is called as the module was.
+
+    ``str()`` of it is the text form of its program. Results come back on the device of the call's first tensor
+    that is on an accelerator, or else of its first one. Threads that exchange its adapters take ``turn`` from there to
+    the end of the call.
+    """
+
+    def __init__(self, program: Program, rig: Rig, weights: WeightSource | None) -> None:
+        self.program = program
+        self.rig = rig
+        self._weights = weights
+        self._made: Executor | None = None
+        self._loading = ForkSafeLock()
+        self.turn = ForkSafeLock()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The instructions of one call; raises PassError when the passes stopped short of writing them."""
+        if self.program.schedule is None:
+            done = " → ".join(self.program.history) or "no pass"
+            raise PassError(f"{self.program.name} has no schedule: its passes were {done}: end them with schedule")
+        return self.program.schedule
+
+    @property
+    def _executor(self) -> Executor:
+        if self._made is None:
+            with self._loading:
+                self._made = self._made or Executor(self.program, self.schedule)
+        return self._made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program on the arguments of the module's own forward.
+
+        Raises:
+            CallError: the call differs from the traced one in structure, shape, dtype or a constant.
+            NotHereError: the program was compiled for another machine, or its weights have no data.
+            ExecutionError: an operation failed; the message names the node and the model's source line.
+        """
+        if not self._executor.is_bound:
+            self._load_once()
+        if self._weights:
+            self._weights.check()
+        inputs = self.program.signature.flatten(args, kwargs)
+        home = home_of(inputs)
+        main = self.program.main.torch
+        coming = [start_copy(x, main) for x in inputs]
+        read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
+        placed = [one.wait() for one in coming]
+        del inputs, coming, args, kwargs
+        with self._without_autocast(), _waited_for(read):
+            leaves = self._executor(placed)  # which takes the list over
+        if home is not None and home != main:
+            leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return self.program.signature.unflatten(leaves)
+
+    def _without_autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Autocast is off meanwhile, for a program has its casts; raises CallError where it has not those of now."""
+        if self.program.autocast is None and not torch._C._is_any_autocast_enabled():
+            return contextlib.nullcontext()
+        found, traced = autocast_state(self.program.main.traced_as), self.program.autocast
+        if found is not traced:
+            raise CallError(
+                f"{self.program.name} was compiled {_under(traced)} and is called {_under(found)}: compile it where "
+                "autocast is as it is in the call"
+            )
+        stack = contextlib.ExitStack()
+        for kind in {device.traced_as for device in self.program.devices}:
+            stack.enter_context(autocast_set(kind, None))
+        return stack
+
+    def load(self) -> None:
+        """Brings every weight to its device; the first call does it otherwise.
+
+        The weights are there when this returns, for every stream and thread.
+        Raises NotHereError when the rig is not this machine, or weights have no data.
+        """
+        if not self.rig.present:
+            raise NotHereError(
+                f"{self.program.name} was compiled for {self.rig}, which is not this machine: it can be printed, "
+                "verified and saved here, and called where those devices are"
+            )
+        missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
+        if missing or self._weights is None:
+            raise NotHereError(
+                f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "
+                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): compile it with real weights, "
+                "or save it and give weights to dovetail.load"
+            )
+        with self._loading:
+            if self._executor.is_bound:  # another thread has brought them meanwhile
+                return
+            self._executor.bind(self._weights)
+            for device in self.program.devices:
+                accelerator_of(device.torch).synchronize()
+
+    def _load_once(self) -> None:
+        """Loads, unless another thread has done it by now."""
+        with self._loading:
+            if not self._executor.is_bound:
+                self.load()
+
+    def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
+        """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""
+        if not isinstance(self._weights, WithAdapters):
+            self._weights = WithAdapters(self._weights, adapters)
+        elif self._weights.held is not adapters:
+            self._weights.held = adapters
+            if self._executor.is_bound:
+                self._executor.rebind()
+
+    def unload(self) -> None:
+        """Lets go of the weights; the next call loads them again."""
+        self._executor.unbind()
+        if self._weights:
+            self._weights.forget()
+
+    def source(self) -> str:
+        """The generated Python of all segments."""
+        return "\n".join(source.text for source in self._executor.sources.values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a plan file: JSON data with no weights; ``dovetail.load`` makes a compiled module of it again.
+
+        Tensors that are in no checkpoint go into a safetensors file beside it. Raises PlanFileError.
+        """
+        unsaved = [weight for weight in self.program.weights.values() if not weight.persistent]
+        host = torch.device("cpu")
+        tensors = {weight.name: self._weights(weight, host) for weight in unsaved} if self._weights else {}
+        save_plan(path, self.program, self.rig, tensors)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} cannot be copied or pickled: save() writes it as a plan, and dovetail.load makes "
+            "a compiled module of that"
+        )
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def __repr__(self) -> str:
+        where = " & ".join(map(str, self.program.devices))
+        return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
+
+
+@contextlib.contextmanager
+def _waited_for(events: Sequence[Event]) -> Iterator[None]:
+    """Waits for copies out of host memory at the end: if it is pinned, they read it until then; it is the caller's."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # a device that is lost has raised already
+            _wait_for(events)
+        raise
+    _wait_for(events)
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        if event is not None:
+            event.synchronize()
+
+
+def _under(autocast: torch.dtype | None) -> str:
+    return "without autocast" if autocast is None else f"under autocast to {autocast}"

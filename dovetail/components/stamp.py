@@ -1,0 +1,340 @@
+"""Notices whatever may change what a module computes, apart from the numbers in its weights.
+
+Its parts, their classes, attributes, hooks and functions of their own, and what attention processors and other objects
+in attributes are set to, are compared by identity with how they were; for a model of 1500 modules that takes about a
+millisecond. Only where something differs is it described anew, by value where it is plain, and by identity elsewhere.
+Equal descriptions are one state, for which the programs compiled before hold again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from numpy import ndarray
+from torch import nn
+
+from ..conventions import libraries
+from .calls import Answer, Ours
+from .holdings import version_of
+from .skeleton import is_of_libraries
+
+_KEPT = 32
+"""So many states of a module are remembered."""
+_DEPTH = 4
+"""So many objects are looked into, one held by another."""
+_SMALL = 1 << 16
+"""Bytes of an array of numpy whose content is compared."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_FRAME = frozenset(vars(nn.Module())) - {"training"}
+_NOTED_ELSEWHERE = libraries.BOOKKEEPING
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
+_CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """How a module is: ``number`` is that of all equal states; ``live`` parts must run as they are, and why each."""
+
+    number: int
+    live: Mapping[nn.Module, str]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was there when the module was described last, to be compared by identity."""
+
+    modules: list[nn.Module]
+    classes: list[type]
+    dicts: list[Mapping[Any, Any]]
+    sequences: list[Any]
+    hooks: list[dict[int, Any]]
+    counts: list[int]
+    written: list[Any]
+    marks: list[Any]
+    values: list[Any]
+
+
+class Stamp:
+    """The state of a module and its parts, which is looked at before each call.
+
+    Args:
+        module: the module, which is not kept alive.
+        instead: gives for modules that only add adapters what they wrap.
+    """
+
+    def __init__(self, module: nn.Module, instead: Callable[[], Mapping[nn.Module, nn.Module]]) -> None:
+        self._module = weakref.ref(module)
+        self._instead = instead
+        self._seen: _Seen | None = None
+        self._is_due = False
+        self._state = State(0, {})
+        self._known: OrderedDict[Hashable, State] = OrderedDict()
+        self._count = 0
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The parts that were there at the last look; another list after they were looked for anew."""
+        return self._seen.modules if self._seen is not None else []
+
+    def look(self) -> State:
+        """The state now: the same object until something changes."""
+        module = self._module()
+        assert module is not None
+        if self._is_due or self._seen is None or not _is_as_seen(module, self._seen):
+            self._state = self._describe(module)
+        return self._state
+
+    def forget(self) -> None:
+        """Has the next look describe the module anew, for other tensors are in the places of its weights."""
+        self._is_due = True
+
+    def _describe(self, root: nn.Module) -> State:
+        self._is_due = False
+        instead = self._instead()
+        modules = list(_modules(root, instead))
+        walk = _Walk()
+        parts = tuple(walk.module(one, one is root, instead) for one in modules)
+        described = parts, tuple(walk.members(one) for one in _of_classes(map(type, modules)))
+        dicts: list[Mapping[Any, Any]] = [
+            *(vars(one) for one in modules[1:]),
+            *(one._modules for one in modules),
+            *walk.dicts,
+        ]
+        dicts += _of_classes(map(type, modules))
+        hooks = [vars(one)[name] for one in modules[1:] for name in _HOOKS]
+        classes, counts = list(map(type, modules)), list(map(len, hooks))
+        marks = list(map(_mark, walk.written))
+        seen = _Seen(modules[1:], classes[1:], dicts, walk.sequences, hooks, counts, walk.written, marks, [])
+        seen.values.extend(_values(root, seen))
+        self._seen = seen
+        if described not in self._known:
+            self._count += 1
+            self._known[described] = State(self._count, walk.live)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(described)
+        return self._known[described]
+
+
+def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
+    if list(map(len, seen.hooks)) != seen.counts or list(map(type, seen.modules)) != seen.classes:
+        return False
+    try:
+        now = _values(root, seen)
+    except RuntimeError:  # another thread puts something in
+        return False
+    if len(now) != len(seen.values) or not all(map(operator.is_, now, seen.values)):
+        return False
+    return list(map(_mark, seen.written)) == seen.marks
+
+
+def _values(root: nn.Module, seen: _Seen) -> list[Any]:
+    chain = itertools.chain.from_iterable
+    own = (value for name, value in vars(root).items() if not isinstance(value, Ours) and name not in _NOTED_ELSEWHERE)
+    return [*own, *chain(held.values() for held in seen.dicts), *chain(seen.sequences)]
+
+
+def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:
+    """A module and all that is in it, each once, without what only adds adapters."""
+    known, waiting = {root}, [root]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for child in one._modules.values():
+            child = child if child is None else instead.get(child, child)
+            if child is not None and child not in known:
+                known.add(child)
+                waiting.append(child)
+
+
+class _Walk:
+    """Describes modules, and collects the containers whose contents were described."""
+
+    def __init__(self) -> None:
+        self.dicts: list[Mapping[Any, Any]] = []
+        self.sequences: list[Any] = []
+        self.written: list[Any] = []
+        self.live: dict[nn.Module, str] = {}
+        self._met: dict[int, Any] = {}
+        self._weights: dict[int, int] = {}
+
+    def module(self, module: nn.Module, is_root: bool, instead: Mapping[nn.Module, nn.Module]) -> Hashable:
+        """What a module is and what it is set to; one that must run as it is is described by that alone."""
+        why = _why_live(module, is_root)
+        if why:
+            self.live[module] = why
+        if why and not is_root:
+            return _serial(module), "as it is"
+        own = vars(module)
+        settings = ((name, value) for name, value in own.items() if _counts(name, value))
+        children = (
+            (name, None if child is None else _serial(instead.get(child, child)))
+            for name, child in own["_modules"].items()
+        )
+        hooks = (_serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
+        tensors = (
+            (name, value is None or (value.dtype, value.shape, self._which(value)))
+            for held in (own["_parameters"], own["_buffers"])
+            for name, value in held.items()
+        )
+        values = tuple((name, self.value(value, _DEPTH)) for name, value in settings)
+        return _serial(module), _serial(type(module)), bool(why), values, tuple(children), tuple(hooks), tuple(tensors)
+
+    def _which(self, weight: torch.Tensor) -> int:
+        """Which of the weights that were met so far a weight is: of one that is tied a program knows one."""
+        return self._weights.setdefault(id(weight), len(self._weights))
+
+    def value(self, value: Any, depth: int) -> Hashable:
+        """A value of an attribute: what it says where that is plain, and which object it is elsewhere."""
+        if isinstance(value, float):
+            return type(value), value.hex()  # two zeros are not one
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, MethodType):
+            return self.value(value.__self__, depth), _serial(value.__func__)
+        if isinstance(value, (torch.Tensor, ndarray)):
+            self.written.append(value)
+            return _serial(value), _mark(value)
+        if isinstance(value, (nn.Module, *_CODE)):
+            return _serial(value)
+        if id(value) in self._met:
+            return "met", self._met[id(value)][1]
+        self._met[id(value)] = value, len(self._met)
+        if isinstance(value, _SEQUENCES):
+            if not isinstance(value, tuple):
+                self.sequences.append(value)
+            return type(value), tuple(self.value(item, depth) for item in value)
+        if isinstance(value, dict):
+            self.dicts.append(value)
+            return _serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
+        held = _attributes(value) if depth else None
+        if held is None:
+            return _serial(value)
+        self.dicts.append(held)
+        items = tuple((name, self.value(item, depth - 1)) for name, item in list(held.items()))
+        is_plain = type(value).__module__.partition(".")[0] in _LIBRARIES
+        return _serial(type(value) if is_plain else value), items
+
+    def members(self, members: Mapping[str, Any]) -> Hashable:
+        """What a class says: its functions, and other members that are plain, or containers."""
+        shown = ((name, value) for name, value in members.items() if not name.startswith("__") or name == "__call__")
+        return tuple(
+            (name, self.value(value, 0))
+            for name, value in shown
+            if isinstance(value, (*_PLAIN, *_CODE, *_SEQUENCES, dict, property))
+        )
+
+
+class _Slots(Mapping[str, Any]):
+    """The attributes of an object that has a place for each in place of a dictionary, as they are when asked for."""
+
+    def __init__(self, value: Any, names: Iterable[str]) -> None:
+        self._value, self._names = value, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._value, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._value, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _attributes(value: Any) -> Mapping[str, Any] | None:
+    """The attributes of an object of a Python class, or None."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        return held
+    kinds = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
+    names = [name for own in kinds for name, one in own.items() if isinstance(one, MemberDescriptorType)]
+    return _Slots(value, names) if names else None
+
+
+def _of_classes(classes: Iterable[type]) -> list[Mapping[str, Any]]:
+    """The members of classes and of what they inherit from, without those of every module."""
+    every = set(nn.Module.__mro__)
+    return [
+        vars(one)
+        for one in dict.fromkeys(base for kind in dict.fromkeys(classes) for base in kind.__mro__)
+        if one not in every
+    ]
+
+
+def _mark(value: Any) -> Hashable:
+    """What tells whether a tensor or an array was written to."""
+    if isinstance(value, torch.Tensor):
+        return version_of(value)
+    return value.tobytes() if value.nbytes <= _SMALL else ()
+
+
+def _counts(name: str, value: Any) -> bool:
+    return name not in _FRAME and name not in _NOTED_ELSEWHERE and not isinstance(value, Ours)
+
+
+def _why_live(module: nn.Module, is_root: bool) -> str:
+    """Why a module must run as it is, or nothing; the hooks of the one that is called run around its program."""
+    own = vars(module)
+    function = own.get("forward")
+    patched = function.call.is_patched if isinstance(function, Answer) else function is not None
+    if isinstance(function, MethodType) and function.__self__ is module:
+        patched = function.__func__ is not type(module).forward
+    if patched and not (is_root and not isinstance(function, Answer)):
+        return "a forward of its own, as caches and hooks of libraries put there"
+    if is_root:
+        return ""
+    foreign = any(not is_of_libraries(hook) for name in _HOOKS for hook in own[name].values())
+    return "hooks" if foreign else ""
+
+
+def _key(key: Any) -> Hashable:
+    return key if isinstance(key, _PLAIN) else _serial(key)
+
+
+_numbers: dict[int, tuple[Any, int]] = {}
+_next = itertools.count()
+
+
+def _serial(value: Any) -> Hashable:
+    """A number of an object that no other object gets; what cannot be referred to weakly stands for itself."""
+    known = _numbers.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    try:
+        reference = weakref.ref(value, functools.partial(_forget, id(value)))
+    except TypeError:
+        return _ByIdentity(value)
+    _numbers[id(value)] = reference, next(_next)
+    return _numbers[id(value)][1]
+
+
+def _forget(key: int, reference: Any) -> None:
+    if key in _numbers and _numbers[key][0] is reference:
+        del _numbers[key]
+
+
+class _ByIdentity:
+    """An object that is equal to itself alone, and is kept."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -1,0 +1,124 @@
+"""Notices weights that somebody else replaced or wrote: other tensors, other memory, or newer data than copies have.
+
+Which of them require gradients is looked at too, for PyTorch chooses kernels by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..compiler.errors import WeightError
+from .holdings import Holdings, memory_of, version_of
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The weights as they were: the dictionaries that hold them, the tensors, and where and how new their data was.
+
+    ``wanting`` tells which of them required gradients.
+    """
+
+    modules: list[nn.Module]
+    places: list[dict[str, Any]]
+    tensors: list[Any]
+    memory: list[Any]
+    versions: list[int]
+    wanting: list[bool]
+
+
+class WeightStamp:
+    """Compares the weights of some modules with what they were at the last look."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._seen: _Seen | None = None
+        self._wanting: list[bool] | None = None
+
+    def is_changed(self, root: nn.Module, modules: list[nn.Module]) -> bool:
+        """Whether somebody else changed a weight, so that copies of it are of no use; what we moved is no change."""
+        seen = self._seen
+        if seen is not None and seen.modules is modules and _is_as_seen(seen):
+            return False
+        with self._holdings.lock:
+            now = _look(root, modules)
+            foreign = seen is not None and self._is_foreign(seen, now)
+            self._keep(now)
+            return foreign
+
+    def has_turned(self) -> bool:
+        """Whether other weights require gradients than at the last time that this was asked."""
+        now = self._seen.wanting if self._seen is not None else None
+        before, self._wanting = self._wanting, now
+        return before is not now and before is not None and before != now
+
+    def renew(self) -> None:
+        """Looks again after weights were moved by us, so that those that left their device are not kept alive here.
+
+        What somebody else changed meanwhile is told at the next look.
+        """
+        seen = self._seen
+        if seen is None:
+            return
+        with self._holdings.lock, contextlib.suppress(WeightError):
+            now = _look_into(seen.modules, seen.places)
+            if not self._is_foreign(seen, now):
+                self._keep(now)
+
+    def _keep(self, now: _Seen) -> None:
+        self._seen = now
+        for tensor in now.tensors:
+            held = self._holdings.known(tensor)
+            if held is not None and held.shown is not None and tensor is held.shown:
+                held.tensor.requires_grad_(held.shown.requires_grad)
+
+    def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
+        before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
+        known = self._holdings.known
+        slots = ((place, key) for place in now.places for key in place)
+        for slot, tensor, memory, version in zip(slots, now.tensors, now.memory, now.versions, strict=True):
+            held = known(tensor)
+            if tensor is not None and not (held and held.is_in(*slot)):
+                return True
+            was = before.get(id(tensor)) or (held.noted if held is not None else None)
+            if held is None or was is None:
+                continue
+            if was[1] != version and tensor.is_meta:
+                raise WeightError(
+                    f"weight {held.name} was written to, but its data is in no tensor of the module: it is split or "
+                    "rests elsewhere: call load_state_dict of the whole component, or undo() first"
+                )
+            if was[0] != memory or (was[1] != version and (held.parts or held.staged)):
+                return True
+        return False
+
+
+def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
+    return _look_into(modules, [place for one in (root, *modules) for place in (one._parameters, one._buffers)])
+
+
+def _look_into(modules: list[nn.Module], places: list[dict[str, Any]]) -> _Seen:
+    tensors: list[Any] = list(itertools.chain.from_iterable(map(dict.values, places)))
+    memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
+    return _Seen(modules, places, tensors, memory, versions, _wanting(tensors))
+
+
+def _is_as_seen(seen: _Seen) -> bool:
+    try:
+        now = list(itertools.chain.from_iterable(map(dict.values, seen.places)))
+    except RuntimeError:  # another thread puts something in
+        return False
+    if len(now) != len(seen.tensors) or not all(map(operator.is_, now, seen.tensors)):
+        return False
+    if list(map(memory_of, now)) != seen.memory or list(map(version_of, now)) != seen.versions:
+        return False
+    return _wanting(now) == seen.wanting
+
+
+def _wanting(tensors: list[Any]) -> list[bool]:
+    return [tensor is not None and tensor.requires_grad for tensor in tensors]

@@ -1,0 +1,92 @@
+"""Finds the folder of a saved pipeline: on disk, or downloaded from the Hugging Face Hub without what is not needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..compiler.errors import UsageError, WeightError
+
+INDEX = "model_index.json"
+OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
+"""The arguments of from_pretrained that say where on the Hub a repository is taken from."""
+
+
+def pipeline_folder(
+    cls: Any,
+    source: str | os.PathLike[str],
+    variant: str | None,
+    hub: Mapping[str, Any],
+    given: Collection[str],
+    with_files: Callable[[Mapping[str, Any]], Collection[str]] | None,
+) -> Path:
+    """The folder of a pipeline, downloaded when ``source`` names a repository.
+
+    Args:
+        cls: the pipeline class, whose ``download`` fetches a repository.
+        variant: the variant of the weight files.
+        hub: what of OPTIONS was given.
+        given: components that are passed as objects: nothing of theirs is downloaded.
+        with_files: takes what model_index.json says and tells the components whose weights lie in other files: of
+            theirs config.json alone is downloaded. None where there are none.
+
+    Raises UsageError when there is no such folder or repository.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _download(cls, os.fspath(source), variant, hub, given, with_files)
+    if not (folder / INDEX).is_file():
+        raise UsageError(f"{folder} is no saved pipeline: it has no {INDEX}")
+    return folder
+
+
+def _download(
+    cls: Any,
+    name: str,
+    variant: str | None,
+    hub: Mapping[str, Any],
+    given: Collection[str],
+    with_files: Callable[[Mapping[str, Any]], Collection[str]] | None,
+) -> Path:
+    _check_name(name)
+    replaced = with_files(remote_index(name, hub)) if with_files else ()
+    try:
+        folder = Path(cls.download(name, variant=variant, **hub, **dict.fromkeys([*given, *replaced])))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot download {name}: {error}") from error
+    for part in replaced:
+        _fetch(name, f"{part}/config.json", hub)
+    return folder
+
+
+def remote_index(name: str, hub: Mapping[str, Any]) -> dict[str, Any]:
+    """What model_index.json of a repository says; only that file is downloaded."""
+    _check_name(name)
+    return read_json(_fetch(name, INDEX, hub))
+
+
+def _check_name(name: str) -> None:
+    """Raises UsageError for what can be the name of no repository."""
+    if name.count("/") != 1 or name[0] in "./~":
+        raise UsageError(f"no folder is called {name}: give one with {INDEX}, or a repository (owner/name)")
+
+
+def _fetch(name: str, file: str, hub: Mapping[str, Any]) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, file, **hub))
+    except (OSError, ValueError) as error:  # what the library raises for the Hub, the network and names
+        raise UsageError(f"cannot download {file} of {name}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises WeightError when there is none."""
+    try:
+        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return dict(read)
+    except (OSError, ValueError, TypeError) as error:
+        raise WeightError(f"{path} cannot be read: {error}: download it again") from error

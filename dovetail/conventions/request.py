@@ -1,0 +1,161 @@
+"""What a person asked for: which devices each component gets, how it is split, and how much memory may be used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from ..compiler.errors import UsageError
+from ..compiler.spec import (
+    Backend,
+    Budget,
+    ParamsBackend,
+    SplitMode,
+    TensorSplit,
+    parse_backend,
+    parse_budget,
+    parse_max_memory,
+    parse_params_backend,
+    parse_split_mode,
+    parse_tensor_split,
+)
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A parsed request over a rig; the same for one module and for a whole pipeline."""
+
+    backend: Backend
+    params_backend: ParamsBackend
+    split_mode: SplitMode
+    tensor_split: TensorSplit
+    budget: Budget
+    rig: Rig
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        backend: Any = None,
+        params_backend: Any = None,
+        split_mode: Any = "layer",
+        tensor_split: Any = None,
+        max_vram: Any = None,
+        max_memory: Mapping[Any, Any] | None = None,
+        rig: Rig | str | None = None,
+        components: Mapping[str, str] | None = None,
+    ) -> Request:
+        """Reads every part in the spelling that people type, or as Python values.
+
+        ``components`` maps attribute names to roles. Raises SpecError, which points at what is wrong.
+        """
+        spec = parse_backend(backend, components)
+        given = Rig.parse(rig) if isinstance(rig, str) else rig
+        here = given or Rig.detect(measured=())
+        named = spec.extend(here)
+        if given is None:
+            named = named.measured(spec.names(components or {"": ""}, named))
+        return cls(
+            backend=spec,
+            params_backend=parse_params_backend(params_backend, components),
+            split_mode=parse_split_mode(split_mode, components),
+            tensor_split=parse_tensor_split(tensor_split, components),
+            budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
+            rig=named,
+        )
+
+    def mode_for(self, attribute: str = "", role: str = "") -> str:
+        """How a component is split: ``layer`` or ``row``; raises UsageError for a mode that is not there yet."""
+        mode = self.split_mode.mode_for(attribute, role)
+        if mode == "tensor":
+            raise UsageError("split mode tensor is not available yet: use layer or row")
+        return mode
+
+    def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
+        """The devices of a component, main device first, each with no more free memory than its budget.
+
+        Raises UsageError for a split mode that is not there yet.
+        """
+        mode = self.mode_for(attribute, role)
+        limits = self.budget.limits(self.rig)
+        devices = self.backend.devices_for(attribute, role, self.rig)
+        if mode == "row" and len(devices) == 1 and self._is_asked(self.split_mode, attribute, role):
+            _tell_alone(attribute, devices[0].name, "split mode row")
+        return tuple(_within(device, limits.get(device.name, device.free)) for device in devices)
+
+    @staticmethod
+    def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:
+        """Whether something was said of this component, or of the only one there is, and not of all."""
+        keys = [key for key, _ in setting.named]
+        return attribute in keys or role in keys or (not attribute and setting.default is not None)
+
+    def rests_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> str:
+        """Where the weights of a component rest: "cpu", "disk", or "" for the devices that read them.
+
+        Raises UsageError for another device than those.
+        """
+        place = self.params_backend.resting_place(attribute, role, self.rig)
+        names = [device.name for device in devices]
+        if place is None or names == [getattr(place, "name", "")]:
+            return ""
+        if place == "disk":
+            return place
+        if place.is_host:
+            return place.kind
+        of = f" of {attribute}" if attribute else ""
+        raise UsageError(
+            f"weights{of} cannot rest on {place} and be read on {' & '.join(names)}: "
+            "let them rest on cpu or disk (--params-backend), or where they are read by leaving it out"
+        )
+
+    def shares_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> tuple[float, ...]:
+        """The shares that were asked for, or nothing: free memory decides."""
+        if len(devices) == 1 and self._is_asked(self.tensor_split, attribute, role):
+            _tell_alone(attribute, devices[0].name, "shares (--tensor-split)")
+        return self.tensor_split.shares_for(attribute, role, devices) or ()
+
+    def switch_on(self) -> None:
+        """Makes the simulated devices of the rig exist, with their capacities."""
+        switch_on(self.rig)
+
+
+def _within(device: Device, limit: int) -> Device:
+    """A device of which no more than a budget may be used, and not what is kept for kernels."""
+    free = max(device.free - device.reserve, 0)
+    if free <= limit < device.free or (free < limit and device.reserve):
+        return replace(device, free=free, why=f"{format_bytes(device.reserve)} of it are kept for kernels")
+    if limit >= device.free:
+        return device
+    return replace(device, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(device.free)}")
+
+
+@cache
+def _tell_alone(attribute: str, device: str, what: str) -> None:
+    """Says once that a way to split means nothing on one device."""
+    of = f"{attribute}, which" if attribute else "a module that"
+    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s&cpu", what, of, device, device)
+
+
+def switch_on(rig: Rig) -> None:
+    """Makes the simulated devices of a rig exist, with their capacities."""
+    simulated = {device.index: device.total for device in rig if device.is_simulated}
+    if simulated:
+        from ..runtime import sim
+
+        sim.enable(simulated)
+
+
+def one_backend(backend: Any, device_map: Any) -> Any:
+    """What was given of two names for one thing; raises UsageError when both were."""
+    if backend is not None and device_map is not None:
+        raise UsageError("backend and device_map say the same thing twice: give one of them")
+    if device_map == "auto":  # as in transformers and accelerate: all devices, where backend="auto" is the first GPU
+        return "balanced"
+    return device_map if backend is None else backend

@@ -1,0 +1,201 @@
+"""What peft has put on a component: which adapters, of what form, how strong, and their weights.
+
+peft wraps each module that an adapter belongs to. For the time of a trace the wrappers are taken out, so that a program
+is that of the bare model, and what they would add is told to the pass `lora` instead. At each call their state is read
+anew: another form means another program, another scale or other weights of the same form only other tensors in it.
+What is no plain low-rank branch (DoRA, LoKr, adapters of embeddings) stays in the module and is traced as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..compiler.ir.program import Adapter
+from ..conventions import libraries
+
+logger = logging.getLogger(__name__)
+
+_BASE = "base_layer"
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight or module has without peft's wrappers.
+
+    >>> plain_name("blocks.0.to_q.base_layer.weight")
+    'blocks.0.to_q.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != _BASE) if _BASE in name else name
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A module that peft has wrapped: its plain path, and what wraps it."""
+
+    path: str
+    layer: Any
+    is_plain: bool
+
+    @property
+    def active(self) -> list[str]:
+        """The names of the adapters that a call applies beside the module, in order."""
+        if self.layer.disable_adapters or self.layer.merged_adapters:
+            return []
+        return [name for name in self.layer.active_adapters if libraries.has_lora(self.layer, name)]
+
+    def tensors(self, adapter: str) -> dict[str, torch.Tensor]:
+        """The weights of one of its adapters, by their part; looked up directly, for it happens at every call."""
+        down, up = libraries.lora_parts(self.layer, adapter)
+        found = {"down": down["weight"], "up": up["weight"]}
+        return found if up["bias"] is None else {**found, "bias": up["bias"]}
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches of a call: their form, which a program is compiled for, and the tensors of their weights by name.
+
+    ``rest`` tells apart the states of other kinds of adapters, which a program takes in.
+    """
+
+    form: tuple[Adapter, ...] = ()
+    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rest: Hashable = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Calls of equal keys may run one program."""
+        return self.form, self.rest
+
+
+NO_BRANCHES = Branches()
+"""Those of a call of a module that peft has not touched."""
+
+
+class Adapters:
+    """Reads what peft has put on a component and its parts; ``found`` is told of each module that peft has wrapped."""
+
+    def __init__(self, root: nn.Module, found: Callable[[Wrapper], None] = lambda _: None) -> None:
+        self._root = weakref.ref(root)
+        self._tell = found
+        self._stamp: tuple[Any, ...] = ()
+        self._found: MutableMapping[nn.Module, tuple[Wrapper, ...]] = weakref.WeakKeyDictionary()
+        self._read: MutableMapping[nn.Module, tuple[Hashable, Branches]] = weakref.WeakKeyDictionary()
+
+    @property
+    def stamp(self) -> tuple[Any, ...]:
+        """Other objects when adapters came or went since the last look."""
+        return self._stamp
+
+    def wrappers(self, module: nn.Module) -> tuple[Wrapper, ...]:
+        """The wrapped modules of a part of the component; looks for them anew when adapters came or went."""
+        root = self._root()
+        assert root is not None
+        stamp = libraries.adapter_configs(root)
+        if len(stamp) != len(self._stamp) or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
+            self._stamp = stamp
+            self._found.clear()
+            self._read.clear()
+        found = self._found.get(module)
+        if found is None:
+            found = self._found[module] = tuple(_wrappers(module))
+            for one in found:
+                self._tell(one)
+            _tell_of_others(type(root).__name__, found)
+        return found
+
+    def read(self, module: nn.Module, factor: float = 1.0) -> Branches:
+        """The branches of a call of a part, all scales multiplied by a factor; the same object until they change."""
+        wrappers = self.wrappers(module)
+        if not wrappers:
+            return NO_BRANCHES
+        for one in wrappers:
+            if one.layer.merged_adapters and one.layer.disable_adapters:  # as peft does in such a call
+                one.layer.unmerge()
+        state = factor, tuple(map(_state, wrappers))
+        known = self._read.get(module)  # another thread may forget it at any time
+        if known is None or known[0] != state:
+            known = self._read[module] = state, _branches(wrappers, factor)
+        return known[1]
+
+    def forget(self) -> None:
+        """Has the next call of each part take its adapters' weights again, for they may have been written meanwhile.
+
+        A write through ``.data``, as peft's hotswap does it, leaves no trace in the tensor that could be compared.
+        """
+        self._read.clear()
+
+    def bases(self, module: nn.Module) -> dict[nn.Module, nn.Module]:
+        """What each wrapper of plain branches of a part wraps."""
+        return {one.layer: one.layer.get_base_layer() for one in self.wrappers(module) if one.is_plain}
+
+    def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
+        """What diffusers multiplies all scales by, which is no argument of a program, and the other arguments."""
+        root = self._root()
+        assert root is not None
+        name = next((name for name in libraries.LORA_SCALES if isinstance(kwargs.get(name), dict)), None)
+        if name is None or not (kwargs[name].keys() <= {"scale"} or self.wrappers(root)):
+            return 1.0, kwargs
+        others = {key: value for key, value in kwargs[name].items() if key != "scale"}
+        return kwargs[name].get("scale", 1.0), {**kwargs, name: others or None}
+
+
+def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
+    for path, parent in module.named_modules():
+        for key, child in parent._modules.items():
+            if hasattr(child, _BASE) and hasattr(child, "active_adapters"):
+                yield Wrapper(plain_name(f"{path}.{key}" if path else key), child, _is_plain(child))
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether all that a wrapper adds are low-rank branches; a convolution's must pad as the convolution does."""
+    if not libraries.is_plain_lora(layer):
+        return False
+    base = layer.get_base_layer()
+    return getattr(base, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(base, "padding", 0), str)
+
+
+def _tell_of_others(name: str, wrappers: Sequence[Wrapper]) -> None:
+    others = sorted({type(one.layer).__name__ for one in wrappers if not one.is_plain})
+    if others:
+        logger.warning(
+            "%s has adapters that are no plain low-rank branches (%s of its modules are wrapped by %s): they are "
+            "compiled in as they are, so that another scale of theirs compiles again",
+            name, sum(not one.is_plain for one in wrappers), ", ".join(others),
+        )  # fmt: skip
+
+
+def _state(wrapper: Wrapper) -> Hashable:
+    """What must not change for a call to take the same branches as the one before."""
+    layer = wrapper.layer
+    if not wrapper.is_plain:
+        own = (p for name, p in layer.named_parameters() if not name.startswith(_BASE))
+        scales = tuple(sorted(getattr(layer, "scaling", {}).items()))
+        state = layer.disable_adapters, tuple(layer.merged_adapters), tuple(layer.active_adapters), scales
+        return wrapper.path, *state, *map(_version, own)
+    return tuple((layer.scaling[name], *map(_version, wrapper.tensors(name).values())) for name in wrapper.active)
+
+
+def _version(tensor: torch.Tensor) -> Hashable:
+    written = 0 if tensor.is_inference() else tensor._version
+    return id(tensor), written, tensor.data_ptr(), tensor.requires_grad
+
+
+def _branches(wrappers: Sequence[Wrapper], factor: float) -> Branches:
+    form: list[Adapter] = []
+    held: dict[str, torch.Tensor] = {}
+    for one in wrappers:
+        for slot, name in enumerate(one.active if one.is_plain else ()):
+            tensors, scale = one.tensors(name), one.layer.scaling[name]
+            down, up = tensors["down"], tensors["up"]
+            form.append(
+                Adapter(one.path, slot, (*down.shape,), (*up.shape,), up.dtype, "bias" in tensors, not up.requires_grad)
+            )
+            tensors["scale"] = torch.tensor(scale if factor == 1 else scale * factor, dtype=torch.float64)
+            held.update((form[-1].name(part), tensor) for part, tensor in tensors.items())
+    return Branches(tuple(form), held, tuple(_state(one) for one in wrappers if not one.is_plain))

@@ -1,0 +1,1 @@
+"""Whole pipelines: loading, compiling, planning, and giving them back."""

@@ -1,0 +1,45 @@
+"""Refuses pipelines whose components somebody places already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..compiler.errors import UsageError
+from ..components.calls import is_compiled
+from ..conventions import libraries
+from .plan import modules_of
+from .subclass import handle_of
+
+
+def refuse_taken(pipe: Any) -> None:
+    """Raises UsageError where dovetail, diffusers or accelerate has placed components of a pipeline already."""
+    if handle_of(pipe) is not None:
+        raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
+    modules = modules_of(pipe)
+    taken = [name for name, module in modules.items() if is_compiled(module)]
+    if taken:
+        raise UsageError(
+            f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as components of another pipeline: give "
+            f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call undo() on the handle of the "
+            "other one first"
+        )
+    _refuse_offloaded(type(pipe).__name__, modules)
+
+
+def _refuse_offloaded(pipe: str, modules: Mapping[str, nn.Module]) -> None:
+    """Raises UsageError where another library moves weights."""
+    grouped = [name for name, module in modules.items() if libraries.is_group_offloaded(module)]
+    if grouped:
+        raise UsageError(
+            f"diffusers moves the weights of {', '.join(grouped)} of this {pipe} by groups "
+            "(enable_group_offload), which dovetail would place: load the pipeline again without that, and let weights "
+            "rest in host memory instead (params_backend=cpu)"
+        )
+    hooked = [name for name, module in modules.items() if hasattr(module, libraries.HOOK)]
+    if hooked:
+        raise UsageError(
+            f"accelerate has hooks on {', '.join(hooked)} of this {pipe}: call pipe.remove_all_hooks() first"
+        )

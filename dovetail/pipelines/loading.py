@@ -1,0 +1,214 @@
+"""Loads a saved pipeline so that each weight is read straight to the device that it will be used on."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..compiler.checkpoints.index import WeightIndex
+from ..compiler.checkpoints.names import check_names
+from ..compiler.errors import UsageError, WeightError
+from ..compiler.spec.devices import Rig
+from ..compiler.spec.roles import role_of, role_of_component
+from ..conventions import libraries
+from ..conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
+from ..conventions.hub import INDEX, pipeline_folder, read_json
+from ..conventions.request import one_backend
+from ..lora.requested import check_mode, read_loras
+from ..passes.base import Callback, Pass
+from ..runtime.store.reader import WeightReader
+from ..weights.files import Given, open_weights
+from .building import Built, build
+from .pipeline import CompiledPipeline
+
+
+def load_pipeline(
+    source: str | os.PathLike[str],
+    backend: Any = None,
+    *,
+    dtype: Dtypes = None,
+    torch_dtype: Dtypes = None,
+    variant: str | None = None,
+    pipeline_class: Any = None,
+    components: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Given] | None = None,
+    params_backend: Any = None,
+    split_mode: Any = "layer",
+    tensor_split: Any = None,
+    max_vram: Any = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    device_map: Any = None,
+    lora: Any = None,
+    lora_apply_mode: str = "auto",
+    rig: Rig | str | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: str | Sequence[Pass] | None = None,
+    callbacks: Sequence[Callback] = (),
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool | None = None,
+) -> CompiledPipeline:
+    """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
+
+    Components are built without weights, and all files are checked by their headers. A weight is read when the first
+    call that needs it has been compiled, for only then its device is known: the first picture waits for that, or
+    ``prepare(…)`` does it before. A weight that no call needs is never read.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, or the name of a repository on the Hugging Face Hub, which
+            diffusers downloads, without what ``components`` and ``weights`` replace.
+        revision, token, cache_dir, local_files_only: where on the Hub, as in ``from_pretrained``.
+        dtype: the dtype of floating weights, for all or by component, as in ``from_pretrained``: an object, its name,
+            or ``"auto"`` for that of the files; ``torch_dtype`` is the older name.
+        variant: the variant of the files, such as ``"fp16"``.
+        pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
+        components: components to take in place of the saved ones, or None to leave one out.
+        weights: files of weights in place of a component's own, by its name or role: ``{"transformer":
+            "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
+            model's authors published them. GGUF's quantized types stay as they are.
+        backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
+            rig, dynamic_shapes, passes, callbacks: as for ``compile_pipeline``.
+
+    Raises:
+        UsageError: there is no such folder, no such variant, or no such component.
+        WeightError: files are missing or damaged; nothing was loaded then.
+        SpecError: a spec is wrong; the message points at the place.
+    """
+    check_mode(lora_apply_mode)
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    loras = read_loras(lora)
+    pipe, readers = open_pipeline(
+        source,
+        dtype=dtype if dtype is not None else torch_dtype,
+        variant=variant,
+        pipeline_class=pipeline_class,
+        components=components,
+        weights=weights,
+        hub={name: value for name, value in hub.items() if value is not None},
+    )
+    request = {
+        "backend": one_backend(backend, device_map),
+        "params_backend": params_backend,
+        "split_mode": split_mode,
+        "tensor_split": tensor_split,
+        "max_vram": max_vram,
+        "max_memory": max_memory,
+        "rig": rig,
+    }
+    return CompiledPipeline(
+        pipe,
+        request,
+        dynamic_shapes=dynamic_shapes,
+        passes=passes,
+        callbacks=callbacks,
+        readers=readers,
+        lora=loras,
+        lora_apply_mode=lora_apply_mode,
+    )
+
+
+def open_pipeline(
+    source: str | os.PathLike[str],
+    *,
+    dtype: Dtypes = None,
+    variant: str | None = None,
+    pipeline_class: Any = None,
+    components: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Given] | None = None,
+    hub: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Built]]:
+    """Builds a saved pipeline without its weights, and what reads them, by component; takes what load_pipeline takes.
+
+    Raises UsageError or WeightError as load_pipeline does.
+    """
+    import diffusers
+
+    given = dict(components or {})
+    cls = pipeline_class or diffusers.DiffusionPipeline
+    dtypes = read_dtypes(dtype)
+
+    def own_parts(listing: Mapping[str, Any]) -> dict[str, Any]:
+        classes = {name: value for name, value in listing.items() if isinstance(value, list) and len(value) == 2}
+        check_names(Path(source), classes)
+        return {name: value for name, value in classes.items() if value[0] and name not in given}
+
+    def with_files(listing: Mapping[str, Any]) -> dict[str, Given]:
+        return _by_component(weights or {}, list(own_parts(listing)))
+
+    folder = pipeline_folder(cls, source, variant, hub or {}, given, with_files if weights else None)
+    listing = read_json(folder / INDEX)
+    own = own_parts(listing)
+    parts_there = [name for name, value in listing.items() if isinstance(value, list)]
+    _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), parts_there)
+    named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
+    indices = {name: open_weights(files) for name, files in named.items()}
+    built = _build_all(folder, variant, dtypes, own, indices)
+    parts = {**{name: one.module for name, one in built.items()}, **given}
+    return _assemble(cls, folder, variant, without_auto(dtypes), parts), dict(built)
+
+
+def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> None:
+    """Raises UsageError for a component that the pipeline does not take; says nothing where its class is unknown."""
+    if cls is None:
+        return
+    taken = {*inspect.signature(cls.__init__).parameters, *classes}
+    wrong = sorted(given.keys() - taken)
+    if wrong:
+        near = difflib.get_close_matches(wrong[0], list(classes), n=1)
+        hint = f", did you mean {near[0]}?" if near else "."
+        raise UsageError(
+            f"components: {cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}"
+        )
+
+
+def _may_have_weights(home: Path) -> bool:
+    """Whether a component is a model: those have a config.json, and tokenizers and schedulers another file."""
+    return (home / "config.json").is_file() or not home.is_dir()
+
+
+def _by_component(weights: Mapping[str, Given], own: Sequence[str]) -> dict[str, Given]:
+    """The files of weights by component; raises UsageError for a key that does not mean one component."""
+    found: dict[str, Given] = {}
+    for key, files in weights.items():
+        alike = [name for name in own if role_of_component(name) == role_of(key)]
+        meant = [key] if key in own else alike
+        if len(meant) != 1 or meant[0] in found:
+            several = f"{key!r} means {' and '.join(meant)}" if meant else f"this pipeline has no {key!r}"
+            raise UsageError(f"weights: {several}: name one of its components, each once: {', '.join(own)}")
+        found[meant[0]] = files
+    return found
+
+
+def _build_all(
+    folder: Path, variant: str | None, dtypes: Any, classes: Mapping[str, Any], indices: Mapping[str, WeightIndex]
+) -> dict[str, Built]:
+    built: dict[str, Built] = {}
+    reader = WeightReader()
+    _check_variant(folder, variant)
+    for name in (name for name in indices if not (folder / name).is_dir()):
+        raise WeightError(f"{folder} has no {name}: its config.json says what the weights given belong to: download it")
+    for name, (library, cls) in classes.items():
+        if not (folder / name).is_dir():
+            continue
+        one = build(library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader)
+        if one is not None:
+            built[name] = one
+    return built
+
+
+def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: Mapping[str, Any]) -> Any:
+    try:
+        with libraries.quiet_assembly():
+            return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
+    except (OSError, ValueError) as error:
+        raise WeightError(f"diffusers cannot load {folder}: {error}") from error
+
+
+def _check_variant(folder: Path, variant: str | None) -> None:
+    if variant and not any(folder.glob(f"*/*.{variant}[.-]*")):
+        raise UsageError(f"no file in {folder} is of variant {variant!r}: leave variant out, or name another")

@@ -1,0 +1,389 @@
+"""Compiles a whole diffusers pipeline: the calls of its components are swapped, its objects stay."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..compiler.errors import UsageError
+from ..compiler.ir.program import Program
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.units import format_bytes
+from ..components.calls import Ours
+from ..components.compiled import CompiledModule
+from ..components.component import Component
+from ..components.holdings import Files, Held, Holdings
+from ..components.program_weights import ProgramWeights
+from ..conventions import libraries
+from ..conventions.request import Request, one_backend
+from ..conventions.roles import role_of_module
+from ..lora.requested import apply_loras, check_mode, read_loras
+from ..passes.base import Callback, Pass, PassManager
+from ..passes.pipeline import default_passes, parse_passes
+from ..runtime.devices.transfers import moved
+from .checks import refuse_taken
+from .plan import check_names, count_held_as_free, modules_of, phase_of, share_out
+from .subclass import become_as_before, become_compiled, handle_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def compile_pipeline(
+    pipe: Any,
+    backend: Any = None,
+    *,
+    split_mode: Any = "layer",
+    tensor_split: Any = None,
+    max_vram: Any = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    params_backend: Any = None,
+    device_map: Any = None,
+    lora: Any = None,
+    lora_apply_mode: str = "auto",
+    rig: Rig | str | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: str | Sequence[Pass] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> CompiledPipeline:
+    """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
+
+    The pipeline stays the object it is and is called as before. A component is compiled at its first call of each kind
+    (shapes, dtypes, arguments that are no tensors), and its weights go to their devices then, once.
+
+    Args:
+        pipe: any diffusers pipeline; inference only.
+        backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
+        params_backend: where weights rest while nobody reads them: left out, where they run; ``cpu``, in host memory;
+            ``disk``, in their files (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are
+            brought to their devices when a component is called, and leave with its phase: the text encoders are gone
+            before sampling starts.
+        split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
+        device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
+        lora: LoRAs to load, ``"NAME:SCALE"`` or a list: files, folders with one, or repositories on the Hub.
+        lora_apply_mode: ``immediately`` merges them into the weights, ``at_runtime`` computes them beside; ``auto``
+            merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
+            loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
+        dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
+            takes it.
+
+    Returns:
+        A handle that is called as the pipeline is, knows its components and undoes everything.
+
+    Raises:
+        SpecError: a spec is wrong; the message points at the place.
+        UsageError: the pipeline is compiled or offloaded already.
+    """
+    return CompiledPipeline(
+        pipe,
+        {
+            "backend": one_backend(backend, device_map),
+            "params_backend": params_backend,
+            "split_mode": split_mode,
+            "tensor_split": tensor_split,
+            "max_vram": max_vram,
+            "max_memory": max_memory,
+            "rig": rig,
+        },
+        dynamic_shapes=dynamic_shapes,
+        passes=passes,
+        callbacks=callbacks,
+        lora=lora,
+        lora_apply_mode=lora_apply_mode,
+    )
+
+
+def undo(pipe: Any) -> None:
+    """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
+    handle = handle_of(pipe)
+    if handle is not None:
+        handle.undo()
+
+
+class CompiledPipeline:
+    """A pipeline whose components are compiled; calling it calls the pipeline.
+
+    ``pipe`` is the pipeline itself, ``components`` has a Component by name, ``rig`` the devices. Other attributes are
+    those of the pipeline, to read and to set. Used in a ``with`` statement it undoes itself at the end.
+
+    The handle keeps the pipeline alive. The pipeline and its components have the same handle without that, so that
+    nothing leads back to the pipeline, and all is freed as soon as nobody holds it.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_kept")
+
+    def __init__(
+        self,
+        pipe: Any,
+        request: Mapping[str, Any],
+        *,
+        dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+        passes: str | Sequence[Pass] | None = None,
+        callbacks: Sequence[Callback] = (),
+        readers: Mapping[str, Files] | None = None,
+        lora: Any = None,
+        lora_apply_mode: str = "auto",
+    ) -> None:
+        self._kept = pipe
+        self._pipe = weakref.ref(pipe)
+        inside = self._within_the_pipeline()
+        check_mode(lora_apply_mode)
+        loras = read_loras(lora)
+        refuse_taken(pipe)
+        modules = modules_of(pipe)
+        roles = {name: role_of_module(name, module) for name, module in modules.items()}
+        self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
+        self._passes = passes
+        self._callbacks = callbacks
+        self._request.switch_on()
+        check_names(self._request, roles, dynamic_shapes or {})
+        self._phase = ""
+        self._running: list[None] = []
+        self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
+        made: list[Component] = []  # each is kept by its module from _swap on
+        holdings = Holdings()
+        for name, devices in share_out(self._request, modules, roles).items():
+            one = Component(
+                name,
+                roles[name],
+                modules[name],
+                devices,
+                finish=inside._finish,
+                whole_on=self._whole_on(devices[0]),
+                offer=inside._offer,
+                shares=self._request.shares_for(name, roles[name], devices),
+                rows=self._request.mode_for(name, roles[name]) == "row",
+                files=(readers or {}).get(name),
+                holdings=holdings,
+                rests=self._request.rests_for(name, roles[name], devices),
+                enter=inside._enter,
+                dynamic_shapes=(dynamic_shapes or {}).get(name),
+            )
+            made.append(one)
+            self._components[name] = one
+        try:
+            self._swap(inside)
+            apply_loras(self, loras, lora_apply_mode)
+        except BaseException:
+            self.undo()
+            raise
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline."""
+        return self._pipe()
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by name; none when the pipeline was undone."""
+        return dict(self._components)
+
+    @property
+    def rig(self) -> Rig:
+        """The devices it was compiled for."""
+        return self._request.rig
+
+    @property
+    def main(self) -> Device:
+        """The device of the pipeline's own tensors: the main device of its largest diffusion component."""
+        chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
+        return max(chosen, key=lambda one: one.residence.nbytes).devices[0]
+
+    @property
+    def programs(self) -> dict[str, list[CompiledModule]]:
+        """What was compiled so far, by component."""
+        return {name: one.programs for name, one in self.components.items() if one.programs}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the pipeline."""
+        try:
+            return self.pipe(*args, **kwargs)
+        finally:
+            self.release()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles, and brings weights to their devices, for calls like this one: runs the pipeline for one step."""
+        self(*args, **{"num_inference_steps": 1, **kwargs})
+
+    def refresh(self, *names: str) -> None:
+        """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""
+        for name in names or self.components:
+            self.components[name].refresh()
+
+    def release(self) -> None:
+        """Lets go of all weights that rest elsewhere than where they are read, as each call does at its end."""
+        self._phase = ""
+        for component in self.components.values():
+            component.residence.release()
+            component.adapters.forget()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next."""
+        for component in self.components.values():
+            component.put_back()
+        self._running.append(None)
+        try:
+            yield
+        finally:
+            self._running.pop()
+            self.release()
+
+    def undo(self) -> None:
+        """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
+        for component in self.components.values():
+            component.restore()
+            component.module.__dict__.pop(libraries.HOOK, None)
+        become_as_before(self.pipe)
+        _bring_state(self.pipe)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the handle does not have itself is the pipeline's: its scheduler, its ``load_lora_weights``."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return getattr(self.pipe, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.pipe, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.pipe)})
+
+    def __enter__(self) -> CompiledPipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        lines = [f"{type(self.pipe).__name__} on {', '.join(map(str, self.rig))}"]
+        for name, one in self.components.items():
+            where = " & ".join(map(str, one.devices))
+            rests = f", weights rest on {one.residence.rests}" if one.residence.rests else ""
+            by_parts = ", by its parts" if one.parts.reasons else ""
+            lines.append(f"  {name} ({one.role}): {where}{rests}{by_parts}, {len(one.programs)} programs")
+        return "\n".join(lines)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise UsageError(
+            "the handle of a compiled pipeline cannot be copied or pickled: copy the pipeline (handle.pipe), and "
+            "compile the copy"
+        )
+
+    def _within_the_pipeline(self) -> Self:
+        """The same handle, which does not keep the pipeline alive."""
+        inside = object.__new__(type(self))
+        inside.__dict__ = self.__dict__
+        return inside
+
+    def _swap(self, inside: CompiledPipeline) -> None:
+        hook = _ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
+        for component in self.components.values():
+            component.swap()
+            if self.rig.present:
+                component.settle()
+            component.module.__dict__[libraries.HOOK] = hook
+        places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
+        self.pipe.__dict__[libraries.DEVICE_MAP] = places
+        become_compiled(self.pipe, inside)
+
+    def splits_rows(self, component: Component) -> bool:
+        """Whether a component's weights are to be split by rows over several devices."""
+        return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
+
+    def _whole_on(self, main: Device) -> Device:
+        """The device of calls that cannot be compiled."""
+        return main
+
+    def _enter(self, component: Component) -> None:
+        """Lets go of what was staged for another phase, when a component of a new one is called.
+
+        A component that is called outside a call of the pipeline takes its adapters' weights anew each time.
+        """
+        if not self._running:
+            component.adapters.forget()
+        phase = phase_of(component.name)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        for other in self.components.values():
+            if phase_of(other.name) != phase:
+                other.residence.release()
+
+    def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
+        residence = component.residence
+        program.rests = residence.rests
+        program.keeps_staged = True  # until the component's phase ends
+        program.shares = residence.shares
+        component.parts.place(module, program)
+        shares = self._request.shares_for(component.name, component.role, component.devices)
+        given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
+        mode = self._request.mode_for(component.name, component.role)
+        mode = "layer" if component.parts.settled else mode
+        PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
+        residence.shares = program.shares
+        if program.rests:
+            residence.settle(module, program)
+        return CompiledModule(program, self.rig, ProgramWeights(residence, module, program))
+
+    def _offer(self, component: Component, read: Sequence[Held] = ()) -> tuple[Device, ...]:
+        """The devices of a component, with what is left free of them by others, and by its weights that are not read.
+
+        Of what is staged only one phase is there at a time: the component's own, or the largest.
+        """
+        taken: Counter[str] = Counter()
+        staged: dict[str, Counter[str]] = defaultdict(Counter)
+        for other in self.components.values():
+            held = component.residence.bytes_on(read) if other is component else _bytes_on(other)
+            (staged[phase_of(other.name)] if other.residence.rests else taken).update(held)
+        own = phase_of(component.name)
+        phases = [staged[own]] if component.residence.rests else staged.values()
+        taken += functools.reduce(operator.or_, phases, Counter())
+        return tuple(_less(device, taken[device.name]) for device in component.devices)
+
+
+def _less(device: Device, taken: int) -> Device:
+    """A device of which others hold some bytes."""
+    if not taken:
+        return device
+    why = f"{format_bytes(taken)} are held by other components, or parts of this one"
+    return replace(device, free=max(0, device.free - taken), why=", ".join(filter(None, (device.why, why))))
+
+
+def _bytes_on(component: Component) -> Counter[str]:
+    """The bytes of weights that a component has on each device, or will have."""
+    if len(component.devices) == 1:
+        return Counter({component.devices[0].name: component.residence.nbytes})
+    return component.residence.bytes_on()
+
+
+def _bring_state(pipe: Any) -> None:
+    """Brings the tensors that a scheduler keeps to the device of the pipeline."""
+    for component in pipe.components.values():
+        if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
+            held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
+            there = libraries.execution_device(pipe)
+            vars(component).update({name: moved(value, there) for name, value in held.items()})
+
+
+class _ExecutionDevice(Ours):
+    """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.execution_device = device
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Does nothing; accelerate calls it when it removes hooks."""
+        return module

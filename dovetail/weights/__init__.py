@@ -1,0 +1,1 @@
+"""Weight files under published names: matching them to a module's weights."""

@@ -1,0 +1,1 @@
+"""Facts about a program that several passes need; nothing here changes a program."""

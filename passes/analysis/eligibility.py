@@ -1,0 +1,46 @@
+"""Says which weights a row split slices: those that are large matrices of a block and nothing but multiplied by."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
+from ...compiler.ir.program import Program, TensorType, Weight, value_of, weight_of
+
+LEAST = 256
+"""A side shorter than this is not worth a message to another device."""
+
+LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})
+"""The operations ``op(x, weight, bias, …)`` whose result has a column for each row of the weight."""
+
+
+def marked_weights(program: Program) -> dict[Node, Weight]:
+    """The weights whose rows are sliced: contiguous, two-dimensional, no side short, in a block, only multiplied by."""
+    inside = {weight.name for block in program.blocks for weight in block.weights}
+    found = ((node, weight_of(node)) for node in program.weight_nodes())
+    return {
+        node: weight for node, weight in found if weight and weight.name in inside and _is_large_matrix(node, weight)
+        and all(is_multiplied(user, node) for user in node.users)
+    }  # fmt: skip
+
+
+def _is_large_matrix(node: Node, weight: Weight) -> bool:
+    value = value_of(node)
+    if weight.kind == "adapter" or len(weight.shape) != 2 or not isinstance(value, TensorType):
+        return False
+    return min(weight.shape) >= LEAST and value.stride == (value.shape[1], 1)
+
+
+def is_multiplied(user: Node, weight: Node) -> bool:
+    """Whether a node multiplies by a weight's rows; its bias, if it has one, must be a weight too."""
+    if user.target not in LINEAR or user.all_input_nodes.count(weight) != 1 or user.args[1] is not weight:
+        return False
+    bias = bias_of(user)
+    return user.args[0] is not weight and bias is not weight and (bias is None or weight_of(bias) is not None)
+
+
+def bias_of(node: Node) -> Node | None:
+    """The bias of a linear operation."""
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    return bias if isinstance(bias, Node) else None

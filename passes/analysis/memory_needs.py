@@ -1,0 +1,205 @@
+"""How much memory each device needs to run a program whose nodes are on given devices; nothing is changed.
+
+What is counted is what the schedule will hold: a weight once on each device that reads it, wherever its home is; a
+weight that comes and goes while it is there; a value from the node that makes it to its last reading on each device,
+with the copies that arrive there, and, where it leaves its segment, at least to the segment's end. One pass over the
+nodes and one over the readings. An operation on a packed weight has, while it runs, what it unpacks at the least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch.fx import Node
+
+from ...compiler.checkpoints.unpacking import scratch_bytes, sizes_on
+from ...compiler.ir.aliasing import readings
+from ...compiler.ir.ops import GATHER, LANDING
+from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_of
+from ...compiler.spec.devices import Device
+
+_PACKED = torch.ops.dovetail
+_UNPACKING = frozenset(
+    {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
+)
+
+Places = Mapping[Node, Device]
+"""The device of each node."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a device must have: weights that stay or are there together, and what is needed beside them.
+
+    ``weights`` is everything that lies there at the fullest moment and is a weight, ``values`` the rest of it.
+    """
+
+    weights: int = 0
+    values: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together, at the fullest moment."""
+        return self.weights + self.values
+
+
+def needs_of(program: Program, places: Places, headroom: int | None = None) -> dict[Device, Need]:
+    """What each device of a program needs, given the device of each node.
+
+    ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight.
+    """
+    count = _Count(program, places)
+    return {device: count.need(device, headroom) for device in program.devices}
+
+
+def homes_only(program: Program) -> dict[Device, Need]:
+    """What the weights at home on each device take, if all of them are there at once."""
+    found = dict.fromkeys(program.devices, 0)
+    for name, device in program.home.items():
+        found[device] = found.get(device, 0) + program.weights[name].nbytes
+    return {device: Need(nbytes) for device, nbytes in found.items()}
+
+
+@dataclass
+class _Count:
+    """Counts once for all devices; a step is the place of an operation in the graph."""
+
+    program: Program
+    places: Places
+    steps: dict[Node, int] = field(init=False)
+    segment: dict[Node, int] = field(init=False)
+    ends: list[int] = field(init=False)
+    resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
+    staged: dict[Device, dict[int, dict[Weight, None]]] = field(default_factory=dict)
+    values: dict[Device, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ops = list(self.program.ops())
+        self.steps = {node: step for step, node in enumerate(ops)}
+        self.segment, self.ends = {}, []
+        for _, run in groupby(ops, key=self.places.__getitem__):
+            nodes = list(run)
+            self.segment.update(dict.fromkeys(nodes, len(self.ends)))
+            self.ends.append(self.steps[nodes[-1]])
+        self._count_weights()
+        self.values = _alive(len(ops) + 1, self._lives())
+
+    def need(self, device: Device, headroom: int | None) -> Need:
+        resident = sum(weight.nbytes for weight in self.resident[device])
+        staged = self.staged.get(device, {})
+        held = {segment: sum(weight.nbytes for weight in some) for segment, some in staged.items()}
+        if self.program.keeps_staged:
+            resident, held = resident + sum(w.nbytes for w in {w: None for some in staged.values() for w in some}), {}
+        if headroom is not None:
+            most = resident + max(held.values(), default=0)
+            return Need(most, headroom if most else 0)
+        alive = self.values.get(device, [0])
+        moments = [Need(resident, max(alive, default=0))]
+        for segment, nbytes in held.items():
+            first = self.ends[segment - 1] + 1 if segment else 0
+            moments.append(Need(resident + nbytes, max(alive[first : self.ends[segment] + 1])))
+        return max(moments, key=lambda need: need.total)
+
+    def _count_weights(self) -> None:
+        """Each weight on each device that reads it, or with each segment that it comes for."""
+        seen = self._seen_outside()
+        for node in self.program.weight_nodes():
+            weight = weight_of(node)
+            assert weight is not None
+            stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
+            for user in node.users:
+                device = self.places.get(user, self.program.main)
+                if stays or not self.program.stages(weight, device):
+                    self.resident[device][weight] = None
+                else:
+                    some = self.staged.setdefault(device, defaultdict(dict))
+                    some[self.segment[user]][weight] = None
+
+    def _seen_outside(self) -> set[int]:
+        """The storages of values that another segment reads, or the caller."""
+        return {
+            tensor.storage
+            for reader, value, _ in readings(self.program)
+            if value in self.segment and self.segment.get(reader) != self.segment[value]
+            for tensor in tensors_of(value)
+        }
+
+    def _lives(self) -> Iterator[tuple[Device, int, int, int]]:
+        """Each piece of memory that holds a value: its device, its bytes, and its first and last step."""
+        lives: dict[tuple[Device, object], list[int]] = {}
+        of_weights = {tensor.storage for node in self.program.weight_nodes() for tensor in tensors_of(node)}
+        for node in self.program.graph.nodes:
+            if node.op != "output":
+                step, device = self.steps.get(node, 0), self.places.get(node, self.program.main)
+                for tensor in tensors_of(node):
+                    if tensor.storage not in of_weights:
+                        lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
+                if node.target in _UNPACKING:
+                    lives[device, node] = [_scratch(node, device), step, step]
+        for reader, value, version in readings(self.program):
+            if tensors_of(value):
+                self._note_reading(lives, reader, value, version)
+        return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
+
+    def _note_reading(
+        self, lives: dict[tuple[Device, object], list[int]], reader: Node, value: Node, version: int
+    ) -> None:
+        home = self.places.get(value, self.program.main)
+        there = self.places.get(reader, self.program.main)
+        step = self.steps.get(reader, len(self.steps))
+        leaves = value in self.segment and self.segment.get(reader) != self.segment[value]
+        for tensor in tensors_of(value):
+            held = lives.get((home, tensor.storage))
+            until = max(step if there == home else 0, self.ends[self.segment[value]] if leaves else 0)
+            if held is not None:
+                held[2] = max(held[2], until)
+        if there == home or self._lands(reader, value):
+            return
+        nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
+        life = lives.setdefault((there, (value, version)), [nbytes, self.steps.get(value, 0), step])
+        life[2] = max(life[2], step)
+
+    def _lands(self, reader: Node, value: Node) -> bool:
+        """Whether a part arrives in the memory of the whole that it is gathered into."""
+        if reader.target is not GATHER or value not in self.segment:
+            return False
+        out = reader.args[0]
+        return isinstance(out, Node) and out.target is LANDING and self.segment[out] < self.segment[value]
+
+
+def _scratch(node: Node, device: Device) -> int:
+    """The least bytes in which an operation on a packed weight unpacks it: it takes more where there is room."""
+    weight = next((weight for read in node.all_input_nodes if (weight := weight_of(read)) and weight.quant), None)
+    if weight is None:
+        return 0
+    columns, sizes = weight.shape[-1], sizes_on(device.is_host, room=0)
+    return scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, tensors_of(node)[0].dtype.itemsize, sizes)
+
+
+def arriving(tensor: TensorType) -> int:
+    """Bytes that a copy of a value takes: it keeps the strides, with the gaps of a view and without what repeats."""
+    strides = [step for step in tensor.stride if isinstance(step, int)]
+    if len(strides) < len(tensor.stride) or 0 in tensor.sizes:
+        return tensor.nbytes
+    reach = sum((count - 1) * step for count, step in zip(tensor.sizes, strides, strict=True))
+    return (1 + reach) * tensor.dtype.itemsize
+
+
+def _alive(steps: int, lives: Iterator[tuple[Device, int, int, int]]) -> dict[Device, list[int]]:
+    """For each device the bytes alive at each step."""
+    changes: dict[Device, list[int]] = {}
+    for device, nbytes, first, last in lives:
+        change = changes.setdefault(device, [0] * (steps + 1))
+        change[first] += nbytes
+        change[last + 1] -= nbytes
+    for change in changes.values():
+        alive = 0
+        for step, nbytes in enumerate(change):
+            alive += nbytes
+            change[step] = alive
+    return changes

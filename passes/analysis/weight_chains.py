@@ -1,0 +1,26 @@
+"""Which weights an operation reads, through views, casts and transposes of them."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from ...compiler.ir.aliasing import Alias, alias_class, asks
+from ...compiler.ir.program import Weight, tensors_of
+
+
+def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
+    """The weights that a node reads, each once, in argument order, through chains of views, casts and transposes."""
+    return tuple(dict.fromkeys(weight for operand in node.all_input_nodes for weight in roots[operand]))
+
+
+def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
+    """The weights that reading a node amounts to reading: those behind what it views, casts or transposes."""
+    viewed = node.args[0] if node.args else None
+    if not isinstance(viewed, Node) or not names_memory(node) or not tensors_of(node):
+        return ()
+    return roots[viewed]
+
+
+def names_memory(node: Node) -> bool:
+    """Whether a node computes nothing: it is a view, or may be one (a cast, a ``reshape``), or asks for a size."""
+    return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE) or asks(node.target)

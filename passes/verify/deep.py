@@ -1,0 +1,168 @@
+"""Runs a schedule on tensors without data and compares every node with its annotation.
+
+Torch's own shape functions decide what each op yields, so this checks shapes, dtypes and devices at full size in a
+second or two, without weights and without the devices. Operands are taken from where the schedule has put them; that a
+value lies on the right device is asked at every node, since an op with one operand would hide a missing copy. How
+results lie in memory is compared apart (`verify_layout`), for that was traced on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from ...compiler.errors import DovetailError, PassError, VerificationError
+from ...compiler.ir.aliasing import readings
+from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, value_of, weight_of
+from ...compiler.ir.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
+from ...compiler.ir.sizes import evaluate
+from ...compiler.ir.targets import bounded
+from ...compiler.spec.devices import Device
+from .layout import misplaced
+from .snapshot import Violation
+from .verifier import explain
+
+LAW = "Run without data, every node yields the shape, strides, dtype, device and memory that its annotation says."
+
+
+def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | None = None) -> int:
+    """Checks every node of a scheduled program against torch's shape functions; returns how many nodes it checked.
+
+    Args:
+        program: a program with its schedule.
+        stand_ins: for each device of the program the torch device that stands for it. Simulated devices are right for
+            any rig: a device of their own kind each, so that mixing two raises. Left out, the devices themselves.
+
+    Raises:
+        VerificationError: a node yields something else than its annotation says, or mixes devices.
+        PassError: the program has no schedule.
+    """
+    if program.schedule is None:
+        raise PassError(f"{program.name} has no schedule: run the passes up to schedule first")
+    places = stand_ins or {device: device.torch for device in program.devices}
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False):
+        try:
+            count = _Rehearsal(program, places).run()
+            for node, problem in misplaced(program, _call):
+                raise VerificationError(explain(program, Violation("deep", f"%{node.name} {problem}", node), LAW))
+            return count
+        except DovetailError:
+            raise
+        except Exception as error:  # outside the ops, which say what they are: a schedule that does not fit the graph
+            raise VerificationError(f"{program.name} cannot be run: {type(error).__name__}: {error}") from error
+
+
+class _Rehearsal:
+    """The tensors without data that lie on each device."""
+
+    def __init__(self, program: Program, places: Mapping[Device, torch.device]) -> None:
+        self.program = program
+        self.places = places
+        self.versions = {(reader, value): version for reader, value, version in readings(program) if version}
+        self.nodes = {weight.name: node for node in program.weight_nodes() if (weight := weight_of(node))}
+        self.weights: dict[tuple[Node, Device], Any] = {}
+        self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
+
+    def run(self) -> int:
+        count = 0
+        for instruction in self.program.schedule or ():
+            match instruction:
+                case Load(device, weights):
+                    for node in (self.nodes[weight.name] for weight in weights):
+                        self.weights[node, device] = self.make(value_of(node), device)
+                case Copy(value, source, target, _):
+                    self.held[value, target] = self.send(self.held[State(value.node), source], target)
+                case Run():
+                    self.segment(instruction)
+                    count += len(instruction.segment.nodes)
+                case Free(value, device):
+                    del self.held[value, device]
+                case Release(device, weights):
+                    for node in (self.nodes[weight.name] for weight in weights):
+                        del self.weights[node, device]
+                case Wait() | Return():
+                    pass
+        return count
+
+    def segment(self, run: Run) -> None:
+        device = run.segment.device
+        local = {state: self.held[state, resting_place(state, device)] for state in run.reads}
+        for node in run.segment.nodes:
+            local[State(node)] = self.node(node, device, local)
+        for state in run.yields:
+            self.held[state, resting_place(state, device)] = local[state]
+
+    def node(self, node: Node, device: Device, local: Mapping[State, Any]) -> Any:
+        def operand(value: Node) -> Any:
+            if weight_of(value) is not None:
+                return self.weights[value, device]
+            moved = device_of(value) != device
+            return local[State(value, self.versions.get((node, value), 0) if moved else 0)]
+
+        args, kwargs = map_arg((node.args, node.kwargs), operand)
+        args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))
+        try:
+            found = _call(node.target, args, kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
+            return self.make(value_of(node), device)  # only the data knows, or only a kernel
+        except Exception as error:
+            raise self.broken(node, f"{type(error).__name__}: {error}") from error
+        for problem in self.differences(value_of(node), found, self.places[device_of(node)]):
+            raise self.broken(node, problem)
+        return found
+
+    def differences(self, value: Value, found: Any, place: torch.device) -> Iterator[str]:
+        if isinstance(value, TensorType):
+            if not isinstance(found, torch.Tensor):
+                yield f"yields a {type(found).__name__}, its annotation says a tensor"
+                return
+            expected = (self.sizes(value.shape), value.dtype, place)
+            actual = (tuple(found.shape), found.dtype, found.device)
+            if actual != expected:
+                yield f"yields {_show(actual)}, its annotation says {_show(expected)}"
+        elif value is None and not isinstance(found, int | float | complex | None):
+            yield f"yields a {type(found).__name__}, its annotation says a number"
+        elif value is not None:
+            if not isinstance(found, (tuple, list)) or len(found) != len(value):
+                yield f"does not yield {len(value)} results, as its annotation says"
+                return
+            for inner, item in zip(value, found, strict=False):
+                yield from self.differences(inner, item, place)
+
+    def make(self, value: Value, device: Device) -> Any:
+        if isinstance(value, TensorType):
+            sizes, strides = self.sizes(value.shape), self.sizes(value.stride)
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.places[device])
+        return 1 if value is None else tuple(self.make(item, device) for item in value)
+
+    def send(self, tensor: torch.Tensor, target: Device) -> torch.Tensor:
+        place = self.places[target]
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+
+    def sizes(self, sizes: tuple[int | str, ...]) -> tuple[int, ...]:
+        return tuple(evaluate(size, self.program.symbols) for size in sizes)
+
+    def broken(self, node: Node, problem: str) -> VerificationError:
+        return VerificationError(explain(self.program, Violation("deep", f"%{node.name} {problem}", node), LAW))
+
+
+def _call(target: Any, args: Any, kwargs: Any) -> Any:
+    function = target if isinstance(target, OpOverload) else bounded(target)
+    return function(*args, **kwargs)
+
+
+def _show(kind: tuple[tuple[int, ...], torch.dtype, torch.device]) -> str:
+    shape, dtype, device = kind
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"

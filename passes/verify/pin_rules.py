@@ -1,0 +1,86 @@
+"""The rule of the verifier that says on which device each operation is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ...compiler.ir.aliasing import Alias, overwrites
+from ...compiler.ir.program import Weight, placement_of
+from ..analysis.replicated import SMALL
+from ..analysis.weight_chains import names_memory, weights_through
+from ..pin import returns
+from .snapshot import UNKNOWN, Evidence, Violation
+
+
+def pin(evidence: Evidence) -> Iterator[Violation]:
+    """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
+    beside = {node: base for node, base in evidence.bases.items() if not overwrites(node)}
+    homes, free = evidence.homes(), _free(evidence, beside)
+    roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
+    following: set[Node] = set()
+    current = 0
+    for node in evidence.ops:
+        consumed: tuple[Weight, ...] = ()
+        for operand in evidence.operands[node]:
+            if operand in roots:
+                consumed += roots[operand]
+        if consumed:
+            consumed = tuple(dict.fromkeys(consumed))
+            roots[node] = weights_through(node, roots)
+            drawing = [weight.name for weight in consumed if weight.name not in free]
+            if drawing and (node not in beside or not names_memory(node)):
+                current = homes.get(drawing[-1], UNKNOWN)
+        if returns(node):
+            current = 0
+        if placement_of(node).weights != consumed:
+            said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
+            yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
+        if evidence.device[node] == current or node in beside:
+            continue
+        if consumed or not (following := following or _following(evidence, beside)) or node not in following:
+            here, there = evidence.name(evidence.device[node]), evidence.name(current)
+            yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
+
+
+def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
+    """The ops that may run where their only readers are: pure ones, all of whose readers are on their device.
+
+    A reader through views counts where it is, so an op that views another one is among them if its readers are there.
+    """
+    found: set[Node] = set()
+    for node in reversed(evidence.ops):
+        tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+        if evidence.kinds[node] is Alias.WRITE or returns(node) or torch.Tag.nondeterministic_seeded in tags:
+            continue
+        there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
+        away = len(there) < len(node.users) or any(user.op == "output" for user in there)
+        if there and not away and all(user in found for user in there if beside.get(user) is node):
+            found.add(node)
+    return found
+
+
+def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
+    """The weights that draw no operation: numbers, what is no parameter and in no block, small ones read in between."""
+    program = evidence.program
+    inside = {weight.name for block in program.blocks for weight in block.weights}
+    weights = evidence.weights.values()
+    free = {one.name for one in weights if one.kind != "parameter" and (one.is_number or one.name not in inside)}
+    small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= SMALL} - inside
+    small = {name for name in small if program.home.get(name) == program.main}
+    if not small or program.shares:
+        return free
+    steps: dict[str, list[int]] = {}
+    roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
+    for step, node in enumerate(evidence.ops):
+        read = {weight.name for operand in evidence.operands[node] for weight in roots.get(operand, ())}
+        roots[node] = weights_through(node, roots) if read else ()
+        if node not in beside or not names_memory(node):
+            for name in read:
+                steps.setdefault("" if name in inside and name not in free else name, []).append(step)
+    of_blocks = steps.get("", [])
+    first, last = (of_blocks[0], of_blocks[-1]) if of_blocks else (0, 0)
+    return free | {name for name in small if any(first <= step < last for step in steps.get(name, ()))}

@@ -1,0 +1,76 @@
+"""The rules of a row split: what slices a weight is in, and what may be done with the parts that they yield."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torch.fx import Node
+
+from ...compiler.ir.ops import GATHER
+from ...compiler.ir.program import Weight, tensors_of
+from ...compiler.ir.slices import bounds_of
+from ..analysis.eligibility import LINEAR
+from ..analysis.pointwise import is_number, is_pointwise
+from .snapshot import Evidence, Violation
+
+Rows = tuple[int, int]
+
+
+def slices(evidence: Evidence) -> Iterator[Violation]:
+    """Slices of a weight cover its rows once, in proportion to the shares of the devices that they are at home on."""
+    program = evidence.program
+    held: dict[str, dict[Node, Weight]] = defaultdict(dict)
+    for node, weight in evidence.weights.items():
+        if weight.rows:
+            held[weight.whole][node] = weight
+    for name, nodes in held.items():
+        pieces = nodes.values()
+        found = {(weight.rows, program.home.get(weight.name)) for weight in pieces}
+        stop = max(weight.rows[1] for weight in pieces if weight.rows)
+        bounds = bounds_of(stop, program.shares) if any(program.shares) else ()
+        wanted = {(rows, device) for rows, device in zip(bounds, program.devices, strict=False) if rows[0] < rows[1]}
+        if found != wanted or len(pieces) != len(wanted):
+            said, law = (", ".join(sorted(f"{rows} on {device}" for rows, device in one)) for one in (found, wanted))
+            yield Violation(
+                "slices",
+                f"the rows of {name} are {said}; by the shares of the devices {law or 'none'}",
+                next(iter(nodes)),
+            )
+
+
+def parts(evidence: Evidence) -> Iterator[Violation]:
+    """A slice is only multiplied by, with its bias; its parts stay with their like until they are gathered in order."""
+    rows: dict[Node, Rows] = {node: weight.rows for node, weight in evidence.weights.items() if weight.rows}
+    for node in evidence.ops if rows else ():
+        read = {operand: rows[operand] for operand in evidence.operands[node] if operand in rows}
+        if not read:
+            continue
+        if node.target == GATHER:
+            yield from _gathered(node, rows)
+        elif _stays_apart(evidence, node, read):
+            rows[node] = next(iter(read.values()))
+        else:
+            said = ", ".join(f"{start}:{stop} of %{operand.name}" for operand, (start, stop) in read.items())
+            yield Violation("parts", f"%{node.name} reads {said}, and would need the whole, or the same rows", node)
+
+
+def _stays_apart(evidence: Evidence, node: Node, read: dict[Node, Rows]) -> bool:
+    """Whether a node yields the rows that it reads: a matmul on a slice, or an elementwise operation on parts."""
+    if len(set(read.values())) > 1:
+        return False
+    others = [operand for operand in evidence.operands[node] if operand not in read]
+    if node.target in LINEAR:
+        return node.args[1] in read and node.args[0] not in read and others in ([node.args[0]], [])
+    sliced = any(operand in evidence.weights for operand in read)
+    return not sliced and is_pointwise(node.target, node.kwargs) and all(map(is_number, others))
+
+
+def _gathered(node: Node, rows: dict[Node, Rows]) -> Iterator[Violation]:
+    """What is wrong with the parts of a gather: they must follow each other, from the first column to the last."""
+    given = [rows.get(part, (0, 0)) for part in node.args[1]]  # type: ignore[arg-type, union-attr]
+    ends = [(0, 0), *given, (tensors_of(node)[0].shape[-1], 0)]
+    if any(one[1] != other[0] for one, other in pairwise(ends)):
+        said = ", ".join(f"{start}:{stop}" for start, stop in given)
+        yield Violation("parts", f"%{node.name} puts together {said}, and has {ends[-1][0]} columns", node)

@@ -1,0 +1,267 @@
+"""The rules that an annotated program keeps, a function each.
+
+Every function yields what breaks its rule; none of them changes anything, and each walks the graph at most once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ...compiler.ir.aliasing import Alias
+from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of
+from ...compiler.ir.structure import count_leaves
+from ...compiler.ir.targets import argument_names, name_of, yields_number
+from .snapshot import UNKNOWN, Evidence, Violation
+
+aten = torch.ops.aten
+_CASTS = frozenset((aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.contiguous.default))
+
+
+def targets(evidence: Evidence) -> Iterator[Violation]:
+    """Every op is one that a program may have, over arguments of the kinds that it takes, and numbers are numbers."""
+    for node in evidence.ops:
+        if not name_of(node.target):
+            yield Violation(
+                "targets", f"%{node.name} = {node.target!r:.120} is no operation that a program may have", node
+            )
+        elif yields_number(node.target) != (node.meta.get("value") is None):
+            yield Violation("targets", f"%{node.name} = {node.target} does not yield what its type says", node)
+        elif not _takes(node):
+            yield Violation("targets", f"%{node.name} = {name_of(node.target)} does not take such arguments", node)
+        elif any(isinstance(one, torch.device) and one != HERE for one in (*node.args, *node.kwargs.values())):
+            yield Violation("targets", f"%{node.name} = {node.target} makes a tensor on a device of its own", node)
+        elif node.target is aten._weight_norm.default and not _norms_fit(node):
+            yield Violation("targets", f"%{node.name} has no norm for each row of its weight", node)
+
+
+def _norms_fit(node: Node) -> bool:
+    """Whether the norms of a weight are as many as its rows; the kernel reads past them without a check.
+
+    What is compared are the shapes of inputs and weights, which are checked where they come in, or of their casts.
+    """
+    dim: tuple[Any, ...] = (*node.args, *node.kwargs.values())[2:]
+    if len(node.args) < 2 or node.kwargs.keys() - {"dim"} or any(type(one) is not int for one in dim):
+        return False
+    weight, norms = map(_given_type, node.args[:2])
+    if not isinstance(weight, TensorType) or not isinstance(norms, TensorType):
+        return False
+    at = next(iter(dim), 0)
+    if at == -1:
+        return all(size == 1 for size in norms.shape)
+    wanted = tuple(size if one == at else 1 for one, size in enumerate(weight.shape))
+    return 0 <= at < len(wanted) and norms.shape == wanted
+
+
+def _given_type(node: object) -> object:
+    """The type of the input or weight that a node is or casts; None for any other."""
+    while isinstance(node, Node) and node.target in _CASTS and node.args:
+        node = node.args[0]
+    return node.meta.get("value") if isinstance(node, Node) and node.op == "placeholder" else None
+
+
+def _takes(node: Node) -> bool:
+    """Whether a Python function has numbers, or several results and an index, and an op arguments that it has."""
+    operands = list(node.args)
+    if isinstance(node.target, OpOverload):
+        known = argument_names(node.target)
+        return len(operands) <= len(known) and node.kwargs.keys() <= known
+    if node.kwargs:
+        return False
+    if node.target is operator.getitem:
+        several = len(operands) == 2 and isinstance(operands[0], Node) and operands[0].meta.get("value")
+        return isinstance(several, tuple) and type(operands[1]) is int and -len(several) <= operands[1] < len(several)
+    if node.target is getattr(torch, "sym_sum", None) and len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    return bool(operands) and all(map(_is_number, operands))
+
+
+def _is_number(operand: object) -> bool:
+    if isinstance(operand, Node):
+        return operand.meta.get("value", operand) is None
+    return isinstance(operand, (bool, int, float))
+
+
+def order(evidence: Evidence) -> Iterator[Violation]:
+    """Every node is an input, a weight, an op or the output, says what it yields, and reads what stands before it."""
+    seen: set[Node] = set()
+    for node in evidence.nodes:
+        if node.op not in ("placeholder", "call_function", "output") or "value" not in node.meta:
+            yield Violation("order", f"%{node.name} is a {node.op} that does not say what it yields", node)
+        for operand in evidence.operands[node]:
+            if operand not in seen:
+                yield Violation("order", f"%{node.name} reads %{operand.name}, which does not stand before it", node)
+        seen.add(node)
+
+
+def weights(evidence: Evidence) -> Iterator[Violation]:
+    """Every weight stands in the graph once, under the name by which the program knows it."""
+    known = evidence.program.weights
+    count = Counter(weight.name for weight in evidence.weights.values())
+    for node, weight in evidence.weights.items():
+        if known.get(weight.name) != weight or count[weight.name] > 1:
+            what = "stands in the graph twice" if count[weight.name] > 1 else "is not among the program's weights"
+            yield Violation("weights", f"weight {weight.name} {what}", node)
+    for name in known.keys() - count.keys():
+        yield Violation("weights", f"weight {name} has no node in the graph")
+
+
+def signature(evidence: Evidence) -> Iterator[Violation]:
+    """There are as many inputs and results as the calling convention says."""
+    program = evidence.program
+    inputs, expected = sum(1 for _ in program.inputs()), len(program.signature.tensors)
+    if inputs != expected:
+        yield Violation("signature", f"the graph has {inputs} inputs, a call has {expected} tensors")
+    found, wanted = len(program.output.args[0]), count_leaves(program.signature.out_spec)  # type: ignore[arg-type]
+    if found != wanted:
+        yield Violation("signature", f"the graph has {found} results, the module {wanted}", program.output)
+
+
+def alias(evidence: Evidence) -> Iterator[Violation]:
+    """An op that views or writes an operand by its schema yields that operand's memory, and so do the items of one."""
+    for node in evidence.ops:
+        if evidence.kinds[node] not in (Alias.VIEW, Alias.WRITE) or node in evidence.bases:
+            continue
+        if evidence.storages[node]:
+            yield Violation("alias", f"%{node.name} = {node.target} lies in other memory than what it views", node)
+
+
+def outside(evidence: Evidence) -> Iterator[Violation]:
+    """Nothing writes into an input or a weight."""
+    if not any(evidence.writes.values()):
+        return
+    given = {storage: n for n in evidence.nodes if n.op == "placeholder" for storage in evidence.storages.get(n, ())}
+    for node, written in evidence.writes.items():
+        for storage in written & given.keys():
+            yield Violation("outside", f"%{node.name} writes into %{given[storage].name}", node)
+
+
+def home(evidence: Evidence) -> Iterator[Violation]:
+    """Every weight has a home among the program's devices."""
+    devices, homes = set(evidence.program.devices), evidence.program.home
+    for node, weight in evidence.weights.items():
+        if homes.get(weight.name) not in devices:
+            there = homes.get(weight.name, "nowhere")
+            yield Violation("home", f"weight {weight.name} is at home {there}, not on a device of the program", node)
+
+
+def device(evidence: Evidence) -> Iterator[Violation]:
+    """Every node is on a device of the program: inputs and results on the main device, weights at home."""
+    homes = evidence.homes()
+    for node in evidence.nodes:
+        place = evidence.device[node]
+        if place == UNKNOWN:
+            yield Violation("device", f"%{node.name} is on no device of the program", node)
+        elif node.op != "call_function":
+            weight = evidence.weights.get(node)
+            wanted = homes.get(weight.name, UNKNOWN) if weight else 0
+            if place != wanted:
+                here, there = evidence.name(place), evidence.name(wanted)
+                yield Violation("device", f"%{node.name} is on {here}, it belongs on {there}", node)
+
+
+def dtypes(evidence: Evidence) -> Iterator[Violation]:
+    """A device holds only values of dtypes that it has."""
+    lacking = {place: names for place, one in enumerate(evidence.program.devices) if (names := one.lacks)}
+    for node in evidence.nodes if lacking else ():
+        missing = lacking.get(evidence.device[node], frozenset())
+        found = [name for t in tensors_of(node) if (name := str(t.dtype).removeprefix("torch.")) in missing]
+        if found and node.op != "output":
+            here, where = evidence.name(evidence.device[node]), origin_of(node).source
+            at = f", from {where}" if where else ""
+            yield Violation("dtypes", f"%{node.name} is {found[0]}{at}, which {here} does not have", node)
+
+
+def view(evidence: Evidence) -> Iterator[Violation]:
+    """A view, and whatever writes into memory that exists, is on the device of its base."""
+    for node, base in evidence.bases.items():
+        if evidence.device[base] != evidence.device[node]:
+            here, there = evidence.name(evidence.device[node]), evidence.name(evidence.device[base])
+            yield Violation("view", f"%{node.name} is on {here}, its base %{base.name} on {there}", node)
+
+
+def storage(evidence: Evidence) -> Iterator[Violation]:
+    """Memory that is written lies on one device, with all its views and all who write it."""
+    written: set[int] = set().union(*evidence.writes.values())
+    if not written:
+        return
+    places: dict[int, Node] = {}
+    for node in evidence.nodes:
+        for one in written.intersection(evidence.storages.get(node, ())) | evidence.writes.get(node, set()):
+            first = places.setdefault(one, node)
+            if evidence.device[first] != evidence.device[node]:
+                here, there = evidence.name(evidence.device[node]), evidence.name(evidence.device[first])
+                both = f"they share the memory ~{one}, which is written"
+                yield Violation("storage", f"%{node.name} is on {here}, %{first.name} on {there}: {both}", node)
+
+
+def segments(evidence: Evidence) -> Iterator[Violation]:
+    """Segments hold all ops in order, each a maximal run on one device, and every op knows its segment."""
+    found = evidence.program.segments
+    held = [node for segment in found for node in segment.nodes]
+    for one, other in zip(held, evidence.ops, strict=False):
+        if one is not other:
+            yield Violation("segments", f"%{other.name} stands where segments have %{one.name}", other)
+            break
+    if len(held) != len(evidence.ops):
+        yield Violation("segments", f"the segments hold {len(held)} ops, the graph {len(evidence.ops)}")
+    for index, segment in enumerate(found):
+        place = evidence.place(segment.device)
+        if segment.index != index or not segment.nodes:
+            yield Violation("segments", f"segment {segment.index} is empty, or not the {index}th")
+        for node in segment.nodes:
+            if evidence.device.get(node) != place or placement_of(node).segment != index:
+                problem = f"%{node.name} is in segment {index} on {segment.device}, its placement says otherwise"
+                yield Violation("segments", problem, node)
+    for first, second in pairwise(found):
+        if first.device == second.device:
+            problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
+            yield Violation("segments", problem, second.nodes[0])
+
+
+def crossings(evidence: Evidence) -> Iterator[Violation]:
+    """A value crosses to each device that reads it away from home, once a state, and nowhere else."""
+    wanted = _wanted_crossings(evidence)
+    seen: set[tuple[Node, int, int]] = set()
+    for crossing in evidence.program.crossings:
+        key = (crossing.value, crossing.version, evidence.place(crossing.target))
+        what = f"%{crossing.value.name} in state {crossing.version} crosses to {crossing.target}"
+        if key in seen:
+            yield Violation("crossings", f"{what} twice", crossing.value)
+        elif key not in wanted:
+            yield Violation("crossings", f"{what}, where nobody reads it", crossing.value)
+        elif wanted[key] != (crossing.producer, crossing.consumer):
+            said = f"from segment {crossing.producer} to {crossing.consumer}"
+            problem = f"{what} {said}, by the graph from {wanted[key][0]} to {wanted[key][1]}"
+            yield Violation("crossings", problem, crossing.value)
+        seen.add(key)
+    for value, version, place in wanted.keys() - seen:
+        problem = f"%{value.name} in state {version} is read on {evidence.name(place)}, where it does not cross to"
+        yield Violation("crossings", problem, value)
+
+
+def _wanted_crossings(evidence: Evidence) -> dict[tuple[Node, int, int], tuple[int | None, int | None]]:
+    """For each value, state and device that reads it away from home the segments that make it and read it first."""
+    wanted: dict[tuple[Node, int, int], tuple[int | None, int | None]] = {}
+    written: Counter[int] = Counter()
+    writer: dict[int, int | None] = {}
+    for node in evidence.nodes:
+        place = evidence.device[node]
+        for value in evidence.operands[node]:
+            if evidence.device[value] == place or value in evidence.weights or not evidence.storages.get(value):
+                continue
+            version = max(written[storage] for storage in evidence.storages[value])
+            steps = [placement_of(value).segment, *(writer.get(storage) for storage in evidence.storages[value])]
+            made = max((step for step in steps if step is not None), default=None)
+            wanted.setdefault((value, version, place), (made, placement_of(node).segment))
+        for storage in evidence.writes.get(node, ()):
+            written[storage] += 1
+            writer[storage] = placement_of(node).segment
+    return wanted

@@ -1,0 +1,130 @@
+"""Checks a program and its schedule against small named rules.
+
+It runs at the end of every compile and may run after every pass: a rule is checked as soon as the fact that it speaks
+of is established. It changes nothing, computes nothing, and takes time linear in the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+from ...compiler.errors import DovetailError, VerificationError
+from ...compiler.ir.program import Program
+from ...compiler.text.printer import lines_of
+from ..base import Change, Pass
+from . import pin_rules, reuse_rules, rules
+from . import row_split_rules as slice_rules
+from .replay import replay
+from .snapshot import Evidence, Violation
+
+CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
+    ("", rules.targets),
+    ("", rules.order),
+    ("", rules.weights),
+    ("", rules.signature),
+    ("", rules.alias),
+    ("", rules.outside),
+    ("placed", rules.home),
+    ("placed", slice_rules.slices),
+    ("placed", slice_rules.parts),
+    ("pinned", rules.device),
+    ("pinned", rules.dtypes),
+    ("pinned", rules.view),
+    ("pinned", pin_rules.pin),
+    ("pinned", rules.storage),
+    ("cut", rules.segments),
+    ("cut", rules.crossings),
+    ("", reuse_rules.reuse),
+    ("scheduled", replay),
+)
+"""Each check with the fact that must be established before it applies."""
+
+SCHEDULE_RULES = {
+    "load": "A weight is loaded to each device that reads it, once, before it is read, and nowhere else.",
+    "rest": "A weight that rests elsewhere is released on each device that it was loaded to.",
+    "run": "Every segment runs once, in order.",
+    "read": "A run names what its nodes read from outside, and nothing else.",
+    "yield": "A run yields values that it makes.",
+    "live": "What is read is there: made or sent before, and not yet freed.",
+    "copy": "A copy sends what crosses, from where it lives, in the state that is read, once.",
+    "land": "A copy lands in memory that is there, in the place where its readers gather it.",
+    "wait": "What was sent is waited for on the device that reads it, once, before it is read.",
+    "fence": "Memory is written only after its device has waited for the copies that read it.",
+    "free": "Only what is there is freed.",
+    "idle": "Nothing is made or sent for nobody.",
+    "left": "At the end nothing is left but the results.",
+    "return": "The results are handed out in order, from the main device, as the last step.",
+}
+"""The rules that a schedule keeps."""
+
+RULES: dict[str, str] = {
+    **{check.__name__: (check.__doc__ or "").strip() for _, check in CHECKS if check is not replay},
+    **SCHEDULE_RULES,
+}
+"""Every rule by its name, with what it says."""
+
+
+@dataclass(frozen=True)
+class Verify(Pass):
+    """Checks everything that has been established."""
+
+    name: ClassVar[str] = "verify"
+    ensures: ClassVar[frozenset[str]] = frozenset({"verified"})
+
+    def run(self, program: Program) -> Change:
+        """Checks the rules; raises VerificationError for the first that is broken."""
+        verify(program)
+        return Change(0, f"of {len(RULES)} rules broken")
+
+
+def verify(program: Program) -> None:
+    """Checks every rule that applies to a program as far as it has come.
+
+    Raises VerificationError, which names the rule and shows the place with the lines around it.
+    """
+    try:
+        found = next(violations(program), None)
+        message = explain(program, found) if found else ""
+    except DovetailError:
+        raise
+    except Exception as error:  # a program that was made by hand, or read, may lack what every rule takes for granted
+        raise VerificationError(f"{program.name} is no whole program: {type(error).__name__}: {error}") from error
+    if message:
+        raise VerificationError(message)
+
+
+def violations(program: Program) -> Iterator[Violation]:
+    """All that breaks a rule, in the order of the checks; what follows the first may be its consequence."""
+    evidence = Evidence.of(program)
+    return chain.from_iterable(check(evidence) for fact, check in CHECKS if not fact or fact in program.facts)
+
+
+def explain(program: Program, violation: Violation, law: str = "") -> str:
+    """The text of an error: the rule, what is wrong, and ten lines of the program or schedule around the place."""
+    text = [f"rule {violation.rule}: {law or RULES[violation.rule]}", f"broken by {program.name}: {violation.problem}"]
+    text += _surroundings(program, violation)
+    history = " → ".join(program.history) or "no pass"
+    text += [f"run so far: {history}: a pass that is not dovetail's own, or an edited plan, may be at fault"]
+    return "\n".join([*text, "if neither is there, this is a mistake of dovetail: please report it with this text"])
+
+
+def _surroundings(program: Program, violation: Violation) -> list[str]:
+    if violation.instruction is not None and program.schedule is not None:
+        return _window([str(one) for one in program.schedule], violation.instruction)
+    nodes = list(program.graph.nodes)
+    if violation.node not in nodes:
+        return []
+    try:
+        lines = list(lines_of(program))[-len(nodes) :]
+    except Exception:  # what breaks the rule cannot be printed either
+        lines = [str(node.format_node() or f"return {node.args}") for node in nodes]
+    return _window(lines, nodes.index(violation.node))
+
+
+def _window(lines: list[str], index: int, around: int = 5) -> list[str]:
+    start = max(index - around, 0)
+    window = enumerate(lines[start : index + around + 1], start)
+    return [f"{'>' if number == index else ' '}{number:5} {line}" for number, line in window]

@@ -1,0 +1,1 @@
+"""What devices can do: streams, events, pinned memory, and copies between them."""

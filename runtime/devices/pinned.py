@@ -1,0 +1,127 @@
+"""Pinned host memory for weights: in slabs, within a budget, and pageable past it.
+
+PyTorch rounds each block of pinned memory up to a power of two, so weights pinned one by one take half as much again.
+They are placed in slabs of such a size instead. A slab goes with the last tensor in it, to PyTorch's cache, from which
+the next one is taken. Past the budget, or where the system pins no more, there is none, which is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...compiler.spec.probe import probe_host
+from ...compiler.spec.units import format_bytes
+from .fork import renew_after_fork
+
+logger = logging.getLogger(__name__)
+
+SLAB = 256 * 2**20
+_SMALLEST = 2**20
+_ALIGNMENT = 256
+Pin = Callable[[int], torch.Tensor]
+"""Makes so many bytes of pinned memory; raises RuntimeError where the system does not."""
+
+
+class _Slab:
+    """Pinned bytes that are alive as long as a tensor lies in them, and how many are given out."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._reference = StorageWeakRef(memory.untyped_storage())  # which keeps the address from being used again
+        self.storage: int = self._reference.cdata
+        self.size = memory.numel()
+        self.taken = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no tensor lies in it any more."""
+        return bool(self._reference.expired())
+
+    def take(self, count: int) -> torch.Tensor | None:
+        """The next bytes of it, or None when it is full or gone."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        if storage is None or self.taken + count > self.size:
+            return None
+        start, self.taken = self.taken, min(self.size, -(-(self.taken + count) // _ALIGNMENT) * _ALIGNMENT)
+        return torch.empty(0, dtype=torch.uint8).set_(storage, start, (count,), (1,))
+
+
+class PinnedMemory:
+    """Gives out pinned host memory for one kind of device.
+
+    Args:
+        pin: makes pinned memory.
+        room: how many bytes more may be pinned when so many are; by default what is free, less an eighth of all.
+    """
+
+    def __init__(self, pin: Pin, room: Callable[[int], int] | None = None) -> None:
+        self._pin = pin
+        self._room = room or _room
+        self._told = False
+        self._slabs: list[_Slab] = []
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Makes its lock anew, in a process that was forked."""
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """How much is pinned now."""
+        return sum(slab.size for slab in self._slabs if not slab.is_gone)
+
+    def bytes(self, count: int) -> torch.Tensor | None:
+        """So many bytes of pinned memory, or None where there is no room for them."""
+        with self._lock:
+            self._slabs = [slab for slab in self._slabs if not slab.is_gone]
+            for slab in self._slabs:
+                if (taken := slab.take(count)) is not None:
+                    return taken
+            return self._new_slab(count)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in this memory."""
+        storage = tensor.untyped_storage()._cdata
+        return any(slab.storage == storage for slab in self._slabs)
+
+    def _new_slab(self, count: int) -> torch.Tensor | None:
+        """The first bytes of a slab: as large as all before it, so that little needs little, up to the usual size."""
+        size = max(_power_of_two(count), min(SLAB, max(_SMALLEST, _power_of_two(self.nbytes))))
+        room = self._room(self.nbytes)
+        if size > room:
+            size = _power_of_two(count)
+        if size > room:
+            self._tell(count, f"{format_bytes(self.nbytes)} are, and {format_bytes(max(0, room))} more may be")
+            return None
+        try:
+            memory = self._pin(size)
+        except RuntimeError as error:
+            self._tell(count, str(error).partition("\n")[0])
+            return None
+        self._slabs.append(_Slab(memory))
+        return self._slabs[-1].take(count)
+
+    def _tell(self, count: int, why: str) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "%s of weights rest in memory that is not pinned, and so do those after it: %s: copies from there to a "
+                "device are staged, which takes up to twice as long: let fewer weights rest in host memory "
+                "(params_backend)",
+                format_bytes(count), why,
+            )  # fmt: skip
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _room(pinned: int) -> int:
+    """What may be pinned besides: what is free, and of all what is not, less an eighth of all for everything else."""
+    total, free = probe_host()
+    return min(total - pinned, free) - total // 8

@@ -1,0 +1,240 @@
+"""Copies between devices that overlap with computing, where the devices have streams, and arrive intact.
+
+Every byte that goes from one accelerator to another goes through `start_copy`, and weights through `moved`.
+
+A copy keeps the exact strides of the value, since the same strides mean the same kernels and so the same bits. It
+runs on side streams of both devices, one for each peer and direction, so that no link waits for another: these wait
+for what has been launched before, and whoever uses the result waits for them (`Arrival.wait`). Some boards damage
+direct copies between two devices. So the first copy between a pair is preceded by a self-test, and a pair that fails
+it copies through host memory from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+import torch
+
+from .accelerator import Accelerator, Event, accelerator_of
+from .fork import renew_after_fork
+
+logger = logging.getLogger(__name__)
+
+
+class Arrival:
+    """A value on its way to a device.
+
+    Args:
+        value: the value, whose bytes may not be there yet.
+        there: the device that it arrives on.
+        done: the event to wait for, or None when there is nothing to wait for.
+    """
+
+    __slots__ = ("_there", "_value", "_waited", "done")
+
+    def __init__(self, value: torch.Tensor, there: Accelerator, done: Event = None) -> None:
+        self._value = value
+        self._there = there
+        self.done = done
+        self._waited = done is None
+
+    def wait(self) -> torch.Tensor:
+        """Returns the value, to be used on the device's current stream."""
+        if not self._waited:
+            stream = self._there.current_stream()
+            self._there.wait(stream, self.done)
+            self._there.keep(self._value, stream)
+            self._waited = True
+        return self._value
+
+    def settle(self) -> None:
+        """Blocks the host until the copy has read the value."""
+        if self.done is not None:
+            self.done.synchronize()
+
+    def fence(self, source: torch.device) -> None:
+        """Lets the device that the value came from go on only when the copy has read it."""
+        here = accelerator_of(source)
+        here.wait(here.current_stream(), self.done)
+
+
+def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | None = None) -> Arrival:
+    """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
+
+    It lands in memory of its own, or ``into`` a part of what is there; but not in host memory, where a copy that is
+    not dense would block the host, and only if the value is contiguous, for others are gathered in host memory when
+    they go through it. The value may be freed at once, and so may what it lands in: memory on a device is used again
+    when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
+    """
+    here, there = accelerator_of(value.device), accelerator_of(target)
+    if value.device == target:
+        return Arrival(value, there)
+    if there.is_host or not value.is_contiguous():
+        into = None
+    if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
+        return _bounce(value, here, there, into)
+    return _send(value, here, there, into=into)
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device, to be used on the current stream: detached, or itself where it is there already.
+
+    What comes from pinned host memory is on its way when this returns. What goes to the host is there, and in memory
+    that is not pinned: it may stay for long.
+    """
+    if tensor.device == device:
+        return tensor
+    here, there = accelerator_of(tensor.device), accelerator_of(device)
+    if here.is_host or there.is_host:
+        return tensor.detach().to(device, non_blocking=there.has_streams)
+    return start_copy(tensor.detach(), device).wait()
+
+
+def home_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """Where the results of a call belong: with its first tensor that is on an accelerator, or else with its first.
+
+    What a model takes from the host too, as positions or a timestep, does not draw its results there.
+    """
+    devices = list(dict.fromkeys(tensor.device for tensor in tensors))
+    return next((one for one in devices if not accelerator_of(one).is_host), next(iter(devices), None))
+
+
+def handed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An argument or a result on a device: no memory of a caller is read any more, and none is pinned.
+
+    A strided value has its strides on an accelerator; to the host it goes as `moved` takes it.
+    """
+    if value.device == device or accelerator_of(device).is_host:
+        return moved(value, device)
+    coming = start_copy(value, device)
+    if accelerator_of(value.device).is_host:
+        coming.settle()
+    return coming.wait()
+
+
+def copies_arrive(here: Accelerator, there: Accelerator) -> bool:
+    """Says whether direct copies between two devices arrive intact; the first time for a pair, it tries."""
+    pair = here.device, there.device
+    with _lock.held:
+        if pair not in _intact:
+            _intact[pair] = _probe(here, there)
+        return _intact[pair]
+
+
+def forget_self_tests() -> None:
+    """Lets the next copy between each pair of devices be preceded by a self-test again."""
+    with _lock.held:
+        _intact.clear()
+
+
+_intact: dict[tuple[torch.device, torch.device], bool] = {}
+
+
+class _Lock:
+    """Held during a self-test; a process that was forked has one of its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        self.held = threading.Lock()
+
+
+_lock = _Lock()
+
+
+def _send(
+    value: torch.Tensor,
+    here: Accelerator,
+    there: Accelerator,
+    before: Event = None,
+    into: torch.Tensor | None = None,
+) -> Arrival:
+    """Copies on the side streams, after what was launched on the source's current stream and after `before`.
+
+    Memory that it lands in may have been another value's until now: the copy is after the target's current stream too.
+    """
+    side_here, side_there = here.side_stream(("to", there.device)), there.side_stream(("from", here.device))
+    here.wait(side_here, here.record(here.current_stream()))
+    there.wait(side_there, before)
+    if into is not None:
+        there.wait(side_there, there.record(there.current_stream()))
+    with ExitStack() as streams:
+        streams.enter_context(here.use(side_here))
+        streams.enter_context(there.use(side_there))
+        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=True)
+        here.keep(value, side_here)
+        if into is not None:
+            there.keep(into, side_there)
+        done = there.record(side_there) if there.has_streams else here.record(side_here)
+    return Arrival(arrived, there, done)
+
+
+def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None = None) -> Arrival:
+    """Copies through host memory without blocking the host."""
+    host = accelerator_of(torch.device("cpu"))
+    halfway = _send(value, here, host)
+    return _send(halfway._value, host, there, halfway.done, into)
+
+
+def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.Tensor:
+    """Copies a value with its strides; what lies behind several indices is sent once."""
+    size, stride = value.size(), value.stride()
+    sent = _without_repeats(value, size, stride)
+    if there.is_host:
+        arrived = here.empty_on_host(sent.size(), sent.stride(), value.dtype)
+    else:
+        arrived = torch.empty_strided(sent.size(), sent.stride(), dtype=value.dtype, device=there.device)
+    arrived.copy_(sent, non_blocking=here.has_streams or there.has_streams)
+    return arrived if sent is value else arrived.as_strided(size, stride, 0)
+
+
+def _without_repeats(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Returns a view of all elements in which none of them occurs twice."""
+    if not _repeats(size, stride):
+        return value
+    once = [1 if step == 0 else count for count, step in zip(size, stride, strict=True)]
+    if not _repeats(once, stride):
+        return value.as_strided(once, stride)
+    reach = 1 + sum((count - 1) * step for count, step in zip(once, stride, strict=True))
+    return value.as_strided((reach,), (1,))
+
+
+def _repeats(size: Sequence[int], stride: Sequence[int]) -> bool:
+    reach = 0
+    for step, count in sorted((step, count) for count, step in zip(size, stride, strict=True) if count > 1):
+        if step <= reach:
+            return 0 not in size
+        reach += (count - 1) * step
+    return False
+
+
+def _probe(here: Accelerator, there: Accelerator) -> bool:
+    """Sends patterns from one device to the other and compares what comes back with what was sent."""
+    if here.device.type != there.device.type:
+        logger.warning("%s and %s have no direct link: copies go through host memory", here.device, there.device)
+        return False
+    with here.uncounted(), there.uncounted():
+        wrong = sum(_bytes_lost(pattern, here, there) for pattern in _patterns(here.probe_bytes))
+    if wrong:
+        logger.warning(
+            "%d of %d bytes of a self-test were wrong after a direct copy from %s to %s: copies between them go "
+            "through host memory from now on, which takes about twice as long",
+            wrong, 4 * here.probe_bytes, here.device, there.device,
+        )  # fmt: skip
+    return not wrong
+
+
+def _patterns(count: int) -> list[torch.Tensor]:
+    ramp = torch.arange(count, dtype=torch.int64).mul_(167).remainder_(251).to(torch.uint8)
+    return [torch.full_like(ramp, 255), ramp, torch.zeros_like(ramp), ramp.flip(0)]
+
+
+def _bytes_lost(pattern: torch.Tensor, here: Accelerator, there: Accelerator) -> int:
+    sent = pattern.to(here.device)
+    back = _send(sent, here, there).wait().cpu()
+    return int((back != pattern).sum())

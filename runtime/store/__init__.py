@@ -1,0 +1,1 @@
+"""Where weights come from and how they reach a device."""
