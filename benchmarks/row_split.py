@@ -22,7 +22,7 @@ from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, tensors_of, weight_of
 from dovetail.compiler.spec.devices import make_device
 from dovetail.passes.analysis.eligibility import LINEAR, marked_weights
-from dovetail.passes.base import PassManager
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from tests.zoo.full_size import FULL_SIZE, crossing_bytes, trace_entry
 from tests.zoo.row_split import SHARES, Subject, marks, sliced_bytes

@@ -18,7 +18,8 @@ from .components.component import Component
 from .components.program_weights import ProgramWeights
 from .conventions.device_map import give_homes, named_devices
 from .conventions.request import Request, one_backend
-from .passes.base import Callback, Pass, PassManager
+from .passes.base import Pass
+from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .runtime.store.resting import RestingWeights
 from .runtime.store.source import HeldWeights, WeightSource

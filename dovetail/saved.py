@@ -12,9 +12,10 @@ from .compiler.checkpoints.index import WeightIndex
 from .compiler.text.plan_file import load_plan
 from .components.compiled import CompiledModule
 from .conventions.request import switch_on
-from .passes.base import PassManager
 from .passes.lower import Lower
-from .passes.verify.verifier import Verify, verify
+from .passes.manager import PassManager
+from .passes.verification import Verify
+from .passes.verify.verifier import verify
 from .runtime.store.file_weights import FileWeights
 from .runtime.store.source import HeldWeights, tensors_of_module
 from .weights.files import Given, index_for

@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import base_of
-from ..compiler.ir.ops import GATHER, LANDING
+from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Placement, Program, Weight, tensors_of, weight_of
 from ..compiler.spec.devices import Device
 from .analysis.replicated import tables
@@ -56,15 +56,10 @@ def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Dev
         drawing = [weight.name for weight in weights if weight.name not in free]
         if drawing and not (base and names_memory(node)):
             current = home[drawing[-1]]
-        if returns(node):
+        if joins_parts(node.target):
             current = program.main
         found[node] = (found[base][0] if base else current), weights
     return found
-
-
-def returns(node: Node) -> bool:
-    """Whether a node makes a whole of what was split: the program goes on where it is whole, on the main device."""
-    return node.target in (LANDING, GATHER)
 
 
 def _placement(node: Node, device: Device, weights: tuple[Weight, ...] = ()) -> Placement:

@@ -23,7 +23,7 @@ from .reuse import Reuse
 from .rows import Rows
 from .simplify import Simplify
 from .sink import Sink
-from .verify.verifier import Verify
+from .verification import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step

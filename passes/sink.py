@@ -27,11 +27,11 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import Alias, alias_class, base_of, bases_of, possible_memory, readings, written_by
+from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_of
 from ..compiler.spec.devices import Device
 from .analysis.memory_needs import arriving
 from .base import Change, Pass
-from .pin import returns
 
 _PURE = ("aten", "prims")
 """Namespaces of ops that do nothing but yield their results, assertions and random draws apart."""
@@ -48,7 +48,7 @@ class Sink(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once, backwards."""
-        by_rows = any(returns(node) for node in program.ops())
+        by_rows = any(joins_parts(node.target) for node in program.ops())
         if by_rows or len({device_of(node) for node in program.ops()}) < 2:
             return Change(0, "nodes moved to their readers")
         return Change(_Walk(program).run(), "nodes moved to their readers")

@@ -59,3 +59,8 @@ def _gather(out: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 LANDING, GATHER = torch.ops.dovetail.landing.default, torch.ops.dovetail.gather.default
+
+
+def joins_parts(target: object) -> bool:
+    """Whether an op makes a whole of what was split by rows: the program goes on from there on the main device."""
+    return target in (LANDING, GATHER)

@@ -267,11 +267,6 @@ class Program:
             self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home)
         )
 
-    def __str__(self) -> str:
-        from ..text.printer import print_program
-
-        return print_program(self)
-
 
 _NO_ORIGIN, _NOWHERE = Origin(), Placement()
 

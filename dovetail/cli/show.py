@@ -32,12 +32,13 @@ def show(
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
     parts = compiled_parts(subject, component, where, size, weights)
+    from ..compiler.text.printer import print_program
     from ..draw import document, dot, mermaid
 
     programs = {name: part.program for name, part in parts.items()}
     if json or format == "json":
         print_json([document(program, name) for name, program in programs.items()])
     elif format == "text":
-        print(printable("\n".join(str(program) for program in programs.values())), end="")
+        print(printable("\n".join(map(print_program, programs.values()))), end="")
     else:
         print({"dot": dot, "mermaid": mermaid}[format](programs))

@@ -16,6 +16,7 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
 from ..compiler.spec.devices import Rig
 from ..compiler.text.plan_file import save_plan
+from ..compiler.text.printer import print_program
 from ..runtime.devices.accelerator import Event, accelerator_of
 from ..runtime.devices.transfers import handed, home_of, start_copy
 from ..runtime.executor import Executor
@@ -164,7 +165,7 @@ class CompiledModule:
         )
 
     def __str__(self) -> str:
-        return str(self.program)
+        return print_program(self.program)
 
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))

@@ -19,7 +19,8 @@ from ..conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
 from ..conventions.hub import INDEX, pipeline_folder, read_json
 from ..conventions.request import one_backend
 from ..lora.requested import check_mode, read_loras
-from ..passes.base import Callback, Pass
+from ..passes.base import Pass
+from ..passes.manager import Callback
 from ..runtime.store.reader import WeightReader
 from ..weights.files import Given, open_weights
 from .building import Built, build

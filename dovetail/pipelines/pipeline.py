@@ -27,7 +27,8 @@ from ..conventions import libraries
 from ..conventions.request import Request, one_backend
 from ..conventions.roles import role_of_module
 from ..lora.requested import apply_loras, check_mode, read_loras
-from ..passes.base import Callback, Pass, PassManager
+from ..passes.base import Pass
+from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
 from ..runtime.devices.transfers import moved
 from .checks import refuse_taken

@@ -9,10 +9,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, overwrites
+from ...compiler.ir.ops import joins_parts
 from ...compiler.ir.program import Weight, placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import names_memory, weights_through
-from ..pin import returns
 from .snapshot import UNKNOWN, Evidence, Violation
 
 
@@ -34,7 +34,7 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
             drawing = [weight.name for weight in consumed if weight.name not in free]
             if drawing and (node not in beside or not names_memory(node)):
                 current = homes.get(drawing[-1], UNKNOWN)
-        if returns(node):
+        if joins_parts(node.target):
             current = 0
         if placement_of(node).weights != consumed:
             said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
@@ -54,7 +54,7 @@ def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
     found: set[Node] = set()
     for node in reversed(evidence.ops):
         tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-        if evidence.kinds[node] is Alias.WRITE or returns(node) or torch.Tag.nondeterministic_seeded in tags:
+        if evidence.kinds[node] is Alias.WRITE or joins_parts(node.target) or torch.Tag.nondeterministic_seeded in tags:
             continue
         there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
         away = len(there) < len(node.users) or any(user.op == "output" for user in there)

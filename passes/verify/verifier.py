@@ -7,14 +7,11 @@ of is established. It changes nothing, computes nothing, and takes time linear i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 from ...compiler.errors import DovetailError, VerificationError
 from ...compiler.ir.program import Program
 from ...compiler.text.printer import lines_of
-from ..base import Change, Pass
 from . import pin_rules, reuse_rules, rules
 from . import row_split_rules as slice_rules
 from .replay import replay
@@ -65,19 +62,6 @@ RULES: dict[str, str] = {
     **SCHEDULE_RULES,
 }
 """Every rule by its name, with what it says."""
-
-
-@dataclass(frozen=True)
-class Verify(Pass):
-    """Checks everything that has been established."""
-
-    name: ClassVar[str] = "verify"
-    ensures: ClassVar[frozenset[str]] = frozenset({"verified"})
-
-    def run(self, program: Program) -> Change:
-        """Checks the rules; raises VerificationError for the first that is broken."""
-        verify(program)
-        return Change(0, f"of {len(RULES)} rules broken")
 
 
 def verify(program: Program) -> None:

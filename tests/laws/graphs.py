@@ -22,6 +22,7 @@ from dovetail.compiler.frontend.annotate import annotate
 from dovetail.compiler.ir.program import HERE, Program, Weight, weight_of
 from dovetail.compiler.ir.signature import Signature, Tensor
 from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.text.printer import print_program
 from dovetail.runtime import sim
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ class Case:
     expected: list[Any]
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(f"\n{self.program}")
+        printer.text(f"\n{print_program(self.program)}")
 
 
 @dataclass

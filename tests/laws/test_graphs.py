@@ -13,9 +13,10 @@ from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.base import Change, Pass, PassManager
+from dovetail.passes.base import Change, Pass
 from dovetail.passes.cut import Cut
 from dovetail.passes.lower import Lower
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify

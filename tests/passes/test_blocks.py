@@ -6,8 +6,8 @@ from torch import nn
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import make_device
-from dovetail.passes.base import PassManager
 from dovetail.passes.blocks import FindBlocks
+from dovetail.passes.manager import PassManager
 from dovetail.passes.simplify import Simplify
 
 Tensor = torch.Tensor

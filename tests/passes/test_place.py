@@ -10,8 +10,8 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device, make_device
 from dovetail.compiler.spec.units import KIB, MIB
 from dovetail.passes.analysis.liveness import peak_bytes
-from dovetail.passes.base import PassManager
 from dovetail.passes.blocks import FindBlocks
+from dovetail.passes.manager import PassManager
 from dovetail.passes.place import Place, split_blocks
 from dovetail.passes.simplify import Simplify
 

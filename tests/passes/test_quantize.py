@@ -16,10 +16,11 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, TensorType, origin_of, value_of, weight_of
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.analysis.memory_needs import needs_of
-from dovetail.passes.base import PassManager
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
@@ -135,7 +136,7 @@ def test_an_unpacked_weight_stands_before_its_first_reader_and_comes_from_there(
 
 def test_without_packed_weights_nothing_changes() -> None:
     before, after = lowered(program_in(""), "simplify"), lowered(program_in(""))
-    assert str(after).splitlines()[3:] == str(before).splitlines()[3:]
+    assert print_program(after).splitlines()[3:] == print_program(before).splitlines()[3:]
 
 
 def test_a_matrix_that_is_multiplied_with_itself_is_unpacked() -> None:
@@ -164,8 +165,8 @@ def test_a_program_is_quantized_once() -> None:
 def test_a_program_with_packed_weights_reads_back_from_its_text(passes: str) -> None:
     program, _ = packed(reader(), "Q5_K")
     program.devices = RIG.devices
-    text = str(lowered(program, passes))
-    assert str(parse_program(text)) == text
+    text = print_program(lowered(program, passes))
+    assert print_program(parse_program(text)) == text
     assert "packed Q5_K f32[256, 256]" in text
 
 

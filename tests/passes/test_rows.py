@@ -17,7 +17,7 @@ from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of
 from dovetail.compiler.ir.schedule import Copy
 from dovetail.compiler.spec.devices import Device, make_device
 from dovetail.passes.analysis.eligibility import LINEAR
-from dovetail.passes.base import PassManager
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim

@@ -12,7 +12,8 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.spec.devices import Device, make_device
 from dovetail.passes.analysis.liveness import peak_bytes
-from dovetail.passes.base import Change, Pass, PassManager
+from dovetail.passes.base import Change, Pass
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simplify import Simplify
 

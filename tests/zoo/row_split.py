@@ -18,7 +18,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.eligibility import marked_weights
-from dovetail.passes.base import PassManager
+from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
 from dovetail.runtime.store.source import HeldWeights
