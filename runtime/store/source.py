@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,7 +11,43 @@ from torch import nn
 
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program, Weight
+from ..devices.accelerator import Accelerator, Event, accelerator_of
 from ..devices.transfers import moved
+
+
+class Ticket:
+    """Weights on their way to a device.
+
+    Args:
+        tensors: the tensors that will hold them, in the order in which they were asked for.
+        there: the device.
+        done: the event after which their bytes are there, or None where they are there already.
+        release: is called when nobody uses them any more.
+    """
+
+    __slots__ = ("_done", "_release", "_tensors", "_there")
+
+    def __init__(
+        self, tensors: list[torch.Tensor], there: Accelerator, done: Event, release: Callable[[], None]
+    ) -> None:
+        self._tensors = tensors
+        self._there = there
+        self._done = done
+        self._release = release
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors in order, to be used on the device's current stream, which waits for them."""
+        stream = self._there.current_stream()
+        self._there.wait(stream, self._done)
+        for tensor in self._tensors:
+            if tensor.device == self._there.device:
+                self._there.keep(tensor, stream)
+        return self._tensors
+
+    def release(self) -> None:
+        """Lets go of the tensors: their memory is used again after what streams do with them now."""
+        self._tensors = []
+        self._release()
 
 
 class WeightSource(Protocol):
@@ -24,6 +61,19 @@ class WeightSource(Protocol):
 
         Raises WeightError when it cannot be had.
         """
+
+    def start(self, weights: Sequence[Weight], device: torch.device) -> Ticket:
+        """Starts to bring weights to a device, on its own stream for weights, and does not wait for them.
+
+        They lie in memory of that stream, so that nothing that the device computes now delays them. What comes from
+        memory that is not pinned, or from files, is read before this returns. Raises what a call raises.
+        """
+        there = accelerator_of(device)
+        stream = there.side_stream("weights")
+        with there.use(stream):
+            tensors = [self(weight, device) for weight in weights]
+            done = there.record(stream)
+        return Ticket(tensors, there, done, partial(self.release, weights, device))
 
     def requires_grad(self, weight: Weight) -> bool:
         """Whether the module's own tensor requires a gradient now; as when it was traced, if that is not known."""

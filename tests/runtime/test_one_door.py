@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-DOOR = {"runtime/transfers.py", "runtime/ring.py"}
+DOOR = {"runtime/devices/transfers.py", "runtime/devices/ring.py"}
 # What devices are made of, casts within a kernel that runs on one, and a script that trains on the host.
 APART = ("runtime/sim/", "runtime/quantized/triton_kernels.py", "dovetail/demo/")
 SENDING = {"cuda", "xpu", "ipu", "pin_memory", "to_empty", "type_as"}
