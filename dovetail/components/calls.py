@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import inspect
 import weakref
@@ -19,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import CallError, TraceError
 from ..conventions import libraries
+from ..conventions.replacements import Replacement, copy_as_is
 from ..runtime.devices.transfers import handed
 from .compiled import CompiledModule
 from .lengths import Lengths
@@ -120,8 +120,8 @@ class Call:
         self.programs.clear()
         self.whole = None
         module = self._module()
-        if module is not None and isinstance(vars(module).get(_REDUCE), Bare):
-            del module.__dict__[_REDUCE]
+        if module is not None:
+            copy_as_is(module)
         placed = _placed(module, self.method) if module is not None else None
         if module is not None and isinstance(placed, Answer) and placed.call is self:
             _place(module, self.method, self._own)
@@ -140,18 +140,7 @@ def answer_late(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return call.original(*args, **kwargs)
 
 
-class Ours:
-    """What dovetail puts into the attributes of a module, and what was there before; copies of the module have that."""
-
-    __slots__ = ("__weakref__",)
-
-    @property
-    def replaced(self) -> Any:
-        """The module's own attribute, or None."""
-        return None
-
-
-class Answer(Ours):
+class Answer(Replacement):
     """What stands in a module in place of its own call: has the component answer it."""
 
     __slots__ = ("__name__", "_owner", "call")
@@ -193,79 +182,6 @@ def _undisturbed() -> Callable[..., Any]:
     """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""
     answer: Callable[..., Any] = torch.compiler.disable(Answer.answer)
     return answer
-
-
-class Method(Ours):
-    """What stands in a module in place of a method: calls ``around`` with the module's own method and the arguments."""
-
-    __slots__ = ("__name__", "_around", "_module")
-
-    def __init__(self, module: nn.Module, name: str, around: Callable[..., Any]) -> None:
-        self.__name__ = name
-        self._module = weakref.ref(module)
-        self._around = around
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``around``."""
-        return self._around(self._original, *args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The parameters of the module's own method."""
-        return inspect.signature(self._original)
-
-    @property
-    def _original(self) -> Callable[..., Any]:
-        module = self._module()
-        assert module is not None
-        return MethodType(getattr(type(module), self.__name__), module)
-
-
-class Bare(Ours):
-    """Stands for a module's ``__reduce_ex__``: copies and pickles of a compiled module are as if it was not compiled.
-
-    ``data_of`` gives the tensor that a copy has in the place of a weight.
-    """
-
-    __slots__ = ("_data_of", "_module")
-
-    def __init__(self, module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._module = weakref.ref(module)
-        self._data_of = data_of
-
-    def __call__(self, _: Any) -> Any:
-        """What copy and pickle ask for."""
-        module = self._module()
-        assert module is not None
-        state = {name: value for name, value in vars(module).items() if not isinstance(value, Ours)}
-        ours = {name: value.replaced for name, value in vars(module).items() if isinstance(value, Ours)}
-        state |= {name: value for name, value in ours.items() if value is not None}
-        for name in ("_parameters", "_buffers"):
-            held = state[name]
-            state[name] = type(held)(
-                (key, None if tensor is None else self._data_of(tensor)) for key, tensor in held.items()
-            )
-        return copyreg.__newobj__, (type(module),), state  # type: ignore[attr-defined]
-
-
-_REDUCE = "__reduce_ex__"
-
-
-def copy_bare(module: nn.Module, data_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Has copies and pickles of a module be as if it was not compiled."""
-    module.__dict__[_REDUCE] = Bare(module, data_of)
-
-
-def put_method(module: nn.Module, name: str, around: Callable[..., Any]) -> None:
-    """Has ``around`` called in place of a method, if the module has one of that name."""
-    if hasattr(type(module), name):
-        module.__dict__[name] = Method(module, name, around)
-
-
-def take_methods_out(module: nn.Module) -> None:
-    """Gives a module its own methods back."""
-    for name in [name for name, value in vars(module).items() if isinstance(value, Method)]:
-        del module.__dict__[name]
 
 
 def _placed(module: nn.Module, method: str) -> Any:

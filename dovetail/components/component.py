@@ -14,6 +14,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any, TypeAlias
 
@@ -29,9 +30,9 @@ from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
+from ..conventions.replacements import copy_bare, put_method, take_methods_out
 from ..lora.adapters import Adapters, Branches
 from ..lora.loading import guard_module
-from ..lora.merging import Merges
 from .by_parts import Parts
 from .call_key import call_key
 from .calls import (
@@ -39,17 +40,15 @@ from .calls import (
     Answering,
     Call,
     answer_late,
-    copy_bare,
     has_ended,
-    put_method,
     refuse_gradients,
     refuse_what_is_no_function,
-    take_methods_out,
     without_caches,
 )
 from .compiled import CompiledModule
 from .holdings import Files, Held, Holdings
 from .lengths import Form
+from .merging import Merges
 from .residence import Residence
 from .sharing import Sharing
 from .skeleton import skeleton
@@ -140,6 +139,15 @@ class Component:
         return self.residence.holdings.sharing
 
     @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """Held while the component runs by its parts or is changed."""
+        return self.parts.turn
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Held while no component of the pipeline runs; taken after ``turn``."""
+        return self.sharing.alone()
+
+    @property
     def programs(self) -> list[CompiledModule]:
         """Everything that was compiled for this component so far."""
         held = (program for call in list(self.calls) for program in list(call.programs.values()))
@@ -193,7 +201,7 @@ class Component:
         Waits until no other thread runs one. Raises DoesNotFitError when a weight finds no room where it was: the
         component is still compiled then, and this can be repeated.
         """
-        with self.parts.turn, self.sharing.alone():
+        with self.turn, self.alone():
             self._unload()
             self.parts.forget()
             self.merges.settle()
@@ -204,7 +212,7 @@ class Component:
 
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
-        with self.parts.turn, self.sharing.alone():
+        with self.turn, self.alone():
             self._forget()
             self.parts.forget()
             self.residence.forget_copies()
@@ -278,7 +286,7 @@ class Component:
         with self.sharing.shared():  # nobody puts stand-ins in place of weights meanwhile
             state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
         if is_changed:
-            with self.sharing.alone():
+            with self.alone():
                 self.residence.survey()
                 self.parts.forget()
                 self.refresh_weights()
@@ -286,7 +294,7 @@ class Component:
                     one.forget()  # what was one weight may be two now
                 state = stamp.look()
         if weights.has_turned():
-            with self.sharing.alone():
+            with self.alone():
                 call.unload()
         if state.live is not self._live.get(call):
             self._leave(call, stamp, state)
@@ -329,14 +337,14 @@ class Component:
                 self._check_number(call)
                 state = key[:-1]
                 program = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
-                with self.sharing.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
+                with self.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
                     if not call.is_over:
                         call.keep(key, program, _MANY)
             return program
 
     def _renew_merged(self) -> None:
         if self.merges.are_pending:
-            with self.sharing.alone():
+            with self.alone():
                 self.merges.settle()
 
     def refresh_weights(self) -> None:
@@ -375,7 +383,7 @@ class Component:
 
     def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
-        with self.parts.turn, self.sharing.alone():
+        with self.turn, self.alone():
             self._renew_merged()
             with self.residence.on_file_terms():
                 return original(*args, **kwargs)
@@ -384,7 +392,7 @@ class Component:
         """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
         if self.takes_adapters:
             return original(*args, **kwargs)
-        with self.parts.turn, self.sharing.alone():
+        with self.turn, self.alone():
             self.residence.take_over()
             self._unload()
             return original(*args, **kwargs)
@@ -401,7 +409,7 @@ class Component:
         dtypes = {tensor.dtype for tensor in self.module.parameters() if tensor.is_floating_point()}
         if layout is None and (dtype is None or dtypes == {dtype}):
             return self.module  # without touching weights that are not read yet
-        with self.parts.turn, self.sharing.alone(), self.residence.bared():
+        with self.turn, self.alone(), self.residence.bared():
             return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
 
     def _immobile(self, name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .calls import Ours
+from ..conventions.replacements import Replacement
 
 _CHILDREN = "_modules"
 _TENSORS = ("_parameters", "_buffers")
@@ -97,9 +97,9 @@ class _Copier:
                     name,
                     {key: tensor if tensor is None else self._tensor_of(tensor) for key, tensor in value.items()},
                 )
-            elif not isinstance(value, Ours) and name not in _LEFT_OUT:
+            elif not isinstance(value, Replacement) and name not in _LEFT_OUT:
                 yield name, self._value(value)
-            elif isinstance(value, Ours) and value.replaced is not None:
+            elif isinstance(value, Replacement) and value.replaced is not None:
                 yield name, self._value(value.replaced)
 
     def _value(self, value: Any) -> Any:

@@ -24,7 +24,8 @@ from numpy import ndarray
 from torch import nn
 
 from ..conventions import libraries
-from .calls import Answer, Ours
+from ..conventions.replacements import Replacement
+from .calls import Answer
 from .holdings import version_of
 from .skeleton import is_of_libraries
 
@@ -142,7 +143,11 @@ def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
 
 def _values(root: nn.Module, seen: _Seen) -> list[Any]:
     chain = itertools.chain.from_iterable
-    own = (value for name, value in vars(root).items() if not isinstance(value, Ours) and name not in _NOTED_ELSEWHERE)
+    own = (
+        value
+        for name, value in vars(root).items()
+        if not isinstance(value, Replacement) and name not in _NOTED_ELSEWHERE
+    )
     return [*own, *chain(held.values() for held in seen.dicts), *chain(seen.sequences)]
 
 
@@ -281,7 +286,7 @@ def _mark(value: Any) -> Hashable:
 
 
 def _counts(name: str, value: Any) -> bool:
-    return name not in _FRAME and name not in _NOTED_ELSEWHERE and not isinstance(value, Ours)
+    return name not in _FRAME and name not in _NOTED_ELSEWHERE and not isinstance(value, Replacement)
 
 
 def _why_live(module: nn.Module, is_root: bool) -> str:

@@ -12,41 +12,57 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from ..compiler.errors import UsageError
 from ..compiler.frontend.trace_lock import alone
-from ..components.calls import put_method
 from ..conventions import libraries
-
-if TYPE_CHECKING:
-    from ..components.component import Component
+from ..conventions.replacements import put_method
+from .adapters import Adapters
 
 _OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
 
 
-def guard_module(component: Component) -> None:
+class Adaptable(Protocol):
+    """A component that adapters are loaded into."""
+
+    adapters: Adapters
+    takes_adapters: bool
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of the component."""
+
+    @property
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Held while the component runs by its parts or is changed."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Held while no component of the pipeline runs; taken after ``turn``."""
+
+
+def guard_module(component: Adaptable) -> None:
     """Has the methods of a component's module that load adapters of any kind work on stand-ins for its weights."""
     for name in _OF_MODULES:
         put_method(component.module, name, functools.partial(on_stand_ins, (component,)))
 
 
-def on_stand_ins(components: Sequence[Component], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def on_stand_ins(components: Sequence[Adaptable], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
     with contextlib.ExitStack() as stack:
         for component in components:
-            stack.enter_context(component.parts.turn)
+            stack.enter_context(component.turn)
         stack.enter_context(alone())  # nothing is compiled meanwhile, and nothing runs
         if components:
-            stack.enter_context(components[0].sharing.alone())
+            stack.enter_context(components[0].alone())
         return _load(components, original, args, kwargs)
 
 
 def _load(
-    components: Sequence[Component], original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    components: Sequence[Adaptable], original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     restores = [_snapshot(component.module) for component in components]
     replaces = getattr(original, "__name__", "") == libraries.LOAD_IP_ADAPTER
@@ -114,7 +130,7 @@ def _stand_ins(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _taking_adapters(component: Component) -> Iterator[None]:
+def _taking_adapters(component: Adaptable) -> Iterator[None]:
     component.takes_adapters = True
     try:
         yield

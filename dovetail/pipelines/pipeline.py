@@ -18,20 +18,21 @@ from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
-from ..components.calls import Ours
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.holdings import Files, Held, Holdings
 from ..components.program_weights import ProgramWeights
 from ..conventions import libraries
+from ..conventions.replacements import Replacement
 from ..conventions.request import Request, one_backend
 from ..conventions.roles import role_of_module
-from ..lora.requested import apply_loras, check_mode, read_loras
+from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
 from ..runtime.devices.transfers import moved
 from .checks import refuse_taken
+from .loras import apply_loras
 from .plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .subclass import become_as_before, become_compiled, handle_of
 
@@ -379,7 +380,7 @@ def _bring_state(pipe: Any) -> None:
             vars(component).update({name: moved(value, there) for name, value in held.items()})
 
 
-class _ExecutionDevice(Ours):
+class _ExecutionDevice(Replacement):
     """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong."""
 
     def __init__(self, device: torch.device) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.components.calls import Ours
 from dovetail.components.component import Component
 from dovetail.conventions.libraries import HOOK
+from dovetail.conventions.replacements import Replacement
 
 from . import tiny_pipelines
 from .small_pipeline import WIDTH, Model, Pipeline
@@ -24,7 +24,7 @@ from .tiny_pipelines import paint
 
 
 def _ours(module: nn.Module) -> list[str]:
-    return [name for one in module.modules() for name, value in vars(one).items() if isinstance(value, Ours)]
+    return [name for one in module.modules() for name, value in vars(one).items() if isinstance(value, Replacement)]
 
 
 def test_the_handle_has_the_attributes_of_its_pipeline_and_sets_them_there() -> None:

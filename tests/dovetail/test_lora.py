@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.components.compiled import CompiledModule
-from dovetail.lora.merging import Update
+from dovetail.components.merging import Update
 from dovetail.runtime import sim
 from tests.cases import slow_but
 

@@ -24,7 +24,7 @@ from dovetail.compiler.checkpoints.names import is_plain
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.compiler.printable import printable
 from dovetail.draw import dot, mermaid
-from dovetail.lora.requested import Lora, _refuse_pickle
+from dovetail.lora.requested import Lora, refuse_pickle
 from dovetail.pipelines.loading import open_pipeline
 
 ESCAPES = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
@@ -111,10 +111,10 @@ def test_a_pickled_lora_is_read_only_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "lora.bin").write_bytes(b"\x80\x02}q\x00.")
     for place in (tmp_path / "lora.bin", tmp_path):
         with pytest.raises(UsageError, match="--lora-pickles"):
-            _refuse_pickle(place)
+            refuse_pickle(place)
     save_file({"a": torch.ones(1)}, tmp_path / "lora.safetensors")
-    _refuse_pickle(tmp_path)
-    _refuse_pickle(tmp_path / "lora.safetensors")
+    refuse_pickle(tmp_path)
+    refuse_pickle(tmp_path / "lora.safetensors")
     assert not Lora("x").pickled
 
 

@@ -18,14 +18,14 @@ import torch
 from torch.nn import functional
 
 from ..compiler.errors import UsageError
-from ..components.calls import Method, put_method, take_methods_out
 from ..conventions import libraries
+from ..conventions.replacements import Method, put_method, take_methods_out
+from ..lora.adapters import Wrapper
 from ..runtime.devices.transfers import moved
+from .holdings import Held
 
 if TYPE_CHECKING:
-    from ..components.component import Component
-    from ..components.holdings import Held
-    from .adapters import Wrapper
+    from .component import Component
 
 _HOST = torch.device("cpu")
 _CONVOLVE = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
@@ -73,8 +73,6 @@ class _Through:
         self._layer = weakref.ref(wrapper.layer)
 
     def __call__(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        from .adapters import Wrapper
-
         merges = self._merges()
         if merges is None:
             return original(*args, **kwargs)
