@@ -36,7 +36,7 @@ def groups(names: Sequence[str]) -> list[Sequence[str]]:
 
 def describe(names: Sequence[str]) -> str:
     """What a report must say of the machine."""
-    labels = {device.name: device.label for device in Rig.detect(())}
+    labels = {device.name: memory.label for device, memory in Rig.detect(()).memory.items()}
     there = ", ".join(f"{name} {labels.get(name, '')}".strip() for name in names)
     return f"{there}; torch {torch.__version__}, diffusers {diffusers.__version__}, {platform.platform()}"
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
 from dovetail.compiler.errors import DovetailError
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Device
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.quantized import fused
@@ -35,7 +35,7 @@ TOLERANCE = 1e-3
 
 def torch_device(name: str) -> torch.device:
     """PyTorch's device of a name."""
-    device = make_device(name, 0)
+    device = Device.named(name)
     if device.is_simulated:
         sim.enable()
     return device.torch
@@ -68,7 +68,7 @@ def on(device: torch.device, call: Call) -> Call:
 def eager(card: str) -> torch.Tensor:
     """What the module itself returns on a card; a simulated one computes as the CPU does, which then stands for it."""
     module, call = subject()
-    device = torch_device("cpu" if make_device(card, 0).is_simulated else card)
+    device = torch_device("cpu" if Device.named(card).is_simulated else card)
     with torch.inference_mode():
         found: torch.Tensor = copy.deepcopy(module).to(device)(**on(device, call))[0]
     return found.cpu()
@@ -179,7 +179,7 @@ def packed(cards: Sequence[str]) -> str:
 @contextlib.contextmanager
 def hidden_waits_are_errors(card: str) -> Iterator[bool]:
     """Has PyTorch raise where the host waits for a card, on CUDA; yields whether anybody looks."""
-    if make_device(card, 0).kind != "cuda":
+    if Device.named(card).kind != "cuda":
         yield False
         return
     before = torch.cuda.get_sync_debug_mode()

@@ -220,7 +220,7 @@ def pack_matrices(program: Program, module: torch.nn.Module, quant: str) -> tupl
 def compiled(program: Program, tensors: Mapping[str, torch.Tensor]) -> CompiledModule:
     """A program made ready to run on the CPU."""
     rig = Rig.parse("cpu=64GiB")
-    program.devices = rig.devices
+    program.rig = rig
     PassManager(default_passes()).run(program)
     return CompiledModule(program, rig, HeldWeights(tensors, program))
 

@@ -20,7 +20,7 @@ import torch
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, tensors_of, weight_of
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.eligibility import LINEAR, marked_weights
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
@@ -108,7 +108,7 @@ def crossings(names: list[str]) -> None:
 
 def _compiled(traced: Program, mode: str) -> Program:
     program = traced.copy()
-    program.devices = tuple(make_device(f"cuda{index}", 2**40) for index in range(2))
+    program.rig = Rig.of(cuda0=2**40, cuda1=2**40)
     return PassManager(default_passes((1, 1), headroom=0, split_mode=mode)).run(program)
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.executor import Executor
 
 BLOCKS = (15, 30, 60, 120)
-DEVICES = tuple(make_device(f"cuda{index}", 2**34) for index in range(4))
+DEVICES = Rig.of(**{f"cuda{index}": 2**34 for index in range(4)})
 WIDTH = 256  # the least that is split by rows
 HEAD = ("blocks", "split", "nodes", "segments", "instructions", "trace s", "passes s", "executor s")
 ROW = "{:>6} {:>6} {:>7} {:>9} {:>13} {:>8} {:>9} {:>11}"
@@ -74,7 +74,7 @@ def traced(blocks: int) -> Program:
 def split(program: Program, mode: str) -> Program:
     """A copy of it after all passes, in equal parts over four devices."""
     program = program.copy()
-    program.devices = DEVICES
+    program.rig = DEVICES
     return PassManager(default_passes((1.0, 1.0, 1.0, 1.0), split_mode=mode)).run(program)
 
 

@@ -104,7 +104,7 @@ def compile_by_parts(
     *,
     why: TraceError,
     rig: Rig,
-    devices: tuple[Device, ...],
+    offered: Rig,
     finish: Finish,
     rests: str = "",
     rows: bool = False,
@@ -119,7 +119,8 @@ def compile_by_parts(
     Args:
         module, args, kwargs: as for ``compile``.
         why: what tracing it said.
-        rig, devices, finish, rests, rows, shares: as for ``Component``.
+        rig: the machine it is compiled for.
+        offered, finish, rests, rows, shares: as for ``Component``, its rig being what is offered.
         index: files that have its weights.
         homes: the devices of modules by their path.
 
@@ -131,7 +132,7 @@ def compile_by_parts(
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     if lacking or not rig.present or any(leaf.is_meta for leaf in leaves):
         raise why
-    component = Component("", "", twin, devices, finish=finish, files=files, rests=rests, rows=rows, shares=shares)
+    component = Component("", "", twin, offered, finish=finish, files=files, rests=rests, rows=rows, shares=shares)
     if homes is not None:
         held = component.residence.held()
         component.residence.assign({one: home_of(one.name, homes) for one in held})

@@ -96,11 +96,11 @@ def compile(
     if homes is not None:
         _refuse_rows(request)
     name = type(module).__name__
-    offered = {device.name: device for device in request.devices_for()}
-    places = places and {path: offered.get(device.name, device) for path, device in places.items()}
-    devices = tuple(offered.values()) if places is None else tuple(dict.fromkeys(places.values()))
-    rests = _rests_for(request, name, devices, index is not None)
-    shares, mode = request.shares_for(name, "", devices), request.mode_for()
+    offered = request.rig_for()
+    if places is not None:
+        offered = offered.only(dict.fromkeys(places.values()))
+    rests = _rests_for(request, name, offered.devices, index is not None)
+    shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
 
     def finish(program: Program, mode: str) -> None:
         steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
@@ -116,17 +116,17 @@ def compile(
 
     try:
         with alone():  # while another thread traces it, the module holds no weights but what stands for them
-            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=devices[0].traced_as)
+            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
             held = HeldWeights.of_module(module, program)
     except TraceError as error:
         return compile_by_parts(
-            module, args, kwargs or {}, why=error, rig=request.rig, devices=devices, finish=finish_part, rests=rests,
+            module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part, rests=rests,
             rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
     source: WeightSource = held if index is None else source_of(index, program, held)
     if index is not None and rests == "cpu":
         source = RestingWeights(source)
-    program.devices, program.rests = devices, rests
+    program.rig, program.rests = offered, rests
     if places is not None:
         give_homes(program, places)
     finish(program, mode)

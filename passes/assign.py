@@ -14,7 +14,7 @@ from itertools import islice
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Block, Weight
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from .blocks import blocks_by_name
 from .place import Part, Room, split_parts
@@ -23,7 +23,7 @@ from .place import Part, Room, split_parts
 def assign(
     name: str,
     weights: Mapping[str, Weight],
-    devices: Sequence[Device],
+    rig: Rig,
     shares: Sequence[float] = (),
     given: Mapping[str, Device] | None = None,
 ) -> dict[str, Device]:
@@ -32,26 +32,26 @@ def assign(
     Args:
         name: of the module, for messages.
         weights: the module's weights by name, each once, in the order of its parts.
-        devices: main device first, with what is free on each.
+        rig: main device first, with what is free on each.
         shares: weighs the devices instead of their free memory.
         given: weights that have a device already, and keep it.
 
     Raises DoesNotFitError when a device cannot hold its weights.
     """
-    offers = [*shares, *[0.0] * len(devices)][: len(devices)] if shares else ()
-    units = units_of(weights, sum(offer > 0 for offer in offers or [device.free for device in devices]))
+    free = rig.free
+    offers = [*shares, *[0.0] * len(free)][: len(free)] if shares else ()
+    units = units_of(weights, sum(offer > 0 for offer in offers or free.values()))
     inside = {weight.name for unit in units for weight in unit.weights}
     rest = sum(weight.nbytes for weight in weights.values() if weight.name not in inside)
-    rooms = [Room(device.free) for device in devices]
+    rooms = list(map(Room, free.values()))
     counts = split_parts([Part(unit.nbytes) for unit in units], rooms, Part(rest), offers)
-    homes = dict.fromkeys(weights, devices[0])
+    homes = dict.fromkeys(weights, rig.devices[0])
     queue = iter(units)
-    for device, count in zip(devices, counts, strict=True):
+    for device, count in zip(rig, counts, strict=True):
         for unit in islice(queue, count):
             homes.update((weight.name, device) for weight in unit.weights)
-    known = {device.name: device for device in devices}
-    homes.update((key, known.get(device.name, device)) for key, device in (given or {}).items())
-    _check(name, weights, homes)
+    homes.update(given or {})
+    _check(name, weights, homes, rig)
     return homes
 
 
@@ -79,14 +79,15 @@ def _parts(unit: Block) -> list[Block]:
     return [Block(name, tuple(inside)) for name, inside in held.items()]
 
 
-def _check(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device]) -> None:
+def _check(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device], rig: Rig) -> None:
     load: dict[Device, int] = defaultdict(int)
     for key, weight in weights.items():
         load[homes[key]] += weight.nbytes
     for device, nbytes in load.items():
-        if nbytes > device.free:
+        memory = rig[device]
+        if nbytes > memory.free:
             raise DoesNotFitError(
-                f"{name} needs {format_bytes(nbytes)} of weights on {device}, which has {format_bytes(device.free)} "
-                f"free of {format_bytes(device.total)}: list more devices, give {device} a smaller share "
+                f"{name} needs {format_bytes(nbytes)} of weights on {device}, which has {format_bytes(memory.free)} "
+                f"free of {format_bytes(memory.total)}: list more devices, give {device} a smaller share "
                 "(--tensor-split), or use a smaller dtype"
             )

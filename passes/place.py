@@ -73,10 +73,9 @@ class Assignment:
     counts: tuple[int, ...]
     needs: Mapping[Device, Need]
 
-    @property
-    def excess(self) -> int:
+    def excess(self, free: Mapping[Device, int]) -> int:
         """By how many bytes the device that is most over has too little."""
-        return max((need.total - device.free for device, need in self.needs.items() if need.total), default=0)
+        return max((need.total - free[device] for device, need in self.needs.items() if need.total), default=0)
 
 
 @dataclass(frozen=True)
@@ -94,17 +93,17 @@ def decide(program: Program, shares: Sequence[float] = (), headroom: int | None 
     decision is made again with what each device turned out to need.
     """
     rest, blocks = _parts(program, headroom)
-    fixed = _bytes_at_home(program)
+    fixed, free = _bytes_at_home(program), program.rig.free
     known: dict[Device, int] = {}
     best: Assignment | None = None
     for _ in range(_TRIES):
-        rooms = [Room(device.free - fixed[device], known.get(device)) for device in program.devices]
+        rooms = [Room(free[device] - fixed[device], known.get(device)) for device in program.devices]
         counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
         home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
         found = Assignment(home, tuple(counts), needs_at(program, home, headroom))
-        if best is None or found.excess < best.excess:
+        if best is None or found.excess(free) < best.excess(free):
             best = found
-        if best.excess <= 0 or shares or not blocks:
+        if best.excess(free) <= 0 or shares or not blocks:
             break
         known = {device: need.values for device, need in found.needs.items()}
     assert best is not None
@@ -129,16 +128,17 @@ def needs_at(program: Program, home: Mapping[str, Device], headroom: int | None 
 def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:
     """Raises DoesNotFitError, with both numbers and what may help, for a device that has less than it needs."""
     for device, need in needs.items():
-        if need.total > device.free:
+        if need.total > program.rig[device].free:
             raise DoesNotFitError(_refusal(program, device, need))
 
 
 def _refusal(program: Program, device: Device, need: Need) -> str:
     staged = " that are there together" if program.rests else ""
-    why = f" ({device.why})" if device.why else ""
+    memory = program.rig[device]
+    why = f" ({memory.why})" if memory.why else ""
     return (
         f"{program.name} needs {format_bytes(need.weights)} of weights{staged} and {format_bytes(need.values)} of "
-        f"headroom on {device}, which has {format_bytes(device.free)} free of {format_bytes(device.total)}{why}: "
+        f"headroom on {device}, which has {format_bytes(memory.free)} free of {format_bytes(memory.total)}{why}: "
         f"{_ways_out(program, device, need)}"
     )
 
@@ -148,9 +148,9 @@ def _ways_out(program: Program, device: Device, need: Need) -> str:
     ways = ["list more devices"]
     if len(program.devices) > 1:
         ways.append(f"give {device} a smaller share (--tensor-split)")
-    if "budget" in device.why:
+    if "budget" in program.rig[device].why:
         ways.append("raise the budget (--max-vram)")
-    if "other components" in device.why:
+    if "other components" in program.rig[device].why:
         ways.append("let the weights of other components rest elsewhere (--params-backend)")
     ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
@@ -331,7 +331,7 @@ def _why_alone(program: Program, alone: Device, shares: Sequence[float]) -> str:
         return f"the shares {':'.join(f'{share:g}' for share in shares)} leave nothing for the others"
     _, parts = _parts(program, None)
     least = min(parts, key=_size)
-    others = ", ".join(f"{device} has {format_bytes(device.free)}" for device in program.devices if device != alone)
+    others = ", ".join(f"{one} has {format_bytes(free)}" for one, free in program.rig.free.items() if one != alone)
     return f"a block needs {format_bytes(_size(least))} at least with what is alive meanwhile, and {others} free"
 
 

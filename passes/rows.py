@@ -109,7 +109,7 @@ class _Trial:
     @property
     def excess(self) -> int:
         """By how many bytes the device that is most over has too little."""
-        return max(need.total - device.free for device, need in self.needs.items())
+        return max(need.total - self.program.rig[device].free for device, need in self.needs.items())
 
     def commit(self, program: Program) -> None:
         """Makes a program what the copy is."""
@@ -129,7 +129,7 @@ def _nbytes(value: Any) -> int:
 
 def _proportional(program: Program, marks: Mapping[Node, Weight], alive: Sequence[int]) -> tuple[float, ...]:
     """Shares in proportion to free memory less what is alive, and on the main device less what only it holds."""
-    offers = [float(max(device.free - most, 0)) for device, most in zip(program.devices, alive, strict=True)]
+    offers = [float(max(free - most, 0)) for free, most in zip(program.rig.free.values(), alive, strict=True)]
     sliced = sum(weight.nbytes for weight in marks.values())
     rest = sum(weight.nbytes for weight in program.weights.values()) - sliced
     offers[0] = max(offers[0] - rest, 0.0)

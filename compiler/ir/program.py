@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..checkpoints.quantized_types import packed_shape
-from ..spec.devices import Device
+from ..spec.devices import Device, Rig
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Program:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
     autocast: torch.dtype | None = None  # under which it was traced; its casts are in the graph
-    devices: tuple[Device, ...] = ()
+    rig: Rig = field(default_factory=Rig)  # its devices, main first, with what may be used of each
     blocks: tuple[Block, ...] = ()
     adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
@@ -228,6 +228,11 @@ class Program:
     schedule: Schedule | None = None
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices it is compiled for, main device first."""
+        return self.rig.devices
 
     @property
     def main(self) -> Device:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .backend import Word
-from .devices import Device, Rig, canonical_name
+from .devices import Device, Memory, Rig, canonical_name
 from .items import Given, items_text, read_items, spec_text
 from .roles import DEFAULT_KEYS
 from .spans import Span
@@ -24,13 +24,13 @@ class Amount:
     bytes: int = 0
     percent: float = 0.0
 
-    def of(self, device: Device) -> int:
-        """The bytes that may be used, never more than the device has free."""
+    def of(self, memory: Memory) -> int:
+        """The bytes that may be used of a device's memory, never more than is free."""
         if not self.bytes and not self.percent:
-            return device.free
-        asked = self.bytes + int(device.total * self.percent / 100)
+            return memory.free
+        asked = self.bytes + int(memory.total * self.percent / 100)
         leave = self.bytes < 0 or self.percent < 0
-        return max(0, device.free + asked) if leave else min(asked, device.free)
+        return max(0, memory.free + asked) if leave else min(asked, memory.free)
 
     def __str__(self) -> str:
         """The text form: `6GiB`, `-80%`, `0`."""
@@ -47,8 +47,8 @@ class Budget:
     default: Amount | None = None
     named: tuple[tuple[Word, Amount], ...] = ()
 
-    def limits(self, rig: Rig) -> dict[str, int]:
-        """The bytes that may be used of each device of a rig, by the device's name.
+    def limits(self, rig: Rig) -> dict[Device, int]:
+        """The bytes that may be used of each device of a rig.
 
         Raises:
             SpecError: a device is budgeted that the rig does not have.
@@ -56,11 +56,7 @@ class Budget:
         amounts = dict.fromkeys(rig, self.default or Amount())
         for word, amount in self.named:
             amounts.update(dict.fromkeys(word.devices(rig), amount))
-        return {device.name: amount.of(device) for device, amount in amounts.items()}
-
-    def limit(self, device: Device, rig: Rig) -> int:
-        """The bytes that may be used of one device of a rig."""
-        return self.limits(rig).get(device.name, device.free)
+        return {device: amount.of(rig[device]) for device, amount in amounts.items()}
 
     def __str__(self) -> str:
         """The text form, which `parse_budget` reads back."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .probe import Probed, probe_accelerators, probe_host
@@ -47,23 +48,27 @@ def canonical_name(name: str | int | torch.device | Device) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """A place where tensors live and ops run, with its memory in bytes.
+    """The identity of a place where tensors live and ops run: its kind, its number, and the process it belongs to.
 
-    `total` is what the device has, `free` what may be used of it now, `why` in words what keeps the rest. `reserve`
-    is what of the free memory is kept for kernels. `label` is what its maker calls it.
+    What it has free is not said here but in a `Rig`, so that the same device is equal everywhere.
     """
 
-    name: str
     kind: str
-    index: int
-    total: int
-    free: int
-    label: str = field(default="", compare=False)
-    integrated: bool = field(default=False, compare=False)
-    why: str = field(default="", compare=False)
-    reserve: int = field(default=0, compare=False)
+    index: int = 0
+    process: int = 0
 
-    @property
+    @classmethod
+    def named(cls, name: str) -> Device:
+        """The device of a canonical name."""
+        return cls(*_kind_and_index(name))
+
+    @cached_property
+    def name(self) -> str:
+        """How specs and dumps spell the device."""
+        where = f"{self.process}/" if self.process else ""
+        return f"{where}{self.kind}" if self.kind in _SINGLE else f"{where}{self.kind}{self.index}"
+
+    @cached_property
     def torch(self) -> torch.device:
         """PyTorch's device; for a simulated one the simulation must have been switched on before."""
         import torch
@@ -95,26 +100,57 @@ class Device:
         return self.name
 
 
-def make_device(name: str, total: int, free: int | None = None) -> Device:
-    """The device of a canonical name and a given memory."""
-    kind, index = _kind_and_index(name)
-    return Device(name, kind, index, total, total if free is None else free)
-
-
 def _kind_and_index(name: str) -> tuple[str, int]:
     kind = name.rstrip("0123456789")
     return kind, int(name[len(kind) :] or 0)
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What a device has, in bytes, and what may be used of it.
+
+    `total` is what the device has, `free` what may be used of it, `why` in words what keeps the rest. `reserve` is what
+    of the free memory is kept for kernels. `label` is what its maker calls the device.
+    """
+
+    total: int
+    free: int
+    why: str = field(default="", compare=False)
+    reserve: int = field(default=0, compare=False)
+    label: str = field(default="", compare=False)
+    integrated: bool = field(default=False, compare=False)
+
+    def within(self, limit: int) -> Memory:
+        """This memory, of which no more than a budget may be used, and not what is kept for kernels."""
+        free = max(self.free - self.reserve, 0)
+        if free <= limit < self.free or (free < limit and self.reserve):
+            return replace(self, free=free, why=f"{format_bytes(self.reserve)} of it are kept for kernels")
+        if limit >= self.free:
+            return self
+        return replace(self, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(self.free)}")
+
+    def less(self, taken: int, why: str) -> Memory:
+        """This memory without some bytes of it, and in words what keeps these."""
+        if not taken:
+            return self
+        return replace(self, free=max(0, self.free - taken), why=", ".join(filter(None, (self.why, why))))
+
+
+@dataclass(frozen=True)
 class Rig:
-    """The devices a program is compiled for; `present` says whether it can run here.
+    """The devices a program is compiled for, in order, with their memory; `present` says whether it can run here.
 
     `str(rig)` is the text that `Rig.parse` reads.
     """
 
-    devices: tuple[Device, ...]
+    memory: Mapping[Device, Memory] = field(default_factory=dict, hash=False)
     present: bool = field(default=True, compare=False)
+
+    @classmethod
+    def of(cls, **sizes: int | tuple[int, int]) -> Rig:
+        """The rig of devices by name with their bytes in all, or bytes free and in all."""
+        pairs = {name: size if isinstance(size, tuple) else (size, size) for name, size in sizes.items()}
+        return cls({Device.named(name): Memory(total, free) for name, (free, total) in pairs.items()})
 
     @classmethod
     def detect(cls, measured: Collection[str] | None = None) -> Rig:
@@ -123,14 +159,14 @@ class Rig:
         What is free is asked of the accelerators of these names, of all if left out; the others count as empty.
         """
         wanted = None if measured is None else {_kind_and_index(name) for name in measured}
-        return cls((*map(_found, probe_accelerators(wanted)), _host()))
+        return cls(dict([*map(_found, probe_accelerators(wanted)), (_HOST, _host_memory())]))
 
     def measured(self, names: Collection[str]) -> Rig:
         """This rig of detected devices, with what is free on those of these names."""
         if not any(device.name in names and not device.is_host and not device.is_simulated for device in self):
             return self
-        found = {device.name: device for device in Rig.detect(names) if device.name in names}
-        return replace(self, devices=tuple(found.get(device.name, device) for device in self))
+        found = {device: memory for device, memory in Rig.detect(names).memory.items() if device.name in names}
+        return replace(self, memory={device: found.get(device, memory) for device, memory in self.memory.items()})
 
     @classmethod
     def parse(cls, text: str) -> Rig:
@@ -146,36 +182,60 @@ class Rig:
         items = [item for item in span.split(",") if item.value]
         if not items:
             raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
-        devices: dict[str, Device] = {}
+        memory: dict[Device, Memory] = {}
         for item in items:
-            device = _read_device(item)
-            if device.name in devices:
+            device, size = _read_device(item)
+            if device in memory:
                 raise item.error(f"{device.name} stands twice in the rig", "each device once")
-            devices[device.name] = device
-        return cls(tuple(devices.values()), _are_here(devices.values()))
+            memory[device] = size
+        return cls(memory, _are_here(memory))
 
     def __str__(self) -> str:
         """The text form."""
-        return ",".join(f"{device.name}={_memory_text(device)}" for device in self.devices)
+        return ",".join(f"{device.name}={_memory_text(memory)}" for device, memory in self.memory.items())
 
     def __iter__(self) -> Iterator[Device]:
         """The devices in order."""
-        return iter(self.devices)
+        return iter(self.memory)
+
+    def __getitem__(self, device: Device) -> Memory:
+        """The memory of a device; the host and simulated devices have what this host has, where the rig does not say.
+
+        Raises KeyError for any other device that is not of the rig.
+        """
+        if device in self.memory or not (device.is_host or device.is_simulated):
+            return self.memory[device]
+        host = self.memory.get(_HOST) or _host_memory()
+        return host if device.is_host else Memory(host.total, host.total)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices in order; the first one of a program or component is its main device."""
+        return tuple(self.memory)
+
+    @property
+    def free(self) -> dict[Device, int]:
+        """The bytes that may be used of each device."""
+        return {device: memory.free for device, memory in self.memory.items()}
+
+    def only(self, devices: Iterable[Device]) -> Rig:
+        """The rig of some devices of this one, in their order."""
+        return Rig({device: self[device] for device in devices}, self.present)
 
     @property
     def gpus(self) -> tuple[Device, ...]:
         """Everything but the host: real GPUs first, then integrated ones."""
-        return tuple(sorted((d for d in self.devices if not d.is_host), key=lambda device: device.integrated))
+        return tuple(sorted((d for d in self if not d.is_host), key=lambda device: self[device].integrated))
 
     @property
     def host(self) -> Device:
         """The CPU, which every rig has even if its text does not name it."""
-        return next((device for device in self.devices if device.is_host), None) or _host()
+        return _HOST
 
     @property
     def auto(self) -> Device:
         """The first GPU, else an integrated one, else the host."""
-        return next(iter(self.gpus), None) or self.host
+        return next(iter(self.gpus), self.host)
 
     def find(self, name: str | int | torch.device | Device | Span) -> Device:
         """The device of a name, of a unique beginning of one (any case), or of a GPU's number.
@@ -187,42 +247,42 @@ class Rig:
         """
         span = name if isinstance(name, Span) else Span.whole(str(name))
         text = canonical_name(span.value)
-        exact = next((device for device in self.devices if device.name == text), None)
-        return exact or self._on_demand(text) or self._by_number(text) or self._by_prefix(span, text)
+        exact = next((device for device in self if device.name == text), None)
+        return exact or _on_demand(text) or self._by_number(text) or self._by_prefix(span, text)
 
-    def with_device(self, device: str | Device) -> Rig:
-        """This rig and one more device, unless it has that one already."""
-        found = device if isinstance(device, Device) else self.find(device)
-        if found.name in {known.name for known in self.devices}:
+    def with_device(self, name: str | Device, memory: Memory | None = None) -> Rig:
+        """This rig and one more device with its memory, unless it has that one already."""
+        device = name if isinstance(name, Device) else self.find(name)
+        if device in self.memory:
             return self
-        return Rig((*self.devices, found), self.present and _are_here([found]))
-
-    def _on_demand(self, text: str) -> Device | None:
-        if text == HOST:
-            return self.host
-        if re.fullmatch(rf"{SIM}\d+", text):
-            return make_device(text, self.host.total)
-        return None
+        added = {device: memory or self[device]}
+        return Rig({**self.memory, **added}, self.present and _are_here(added))
 
     def _by_number(self, text: str) -> Device | None:
         return self.gpus[int(text)] if text.isdecimal() and int(text) < len(self.gpus) else None
 
     def _by_prefix(self, span: Span, text: str) -> Device:
-        names = [device.name for device in self.devices]
+        names = [device.name for device in self]
         known = [*names, *([] if HOST in names else [HOST])]
         matches = [name for name in known if text and name.startswith(text)]
         if len(matches) == 1:
             return self.find(matches[0])
         if matches:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
-        there = ", ".join(f"{device.name} ({format_bytes(device.total)})" for device in self.devices)
+        there = ", ".join(f"{device.name} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
         raise span.error(f"no device is called {span.value!r}", f"one of {there}, or a simulated one (sim0)", known)
 
 
-def _found(it: Probed) -> Device:
-    name = canonical_name(f"{it.kind}:{it.index}")
+_HOST = Device(HOST)
+
+
+def _on_demand(text: str) -> Device | None:
+    return Device.named(text) if text == HOST or re.fullmatch(rf"{SIM}\d+", text) else None
+
+
+def _found(it: Probed) -> tuple[Device, Memory]:
     reserve = reserve_of(it.kind, it.total)
-    return Device(name, it.kind, it.index, it.total, it.free, it.label, it.integrated, reserve=reserve)
+    return Device(it.kind, it.index), Memory(it.total, it.free, "", reserve, it.label, it.integrated)
 
 
 def reserve_of(kind: str, total: int) -> int:
@@ -249,39 +309,40 @@ def parse_percent(span: Span) -> int:
     return int(number)
 
 
-def _host() -> Device:
+def _host_memory() -> Memory:
     total, free = probe_host()
-    return Device(HOST, HOST, 0, total, free, "host memory")
+    return Memory(total, free, label="host memory")
 
 
-def _are_here(devices: Iterable[Device]) -> bool:
+def _are_here(memory: Mapping[Device, Memory]) -> bool:
     """Whether each device is the host, simulated, or found on this machine and at least as large."""
-    asked = [device for device in devices if not device.is_host and not device.is_simulated]
-    here = {device.name: device.total for device in Rig.detect(measured=())} if asked else {}
-    return all(device.total <= here.get(device.name, -1) for device in asked)
+    asked = {one: size.total for one, size in memory.items() if not one.is_host and not one.is_simulated}
+    here = Rig.detect(measured=()).memory if asked else {}
+    return all(one in here and total <= here[one].total for one, total in asked.items())
 
 
-def _read_device(item: Span) -> Device:
+def _read_device(item: Span) -> tuple[Device, Memory]:
     key, size = item.partition("=")
     name = canonical_name(key.value)
     kind = name.rstrip("0123456789")
     if kind not in KINDS or (kind in _SINGLE and name != kind):
         examples = "a device such as cuda0, xpu0, mps, cpu or sim0"
         raise key.error(f"{key.value!r} is not the name of a device", examples, KINDS)
-    if size is None:
-        if kind not in (HOST, SIM):
-            raise item.error(f"{name} has no size", f"its memory, such as {name}=24GiB")
-        return _host() if kind == HOST else make_device(name, _host().total)
-    free, total = size.partition("/")
-    return _sized(name, size, parse_bytes(total or free), parse_bytes(free))
+    device = Device.named(name)
+    if size is not None:
+        free, total = size.partition("/")
+        return device, _sized(name, size, parse_bytes(total or free), parse_bytes(free))
+    if kind not in (HOST, SIM):
+        raise item.error(f"{name} has no size", f"its memory, such as {name}=24GiB")
+    return device, Rig()[device]
 
 
-def _sized(name: str, size: Span, total: int, free: int) -> Device:
+def _sized(name: str, size: Span, total: int, free: int) -> Memory:
     if not 0 <= free <= total or not total:
         raise size.error(f"{name} cannot have {size.value!r}", "more than nothing, and no more free than there is")
-    return make_device(name, total, free)
+    return Memory(total, free)
 
 
-def _memory_text(device: Device) -> str:
-    total = exact_bytes(device.total)
-    return total if device.free == device.total else f"{exact_bytes(device.free)}/{total}"
+def _memory_text(memory: Memory) -> str:
+    total = exact_bytes(memory.total)
+    return total if memory.free == memory.total else f"{exact_bytes(memory.free)}/{total}"

@@ -75,6 +75,7 @@ class _Reader:
     weights: dict[str, Weight] = field(default_factory=dict)
     blocks: dict[str, list[Weight]] = field(default_factory=dict)
     home: dict[str, Device] = field(default_factory=dict)
+    rig: Rig = field(default_factory=Rig)
     devices: dict[str, Device] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     rests: str = ""
@@ -114,7 +115,8 @@ class _Reader:
         self.facts = frozenset(filter(None, _words(line)))
 
     def _read_devices(self, line: Line) -> None:
-        self.devices = {device.name: device for device in Rig.parse(line.rest())}
+        self.rig = Rig.parse(line.rest())
+        self.devices = {device.name: device for device in self.rig}
 
     def _read_autocast(self, line: Line) -> None:
         self.autocast = LOWERED[line.take()]
@@ -281,7 +283,7 @@ class _Reader:
             signature=self._signature(),
             weights=self.weights,
             symbols=self.symbols,
-            devices=tuple(self.devices.values()),
+            rig=self.rig,
             blocks=tuple(Block(name, tuple(weights)) for name, weights in self.blocks.items()),
             home=self.home,
             autocast=self.autocast,

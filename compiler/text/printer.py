@@ -48,9 +48,7 @@ def _header(program: Program) -> Iterator[str]:
         yield f"passes {', '.join(history)}"
         yield f"facts {', '.join(sorted(program.facts - _READ_OFF))}"
     if program.devices:
-        from ..spec.devices import Rig
-
-        yield f"devices {Rig(program.devices)}"
+        yield f"devices {program.rig}"
     if program.autocast:
         yield f"autocast {str(program.autocast).removeprefix('torch.')}"
     if program.rests:

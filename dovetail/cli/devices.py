@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, Memory
 from ..compiler.spec.devices import Rig as Devices
 from ..compiler.spec.units import format_bytes
 from .options import Debug, Json, Rig
@@ -16,19 +16,19 @@ def devices(rig: Rig = "", json: Json = False, debug: Debug = False) -> None:
     """
     found = Devices.parse(rig) if rig else Devices.detect()
     if json:
-        print_json({"devices": [facts(device) for device in found]})
+        print_json({"devices": [facts(*one) for one in found.memory.items()]})
         return
-    rows = [(d.name, d.label or d.kind, format_bytes(d.free), format_bytes(d.total)) for d in found]
+    rows = [(d.name, m.label or d.kind, format_bytes(m.free), format_bytes(m.total)) for d, m in found.memory.items()]
     print_table(("device", "what it is", "free", "total"), rows, right=(2, 3))
 
 
-def facts(device: Device) -> dict[str, object]:
+def facts(device: Device, memory: Memory) -> dict[str, object]:
     """A device as JSON takes it."""
     return {
         "name": device.name,
         "kind": device.kind,
-        "label": device.label,
-        "free_bytes": device.free,
-        "total_bytes": device.total,
-        "integrated": device.integrated,
+        "label": memory.label,
+        "free_bytes": memory.free,
+        "total_bytes": memory.total,
+        "integrated": memory.integrated,
     }

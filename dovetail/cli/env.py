@@ -30,9 +30,12 @@ def env(json: Json = False, debug: Debug = False) -> None:
     packages = {name: _version(name) for name in PACKAGES}
     rig = Rig.detect()
     if json:
-        print_json({**machine, "packages": packages, "devices": [facts(device) for device in rig]})
+        print_json({**machine, "packages": packages, "devices": [facts(*one) for one in rig.memory.items()]})
         return
-    devices = [(d.name, f"{d.label or d.kind}, {format_bytes(d.free)} free of {format_bytes(d.total)}") for d in rig]
+    devices = [
+        (d.name, f"{m.label or d.kind}, {format_bytes(m.free)} free of {format_bytes(m.total)}")
+        for d, m in rig.memory.items()
+    ]
     print_table(
         ("what", "which"), [*machine.items(), *((k, v or "not installed") for k, v in packages.items()), *devices]
     )

@@ -56,5 +56,5 @@ def _rehearse(program: Program) -> int:
     from ..passes.verify.deep import verify_deep
     from ..runtime import sim
 
-    sim.enable({index: device.total for index, device in enumerate(program.devices)})
+    sim.enable({index: memory.total for index, memory in enumerate(program.rig.memory.values())})
     return verify_deep(program, {device: torch.device("sim", index) for index, device in enumerate(program.devices)})

@@ -204,12 +204,12 @@ class Parts:
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
         residence = self.component.residence
-        program.devices = self.component.offer(residence.read_by(module, program))
+        program.rig = self.component.offer(residence.read_by(module, program))
         residence.set_types(module, program)
         program.home = residence.homes(module, program)
         if self.settled:
-            used = {home.name for home in program.home.values()}
-            program.devices = tuple(one for one in program.devices if one.name in used) or program.devices[:1]
+            used = [one for one in program.devices if one in program.home.values()]
+            program.rig = program.rig.only(used or program.devices[:1])
 
     def settle(self) -> None:
         """Gives every weight of the component a device, once."""
@@ -219,10 +219,10 @@ class Parts:
         held = {one.name: one for one in component.residence.held()}
         weights = {name: _weight_of(one) for name, one in held.items()}
         given = {name: one.home for name, one in held.items() if one.home is not None}
-        devices = component.offer(list(held.values()))
-        homes = assign(component.name or type(component.module).__name__, weights, devices, component.shares, given)
+        rig = component.offer(list(held.values()))
+        homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
         component.residence.assign({held[name]: home for name, home in homes.items()})
-        units = units_of(weights, len(devices))
+        units = units_of(weights, len(rig.devices))
         self._units = {held[weight.name]: unit.name for unit in units for weight in unit.weights}
 
     def _site(self, module: nn.Module) -> _Site:
@@ -241,7 +241,7 @@ class Parts:
         own = _own_weights(component, module)
         units = {self._units[one] for one in inside if one in self._units}
         homes = _homes(inside)
-        main = {device.name: device for device in component.devices}.get(component.whole_on.name)
+        main = component.whole_on if component.whole_on in component.devices else None
         several = len(homes) > 1 or bool(component.residence.rests) or self._contains_left(module)
         packed = any(one.tensor.is_meta and one.entry and one.entry.is_packed for one in inside)
         opens = next(module.children(), None) is not None and (

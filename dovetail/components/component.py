@@ -27,7 +27,7 @@ from ..compiler.frontend.autocast import autocast_state
 from ..compiler.frontend.trace import trace
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, Rig
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, put_method, take_methods_out
@@ -75,10 +75,10 @@ class Component:
         name: the attribute of the pipeline.
         role: what it is for.
         module: the module, which is changed in place.
-        devices: main device first.
+        rig: its devices, main first, with what it may use of each.
         finish: runs the passes on a traced program.
         whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
-        offer: says what is free for it on each of its devices; what the devices themselves say, if left out.
+        offer: says what is left for it of each of its devices; all of what its rig says, if left out.
         shares: weighs the devices in place of what is free, for what is placed before it is traced.
         rows: whether its programs are to be split by rows.
         why: what tracing said of the call that comes first, if it is known not to be traceable.
@@ -94,11 +94,11 @@ class Component:
         name: str,
         role: str,
         module: nn.Module,
-        devices: tuple[Device, ...],
+        rig: Rig,
         *,
         finish: Finish,
         whole_on: Device | None = None,
-        offer: Callable[[Component, Sequence[Held]], tuple[Device, ...]] | None = None,
+        offer: Callable[[Component, Sequence[Held]], Rig] | None = None,
         shares: tuple[float, ...] = (),
         rows: bool = False,
         why: TraceError | None = None,
@@ -111,20 +111,21 @@ class Component:
         self.name = name
         self.role = role
         self._module = weakref.ref(module)
-        self.devices = devices
+        self.rig = rig
+        self.devices = rig.devices
         self.merges = Merges(self)
         self.residence = Residence(module, files, holdings=holdings, rests=rests, updated=self.merges.updated)
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._generating: list[nn.Module] = []
         self.shares = shares
-        self.rows = rows and len(devices) > 1
+        self.rows = rows and len(rig.devices) > 1
         self.parts = Parts(self)
         self._why = why
         self._finish = finish
         self._offer = offer
         self._enter = enter
-        self.whole_on = whole_on or devices[0]
+        self.whole_on = whole_on or rig.devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
         self.residence.moved = functools.partial(_renew_stamps, weakref.ref(self))  # no cycle keeps weights alive
@@ -223,9 +224,9 @@ class Component:
         if any(call.is_displaced for call in list(self.calls)):
             self.refresh()
 
-    def offer(self, read: Sequence[Held] = ()) -> tuple[Device, ...]:
+    def offer(self, read: Sequence[Held] = ()) -> Rig:
         """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
-        return self._offer(self, read) if self._offer else self.devices
+        return self._offer(self, read) if self._offer else self.rig
 
     def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answers a call with the program for its shapes and constants, which is compiled if there is none yet.

@@ -157,20 +157,18 @@ class Residence:
     def homes(self, module: nn.Module, program: Program) -> dict[str, Device]:
         """Which of a program's devices its weights have already; the program is of a part of the component."""
         tensors = tensors_by_name(module)
-        devices = {device.name: device for device in program.devices}
         homes = {}
         for weight in program.weights.values():
             name = find_name(weight, tensors)
             home = self.holdings.of(tensors[name]).home if name else None
-            if home and home.name in devices:
-                homes[weight.name] = devices[home.name]
+            if home and home in program.devices:
+                homes[weight.name] = home
         return homes
 
     @_locked
     def settle(self, module: nn.Module, program: Program) -> None:
         """Notes where a program's weights are read, and brings none there: for planning, and for what is staged."""
         tensors = tensors_by_name(module)
-        names = {device.name for device in program.devices}
         for weight in program.weights.values():
             name = find_name(weight, tensors)
             home = program.home.get(weight.name)
@@ -180,7 +178,7 @@ class Residence:
             if program.stages(weight, home):
                 self._planned[held, weight.rows] = home.name, weight.nbytes
                 self._staged.add(held)
-            if not weight.rows and (held.home is None or held.home.name not in names):
+            if not weight.rows and (held.home is None or held.home not in program.devices):
                 held.home = home
 
     @_locked
@@ -240,7 +238,7 @@ class Residence:
     def rehome(self, device: Device, home: Device) -> None:
         """Has the weights of one device be those of another, where they would lie if this were no planning alone."""
         for held in self.held():
-            if held.home is not None and held.home.name == device.name:
+            if held.home == device:
                 held.home = home
 
     @_locked

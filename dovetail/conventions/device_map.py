@@ -25,7 +25,6 @@ def give_homes(program: Program, devices: Mapping[str, Device]) -> None:
 
     Whether they have room says the pass that places weights. Raises UsageError when a weight lies under no path.
     """
-    program.devices = tuple(dict.fromkeys(devices.values()))
     program.home.update((name, home_of(name, devices)) for name in program.weights)
 
 

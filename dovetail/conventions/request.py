@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,6 @@ from ..compiler.spec import (
     parse_tensor_split,
 )
 from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -78,17 +77,24 @@ class Request:
             raise UsageError("split mode tensor is not available yet: use layer or row")
         return mode
 
-    def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
+    def rig_for(self, attribute: str = "", role: str = "") -> Rig:
         """The devices of a component, main device first, each with no more free memory than its budget.
 
         Raises UsageError for a split mode that is not there yet.
         """
-        mode = self.mode_for(attribute, role)
         limits = self.budget.limits(self.rig)
+        devices = self.devices_for(attribute, role)
+        return Rig(
+            {one: self.rig[one].within(limits.get(one, self.rig[one].free)) for one in devices}, self.rig.present
+        )
+
+    def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
+        """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""
+        mode = self.mode_for(attribute, role)
         devices = self.backend.devices_for(attribute, role, self.rig)
         if mode == "row" and len(devices) == 1 and self._is_asked(self.split_mode, attribute, role):
             _tell_alone(attribute, devices[0].name, "split mode row")
-        return tuple(_within(device, limits.get(device.name, device.free)) for device in devices)
+        return devices
 
     @staticmethod
     def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:
@@ -126,16 +132,6 @@ class Request:
         switch_on(self.rig)
 
 
-def _within(device: Device, limit: int) -> Device:
-    """A device of which no more than a budget may be used, and not what is kept for kernels."""
-    free = max(device.free - device.reserve, 0)
-    if free <= limit < device.free or (free < limit and device.reserve):
-        return replace(device, free=free, why=f"{format_bytes(device.reserve)} of it are kept for kernels")
-    if limit >= device.free:
-        return device
-    return replace(device, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(device.free)}")
-
-
 @cache
 def _tell_alone(attribute: str, device: str, what: str) -> None:
     """Says once that a way to split means nothing on one device."""
@@ -145,7 +141,7 @@ def _tell_alone(attribute: str, device: str, what: str) -> None:
 
 def switch_on(rig: Rig) -> None:
     """Makes the simulated devices of a rig exist, with their capacities."""
-    simulated = {device.index: device.total for device in rig if device.is_simulated}
+    simulated = {device.index: memory.total for device, memory in rig.memory.items() if device.is_simulated}
     if simulated:
         from ..runtime import sim
 

@@ -32,11 +32,12 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
 
 
 def _device(device: Device, program: Program) -> dict[str, Any]:
-    homes = [program.weights[name].nbytes for name, home in program.home.items() if home.name == device.name]
+    homes = [program.weights[name].nbytes for name, home in program.home.items() if home == device]
+    memory = program.rig[device]
     return {
         "name": device.name,
-        "total_bytes": device.total,
-        "free_bytes": device.free,
+        "total_bytes": memory.total,
+        "free_bytes": memory.free,
         "weights": len(homes),
         "weight_bytes": sum(homes),
     }

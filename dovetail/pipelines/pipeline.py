@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 import weakref
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +13,9 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.units import format_bytes
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..components.holdings import Files, Held, Holdings
+from ..components.holdings import Files, Holdings
 from ..components.program_weights import ProgramWeights
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
@@ -32,6 +27,7 @@ from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
 from ..runtime.devices.transfers import moved
 from .checks import refuse_taken
+from .ledger import Ledger
 from .loras import apply_loras
 from .plan import check_names, count_held_as_free, modules_of, phase_of, share_out
 from .subclass import become_as_before, become_compiled, handle_of
@@ -153,20 +149,21 @@ class CompiledPipeline:
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         made: list[Component] = []  # each is kept by its module from _swap on
         holdings = Holdings()
-        for name, devices in share_out(self._request, modules, roles).items():
+        ledger = Ledger(self._components)
+        for name, rig in share_out(self._request, modules, roles).items():
             one = Component(
                 name,
                 roles[name],
                 modules[name],
-                devices,
+                rig,
                 finish=inside._finish,
-                whole_on=self._whole_on(devices[0]),
-                offer=inside._offer,
-                shares=self._request.shares_for(name, roles[name], devices),
+                whole_on=self._whole_on(rig.devices[0]),
+                offer=ledger.offer,
+                shares=self._request.shares_for(name, roles[name], rig.devices),
                 rows=self._request.mode_for(name, roles[name]) == "row",
                 files=(readers or {}).get(name),
                 holdings=holdings,
-                rests=self._request.rests_for(name, roles[name], devices),
+                rests=self._request.rests_for(name, roles[name], rig.devices),
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
@@ -339,36 +336,6 @@ class CompiledPipeline:
         if program.rests:
             residence.settle(module, program)
         return CompiledModule(program, self.rig, ProgramWeights(residence, module, program))
-
-    def _offer(self, component: Component, read: Sequence[Held] = ()) -> tuple[Device, ...]:
-        """The devices of a component, with what is left free of them by others, and by its weights that are not read.
-
-        Of what is staged only one phase is there at a time: the component's own, or the largest.
-        """
-        taken: Counter[str] = Counter()
-        staged: dict[str, Counter[str]] = defaultdict(Counter)
-        for other in self.components.values():
-            held = component.residence.bytes_on(read) if other is component else _bytes_on(other)
-            (staged[phase_of(other.name)] if other.residence.rests else taken).update(held)
-        own = phase_of(component.name)
-        phases = [staged[own]] if component.residence.rests else staged.values()
-        taken += functools.reduce(operator.or_, phases, Counter())
-        return tuple(_less(device, taken[device.name]) for device in component.devices)
-
-
-def _less(device: Device, taken: int) -> Device:
-    """A device of which others hold some bytes."""
-    if not taken:
-        return device
-    why = f"{format_bytes(taken)} are held by other components, or parts of this one"
-    return replace(device, free=max(0, device.free - taken), why=", ".join(filter(None, (device.why, why))))
-
-
-def _bytes_on(component: Component) -> Counter[str]:
-    """The bytes of weights that a component has on each device, or will have."""
-    if len(component.devices) == 1:
-        return Counter({component.devices[0].name: component.residence.nbytes})
-    return component.residence.bytes_on()
 
 
 def _bring_state(pipe: Any) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..compiler.errors import UsageError
 from ..compiler.spec import role_of_component
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Rig, canonical_name
 from ..conventions.request import Request
 
 logger = logging.getLogger(__name__)
@@ -49,15 +49,12 @@ def count_held_as_free(request: Request, modules: Mapping[str, nn.Module]) -> Re
     held: Counter[str] = Counter()
     for module in modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
-            held[str(tensor.device)] += tensor.nbytes
-    devices = [
-        replace(device, free=min(device.total, device.free + held[_torch_name(device)])) for device in request.rig
-    ]
-    return replace(request, rig=replace(request.rig, devices=tuple(devices)))
-
-
-def _torch_name(device: Device) -> str:
-    return device.kind if device.is_host else f"{device.kind}:{device.index}"
+            held[canonical_name(tensor.device)] += tensor.nbytes
+    memory = {
+        device: replace(size, free=min(size.total, size.free + held[device.name]))
+        for device, size in request.rig.memory.items()
+    }
+    return replace(request, rig=replace(request.rig, memory=memory))
 
 
 def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str, Any]) -> None:
@@ -70,16 +67,14 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")
 
 
-def share_out(
-    request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]
-) -> dict[str, tuple[Device, ...]]:
+def share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]) -> dict[str, Rig]:
     """The devices of each component; of several text encoders the largest alone is split, unless told by name."""
     sizes = {name: sum(p.nbytes for p in module.parameters()) for name, module in modules.items()}
     encoders = [name for name, role in roles.items() if role == "te"]
     dominant = max(encoders, key=sizes.__getitem__, default="")
-    shared: dict[str, tuple[Device, ...]] = {}
+    shared: dict[str, Rig] = {}
     for name, role in roles.items():
-        devices = request.devices_for(name, role)
+        rig = request.rig_for(name, role)
         whole = role == "te" and name != dominant and name not in dict(request.backend.named)
-        shared[name] = devices[:1] if whole else devices
+        shared[name] = rig.only(rig.devices[:1]) if whole else rig
     return shared

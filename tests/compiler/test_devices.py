@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.errors import SpecError
-from dovetail.compiler.spec.devices import Device, Rig, canonical_name, make_device, reserve_of
+from dovetail.compiler.spec.devices import Device, Memory, Rig, canonical_name, reserve_of
 from dovetail.compiler.spec.probe import probe_host
 from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
 from dovetail.conventions.request import Request, one_backend
@@ -24,11 +24,11 @@ names = st.one_of(
 @st.composite
 def rigs(draw: st.DrawFn) -> Rig:
     """Rigs of a few devices with any memory."""
-    devices = []
+    sizes = {}
     for name in draw(st.lists(names, min_size=1, max_size=5, unique=True)):
         total = draw(st.integers(1, 2**45))
-        devices.append(make_device(name, total, draw(st.just(total) | st.integers(0, total))))
-    return Rig(tuple(devices))
+        sizes[name] = draw(st.just(total) | st.integers(0, total)), total
+    return Rig.of(**sizes)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_rig_of_this_machine_ends_with_the_host_and_is_present() -> None:
     rig = Rig.detect()
     assert rig.devices[-1].is_host
     assert rig.present
-    assert 0 < rig.host.free <= rig.host.total
+    assert 0 < rig[rig.host].free <= rig[rig.host].total
     assert Rig.parse(str(rig)).present
 
 
@@ -88,12 +88,11 @@ def test_a_rig_of_the_host_and_simulated_devices_can_run_here() -> None:
 
 def test_a_rig_with_a_device_that_is_not_here_is_for_planning_only() -> None:
     assert not Rig.parse("cuda0=24GiB,xpu99=1GiB").present
-    assert not Rig.parse("sim0=1GiB").with_device(make_device("xpu99", GIB)).present
+    assert not Rig.parse("sim0=1GiB").with_device(Device("xpu", 99), Memory(GIB, GIB)).present
 
 
 def test_a_rig_may_say_how_much_of_the_memory_is_free() -> None:
-    device = Rig.parse("cuda0=9.5GiB/24GiB").find("cuda0")
-    assert (device.free, device.total) == (9728 * MIB, 24 * GIB)
+    assert Rig.parse("cuda0=9.5GiB/24GiB")[Device("cuda")] == Memory(24 * GIB, 9728 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_a_rig_may_say_how_much_of_the_memory_is_free() -> None:
         ("cp", "cpu"),
         ("sim7", "sim7"),
         (torch.device("cuda:1"), "cuda1"),
-        (make_device("cuda1", 1), "cuda1"),
+        (Device("cuda", 1), "cuda1"),
     ],
 )
 def test_devices_are_found_by_spelling_beginning_and_number(text: object, name: str) -> None:
@@ -133,8 +132,8 @@ def test_an_unknown_device_is_answered_with_what_is_there_and_the_nearest() -> N
 
 
 def test_simulated_devices_are_as_large_as_the_host_unless_told() -> None:
-    assert TWO_CARDS.find("sim0").total == TWO_CARDS.host.total
-    assert Rig.parse("sim0=1GiB").find("sim0").total == GIB
+    assert TWO_CARDS[TWO_CARDS.find("sim0")].total == TWO_CARDS[TWO_CARDS.host].total
+    assert Rig.parse("sim0=1GiB")[Device("sim")].total == GIB
 
 
 def test_a_device_is_added_to_a_rig_once() -> None:
@@ -143,20 +142,33 @@ def test_a_device_is_added_to_a_rig_once() -> None:
 
 
 def test_the_automatic_device_is_a_gpu_then_an_integrated_one_then_the_host() -> None:
-    card, chip, host = (
-        make_device("cuda1", 8),
-        Device("cuda0", "cuda", 0, 8, 8, "chip", integrated=True),
-        make_device("cpu", 8),
-    )
-    assert Rig((host, chip, card)).auto == card
-    assert Rig((host, chip)).auto == chip
-    assert Rig((host,)).auto == host
+    card, chip, host = Device("cuda", 1), Device("cuda"), Device("cpu")
+    rig = Rig({host: Memory(8, 8), chip: Memory(8, 8, integrated=True), card: Memory(8, 8)})
+    assert rig.auto == card
+    assert rig.only((host, chip)).auto == chip
+    assert rig.only((host,)).auto == host
 
 
 def test_a_device_knows_its_torch_device() -> None:
-    assert make_device("cpu", 1).torch == torch.device("cpu")
-    assert make_device("cuda1", 1).torch == torch.device("cuda", 1)
-    assert make_device("mps", 1).torch == torch.device("mps", 0)
+    assert Device("cpu").torch == torch.device("cpu")
+    assert Device("cuda", 1).torch == torch.device("cuda", 1)
+    assert Device("mps").torch == torch.device("mps", 0)
+
+
+def test_a_device_is_the_same_whatever_its_memory_and_another_one_in_another_process() -> None:
+    (first,), (second,) = Rig.parse("cuda0=1GiB/24GiB"), Rig.parse("cuda0=8GiB")
+    assert first == second == Device.named("cuda0")
+    assert hash(first) == hash(second)
+    assert Device("cuda", process=1) != first
+    assert Device("cuda", process=1).name != first.name
+
+
+def test_what_may_be_used_of_a_device_says_what_keeps_the_rest() -> None:
+    memory = Memory(24 * GIB, 20 * GIB, reserve=2 * GIB)
+    assert memory.within(30 * GIB) == Memory(24 * GIB, 18 * GIB)
+    assert memory.within(6 * GIB).why == "a budget leaves 6.0 GiB of 20.0 GiB"
+    assert memory.within(6 * GIB).less(GIB, "1.0 GiB are held by others") == Memory(24 * GIB, 5 * GIB)
+    assert memory.within(6 * GIB).less(GIB, "others").why == "a budget leaves 6.0 GiB of 20.0 GiB, others"
 
 
 @pytest.mark.parametrize(
@@ -270,16 +282,20 @@ def test_a_rig_of_real_names_asks_no_card_for_its_memory(cards: FakeCards) -> No
     assert cards.asked == []
 
 
+def offered(**limits: int) -> int:
+    (free,) = Request.parse(backend="cuda1", **limits).rig_for().free.values()
+    return free
+
+
 def test_what_pytorch_caches_counts_as_free_and_a_part_is_kept_for_kernels(
     cards: FakeCards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Rig.detect().devices[1].free == 11 * GIB
-    (device,) = Request.parse(backend="cuda1").devices_for()
-    assert device.free == 11 * GIB - 24 * GIB // 20 - 6 * GIB // 10
+    assert Rig.detect()[Device("cuda", 1)].free == 11 * GIB
+    assert offered() == 11 * GIB - 24 * GIB // 20 - 6 * GIB // 10
     monkeypatch.setenv("DOVETAIL_RESERVE", "1GiB")
-    assert Request.parse(backend="cuda1").devices_for()[0].free == 10 * GIB
+    assert offered() == 10 * GIB
     monkeypatch.setenv("DOVETAIL_RESERVE", "0")
-    assert Request.parse(backend="cuda1", max_vram=4).devices_for()[0].free == 4 * GIB
+    assert offered(max_vram=4) == 4 * GIB
 
 
 def test_the_host_and_simulated_devices_keep_nothing_for_kernels() -> None:

@@ -27,8 +27,8 @@ seen: list[Any] = []
 def run(program: Program, module: nn.Module, *args: Tensor) -> Any:
     """Runs a program that was traced for any kind of device on simulated ones, which compute as the host does."""
     rig = Rig.parse("sim0=1MiB,sim1=1MiB")
-    sim.enable({device.index: device.total for device in rig})
-    program.devices = rig.devices
+    sim.enable({device.index: rig[device].total for device in rig})
+    program.rig = rig
     PassManager(default_passes()).run(program)
     return CompiledModule(program, rig, HeldWeights.of_module(module, program))(*args)
 

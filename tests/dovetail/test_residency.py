@@ -17,7 +17,7 @@ import dovetail
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import ExecutionError, UsageError
 from dovetail.compiler.ir.schedule import Load, Release
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.holdings import Holdings
 from dovetail.components.residence import Residence
@@ -202,7 +202,7 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
              if isinstance(part, nn.Module)}  # fmt: skip
     room = sizes["transformer"] + 200_000
     handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
-    offered = {name: handle._offer(one)[0].free for name, one in handle.components.items()}
+    offered = {name: next(iter(one.offer().free.values())) for name, one in handle.components.items()}
     assert offered["transformer"] == room
     assert offered["text_encoder"] == room - handle.components["text_encoder_2"].residence.nbytes
     assert offered["vae"] == room
@@ -392,7 +392,7 @@ def test_weights_without_data_in_one_range_of_a_file_are_one(tmp_path: Path) -> 
         files = Built(module, index, WeightReader())
         residences.append(Residence(module, files, holdings=holdings))
     assert first.weight is second.weight
-    residences[0].place(first.weight, make_device("sim1", 2**20))
+    residences[0].place(first.weight, Device("sim", 1))
     assert second.weight.device == torch.device("sim", 1)
     assert in_use()[1] == weight.nbytes
     residences[0].undo()

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from dovetail.compiler.frontend.annotate import annotate
 from dovetail.compiler.ir.program import HERE, Program, Weight, weight_of
 from dovetail.compiler.ir.signature import Signature, Tensor
-from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.printer import print_program
 from dovetail.runtime import sim
 
@@ -283,13 +283,12 @@ PIECES = (
 
 
 @st.composite
-def devices(draw: Draw, most: int = 5) -> tuple[Device, ...]:
+def rigs(draw: Draw, most: int = 5) -> Rig:
     """One to five simulated devices of unequal memory, switched on."""
     count = draw(st.sampled_from([2, 3, 1, 4, 5][:most]))
     sizes = draw(st.permutations([8, 16, 24, 40, 64]))[:count]
-    found = tuple(make_device(f"sim{index}", size * MIB) for index, size in enumerate(sizes))
-    sim.enable({device.index: device.total for device in found})
-    return found
+    sim.enable({index: size * MIB for index, size in enumerate(sizes)})
+    return Rig.of(**{f"sim{index}": size * MIB for index, size in enumerate(sizes)})
 
 
 @st.composite
@@ -327,7 +326,7 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
             out_spec=pytree.tree_structure([0] * len(outputs)),
         ),
         weights={name: node.meta["weight"] for name, node in draft.weights.items()},
-        devices=draw(devices()),
+        rig=draw(rigs()),
         rests=draw(st.sampled_from(["", "cpu", "disk"])),
     )
     places = st.sampled_from(program.devices)

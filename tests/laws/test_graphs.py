@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
@@ -29,7 +29,7 @@ from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes
 
 def compiled(case: Case) -> CompiledModule:
     program = PassManager(default_passes()).run(case.program)
-    return CompiledModule(program, Rig(program.devices), HeldWeights(case.weights, program))
+    return CompiledModule(program, program.rig, HeldWeights(case.weights, program))
 
 
 def in_use(program: Program) -> dict[Device, int]:
@@ -83,7 +83,7 @@ def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
     program = PassManager(default_passes(), [check]).run(case.program)
     again = PassManager([Lower()]).run(parse_program(print_program(program)))
     assert str(again.schedule) == str(program.schedule)
-    module = CompiledModule(again, Rig(again.devices), HeldWeights(case.weights, again))
+    module = CompiledModule(again, again.rig, HeldWeights(case.weights, again))
     assert all(map(same_bits, module(*case.inputs), case.expected))
 
 

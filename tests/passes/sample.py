@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.units import MIB
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.runtime import sim
 
-DEVICES = tuple(make_device(f"sim{index}", size * 2**20) for index, size in enumerate((32, 24, 16)))
+RIG = Rig.of(sim0=32 * MIB, sim1=24 * MIB, sim2=16 * MIB)
+DEVICES = RIG.devices
 ALL = "simplify,blocks,place{shares=1:1:1},pin,hoist,cut,schedule"
 
 
@@ -44,9 +46,9 @@ def program_of(
     module: nn.Module, args: tuple[Any, ...], passes: str = ALL, devices: int = 3, rests: str = ""
 ) -> Program:
     """A traced module after some passes, over up to three simulated devices."""
-    sim.enable({device.index: device.total for device in DEVICES})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     program = trace(module, args)
-    program.devices = DEVICES[:devices]
+    program.rig = RIG.only(DEVICES[:devices])
     program.rests = rests
     return PassManager(parse_passes(passes)).run(program)
 

@@ -5,7 +5,7 @@ from torch import nn
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.blocks import FindBlocks
 from dovetail.passes.manager import PassManager
 from dovetail.passes.simplify import Simplify
@@ -254,7 +254,7 @@ class Experts(nn.Module):
 
 def names_of(module: nn.Module, devices: int) -> list[str]:
     program = trace(module.eval(), (torch.ones(1, 8),))
-    program.devices = tuple(make_device(f"sim{index}", 2**20) for index in range(devices))
+    program.rig = Rig.of(**{f"sim{index}": 2**20 for index in range(devices)})
     return [block.name for block in PassManager([Simplify(), FindBlocks()]).run(program).blocks]
 
 

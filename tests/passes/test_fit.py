@@ -12,7 +12,7 @@ import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
-from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.units import GIB, KIB, MIB
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
@@ -27,13 +27,13 @@ def layers(count: int = 4) -> nn.Module:
     return nn.Sequential(*(nn.Linear(256, 256) for _ in range(count))).eval()
 
 
-def rig(*sizes: int) -> tuple[Device, ...]:
-    return tuple(make_device(f"sim{index}", size) for index, size in enumerate(sizes))
+def rig(*sizes: int) -> Rig:
+    return Rig.of(**{f"sim{index}": size for index, size in enumerate(sizes)})
 
 
-def found_blocks(devices: tuple[Device, ...], rows: int = 4, module: nn.Module | None = None) -> Program:
+def found_blocks(devices: Rig, rows: int = 4, module: nn.Module | None = None) -> Program:
     program = trace(module or layers(), (torch.ones(rows, 256),))
-    program.devices = devices
+    program.rig = devices
     return PassManager(parse_passes("simplify,blocks")).run(program)
 
 
@@ -48,7 +48,7 @@ def test_a_refused_program_is_as_it_was_and_can_be_tried_again_with_other_number
         assert program.weights == weights
         assert not program.home
         assert not program.shares
-    program.devices = rig(MIB, MIB)
+    program.rig = rig(MIB, MIB)
     PassManager(parse_passes(step)).run(program)
     assert set(program.home.values()) == set(program.devices)
 

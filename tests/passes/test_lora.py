@@ -20,7 +20,7 @@ from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.adapters import WithAdapters
 from dovetail.runtime.store.source import HeldWeights
 
-from .sample import DEVICES
+from .sample import RIG
 
 Tensor = torch.Tensor
 
@@ -114,9 +114,9 @@ def eager(module: nn.Module, x: Tensor, branches: Sequence[Branch]) -> Tensor:
 
 
 def program(module: nn.Module, x: Tensor, branches: Sequence[Branch], passes: str = "") -> Program:
-    sim.enable({device.index: device.total for device in DEVICES})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     traced = trace(module, (x,))
-    traced.devices = DEVICES
+    traced.rig = RIG
     traced.adapters = tuple(one.form for one in branches)
     return PassManager(parse_passes(passes) if passes else default_passes((1.0, 1.0, 1.0))).run(traced)
 
@@ -244,8 +244,8 @@ def test_a_program_with_branches_is_printed_and_read_back() -> None:
 def test_sizes_may_be_dynamic() -> None:
     module, x, branches = Model(), torch.randn(4, 5, 8), some_branches()
     traced = trace(module, (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}})
-    sim.enable({device.index: device.total for device in DEVICES})
-    traced.devices = DEVICES
+    sim.enable({device.index: RIG[device].total for device in RIG})
+    traced.rig = RIG
     traced.adapters = tuple(one.form for one in branches)
     PassManager(default_passes((1.0, 1.0, 1.0))).run(traced)
     assert print_program(parse_program(print_program(traced))) == print_program(traced)

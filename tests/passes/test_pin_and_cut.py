@@ -14,7 +14,7 @@ from dovetail.compiler.ir.program import Program, device_of, placement_of, tenso
 from dovetail.passes.cut import Cut
 from dovetail.passes.manager import PassManager
 
-from .sample import DEVICES, program_of, sample
+from .sample import DEVICES, RIG, program_of, sample
 
 PINNED = "simplify,blocks,place{shares=1:1:1},pin"
 
@@ -111,7 +111,7 @@ def test_a_number_asked_of_a_tensor_is_where_the_tensor_is() -> None:
     from dovetail.passes.pipeline import default_passes
 
     program = trace(Sized(), (torch.randn(3, 8),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
-    program.devices = DEVICES[:2]
+    program.rig = RIG.only(DEVICES[:2])
     PassManager(default_passes((1.0, 1.0))).run(program)
     (asked,) = ops(program, "sym_size")
     assert device_of(asked) == program.main

@@ -7,7 +7,7 @@ from torch import nn
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.units import KIB, MIB
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.blocks import FindBlocks
@@ -31,9 +31,9 @@ class Chain(nn.Module):
         return x
 
 
-def placed(devices: tuple[Device, ...], step: Place | None = None, length: int = 12, rows: int = 1) -> Program:
+def placed(devices: Rig, step: Place | None = None, length: int = 12, rows: int = 1) -> Program:
     program = trace(Chain(length), (torch.ones(rows, 8),))
-    program.devices = devices
+    program.rig = devices
     return PassManager([Simplify(), FindBlocks(), step or Place()]).run(program)
 
 
@@ -42,8 +42,8 @@ def counts(program: Program) -> list[int]:
     return [homes.count(device) for device in program.devices]
 
 
-def rig(*sizes: int) -> tuple[Device, ...]:
-    return tuple(make_device(f"cuda{index}", size) for index, size in enumerate(sizes))
+def rig(*sizes: int) -> Rig:
+    return Rig.of(**{f"cuda{index}": size for index, size in enumerate(sizes)})
 
 
 def test_blocks_are_divided_in_proportion_to_free_memory() -> None:
@@ -52,8 +52,7 @@ def test_blocks_are_divided_in_proportion_to_free_memory() -> None:
 
 
 def test_what_is_not_free_does_not_count() -> None:
-    first, second = rig(8 * MIB, MIB)
-    assert counts(placed((make_device("cuda0", first.total, MIB), second))) == [6, 6]
+    assert counts(placed(Rig.of(cuda0=(MIB, 8 * MIB), cuda1=MIB))) == [6, 6]
 
 
 def test_shares_override_free_memory() -> None:
@@ -118,7 +117,7 @@ def test_shares_that_do_not_fit_are_refused() -> None:
 
 def test_a_weight_that_has_a_home_keeps_it() -> None:
     program = trace(Chain(), (torch.ones(1, 8),))
-    program.devices = rig(MIB, MIB)
+    program.rig = rig(MIB, MIB)
     program.home = {"blocks.0.weight": program.devices[1]}
     PassManager([Simplify(), FindBlocks(), Place()]).run(program)
     assert program.home["blocks.0.weight"] == program.devices[1]

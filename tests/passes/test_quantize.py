@@ -164,7 +164,7 @@ def test_a_program_is_quantized_once() -> None:
 )
 def test_a_program_with_packed_weights_reads_back_from_its_text(passes: str) -> None:
     program, _ = packed(reader(), "Q5_K")
-    program.devices = RIG.devices
+    program.rig = RIG
     text = print_program(lowered(program, passes))
     assert print_program(parse_program(text)) == text
     assert "packed Q5_K f32[256, 256]" in text
@@ -172,8 +172,8 @@ def test_a_program_with_packed_weights_reads_back_from_its_text(passes: str) -> 
 
 def compiled(module: Reader, quant: str, devices: int, program: Program | None) -> CompiledModule:
     program, tensors = packed(module, quant, program)
-    rig = Rig(RIG.devices[:devices])
-    program.devices = rig.devices
+    rig = RIG.only(RIG.devices[:devices])
+    program.rig = rig
     PassManager(default_passes()).run(program)
     verify_deep(program)
     return CompiledModule(program, rig, HeldWeights(tensors, program))
@@ -181,7 +181,7 @@ def compiled(module: Reader, quant: str, devices: int, program: Program | None) 
 
 @pytest.fixture(autouse=True)
 def _devices() -> None:
-    sim.enable({device.index: device.total for device in RIG})
+    sim.enable({device.index: RIG[device].total for device in RIG})
 
 
 @pytest.mark.parametrize("quant", QUANT_TYPES)
@@ -247,7 +247,7 @@ def test_the_ledger_counts_one_op_and_its_result() -> None:
 def test_what_a_product_unpacks_is_counted_on_its_device() -> None:
     program = traced(nn.Linear(WIDE, 64 * WIDE), torch.ones(1, WIDE)).copy()
     set_types(program, {weight.name: "Q4_K" for weight in program.weights.values() if len(weight.shape) == 2})
-    program.devices = RIG.devices[:1]
+    program.rig = RIG.only(RIG.devices[:1])
     lowered(program)
     need = needs_of(program, dict.fromkeys(program.ops(), program.main))[program.main]
     least = scratch_bytes("Q4_K", 64 * WIDE, WIDE, 4, sizes_on(host=False, room=0))

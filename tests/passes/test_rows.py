@@ -15,7 +15,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import GATHER, LANDING
 from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of, weight_of
 from dovetail.compiler.ir.schedule import Copy
-from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.passes.analysis.eligibility import LINEAR
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
@@ -27,7 +27,7 @@ from dovetail.runtime.store.adapters import WithAdapters
 from dovetail.runtime.store.source import HeldWeights
 from dovetail.weights.files import set_types
 
-from .sample import DEVICES
+from .sample import DEVICES, RIG
 
 X = torch.linspace(-1, 1, 2 * 3 * 256).reshape(2, 3, 256)
 
@@ -58,9 +58,9 @@ def model(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], block: type[B
 
 
 def split(module: nn.Module, devices: tuple[Device, ...] = DEVICES, adapters: tuple[Adapter, ...] = ()) -> Program:
-    sim.enable({device.index: device.total for device in DEVICES})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     program = trace(module, (X,))
-    program.devices, program.adapters = devices, adapters
+    program.rig, program.adapters = RIG.with_device(Device("cpu"), Memory(2**30, 2**30)).only(devices), adapters
     PassManager(default_passes((16, 10, 6)[: len(devices)], split_mode="row")).run(program)
     verify_deep(program)
     return program
@@ -125,7 +125,7 @@ def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
 
 
 def test_the_main_device_multiplies_after_the_others_were_launched_and_the_host_last() -> None:
-    cpu = make_device("cpu", 2**30)
+    cpu = Device("cpu")
     for devices, order in (
         ((DEVICES[0], DEVICES[1], cpu), ["sim0", "sim1", "sim0", "cpu", "sim0"]),
         ((DEVICES[0], cpu), ["sim0", "cpu", "sim0"]),
@@ -172,9 +172,9 @@ def test_a_branch_of_an_adapter_is_sliced_like_its_base_and_stays_apart_with_it(
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K"])
 def test_packed_weights_are_sliced_in_whole_rows(quant: str) -> None:
     module = model(lambda x, one, two, three: x + (F.silu(one) * two + three))
-    sim.enable({device.index: device.total for device in DEVICES})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     program, tensors = trace(module, (X,)), dict(module.state_dict())
-    program.devices = DEVICES
+    program.rig = RIG
     set_types(program, {name: quant for name, weight in program.weights.items() if len(weight.shape) == 2})
     with torch.no_grad():
         for name in [name for name, weight in program.weights.items() if weight.quant]:

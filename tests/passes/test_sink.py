@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import overwrites
 from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of
-from dovetail.compiler.spec.devices import Rig, make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.manager import PassManager
@@ -17,7 +17,7 @@ from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.verifier import violations
 from dovetail.runtime.store.source import HeldWeights
 
-from .sample import DEVICES, program_of
+from .sample import DEVICES, RIG, program_of
 
 STILL = "simplify,blocks,place{shares=1:1:1},pin,hoist,cut,schedule,verify"
 SUNK = STILL.replace("hoist,", "hoist,sink,")
@@ -88,7 +88,7 @@ def test_a_cast_before_the_first_weight_of_a_block_runs_where_the_block_is() -> 
 def test_sinking_changes_no_bit() -> None:
     module, args = Widened(), call()
     program = program_of(module, args, SUNK)
-    compiled = CompiledModule(program, Rig(DEVICES), HeldWeights.of_module(module, program))
+    compiled = CompiledModule(program, RIG, HeldWeights.of_module(module, program))
     with torch.no_grad():
         assert torch.equal(compiled(*args), module(*args))
 
@@ -184,7 +184,7 @@ def test_no_value_goes_to_a_device_that_has_no_such_dtype() -> None:
             return self.blocks[1]((wide[:, None] > wide[None]).float().reshape(-1, 8))
 
     program = trace(Compared(), (torch.randn(4, 8),))
-    program.devices = (make_device("cpu", 2**20), make_device("mps", 2**20))
+    program.rig = Rig.of(cpu=2**20, mps=2**20)
     PassManager(parse_passes("simplify,blocks,place{shares=1:1},pin,hoist,sink,cut,schedule,verify")).run(program)
     assert devices_of(program, "gt") == ["cpu"]
     assert devices_of(program, "to") == ["cpu", "mps"]
@@ -219,7 +219,7 @@ class Doubled(nn.Module):
 
 def test_what_is_computed_over_a_moved_value_is_no_view_of_it() -> None:
     program = trace(Doubled(), (torch.randn(2, 4),))
-    program.devices = DEVICES
+    program.rig = RIG
     program.home = {name: DEVICES[name.startswith("narrow")] for name in program.weights}
     PassManager(default_passes()).run(program)
     wide, product = (node for node in program.ops() if node.name in ("cat", "mul"))

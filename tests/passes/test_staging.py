@@ -13,7 +13,7 @@ from dovetail.compiler.errors import ProgramTextError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load, Release, Run, Schedule
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.manager import PassManager
@@ -63,7 +63,7 @@ def test_a_run_finds_the_weights_that_it_reads_and_no_others(rests: str) -> None
 
 def placed(module: nn.Module, x: Tensor, rests: str, *devices: str) -> Program:
     program = trace(module, (x,))
-    program.devices = tuple(make_device(name, 2**20) for name in devices)
+    program.rig = Rig.of(**dict.fromkeys(devices, 2**20))
     program.rests = rests
     return PassManager(parse_passes(f"{ALL},verify")).run(program)
 

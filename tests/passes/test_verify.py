@@ -16,7 +16,7 @@ from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_of
 from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
-from dovetail.compiler.spec.devices import make_device
+from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.verification import Verify
 from dovetail.passes.verify.deep import _Rehearsal, verify_deep
@@ -24,7 +24,7 @@ from dovetail.passes.verify.verifier import RULES, verify, violations
 
 from .sample import DEVICES, sample
 
-ELSEWHERE = make_device("sim9", 2**20)
+ELSEWHERE = Device("sim", 9)
 
 
 def op(program: Program, name: str) -> Node:
@@ -199,8 +199,8 @@ def return_in_another_order(program: Program) -> None:
 
 
 def put_on_a_device_a_dtype_that_it_lacks(program: Program) -> None:
-    apple = make_device("mps", 2**20)
-    program.devices = (apple, *program.devices[1:])
+    apple = Device("mps")
+    program.rig = program.rig.with_device(apple, Memory(2**20, 2**20)).only((apple, *program.devices[1:]))
     program.home = {name: apple if home == DEVICES[0] else home for name, home in program.home.items()}
     for node in program.graph.nodes:
         if device_of(node) == DEVICES[0]:

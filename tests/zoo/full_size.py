@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
-from dovetail.compiler.spec.devices import Device, make_device
+from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.base import Change, Pass
 from dovetail.passes.manager import PassManager
@@ -61,18 +61,18 @@ def trace_entry(entry: FullSize) -> tuple[Program, float]:
 def compile_entry(program: Program, count: int) -> tuple[Program, Clock]:
     """A copy of a fresh program after all passes, over unequal devices that its weights just fit on."""
     copy = program.copy()
-    copy.devices = devices_for(program, SHARES[count])
+    copy.rig = rig_for(program, SHARES[count])
     clock = Clock()
     clock.run(lambda: PassManager(default_passes(), [clock.note]).run(copy))
     return copy, clock
 
 
-def devices_for(program: Program, shares: tuple[float, ...]) -> tuple[Device, ...]:
+def rig_for(program: Program, shares: tuple[float, ...]) -> Rig:
     simple = program.copy()
     Simplify().run(simple)
     weights = sum(weight.nbytes for weight in simple.weights.values())
     headroom = peak_bytes(simple)
-    return tuple(make_device(f"cuda{i}", int(share * weights) + headroom + 2**20) for i, share in enumerate(shares))
+    return Rig.of(**{f"cuda{i}": int(share * weights) + headroom + 2**20 for i, share in enumerate(shares)})
 
 
 def crossing_bytes(program: Program) -> int:
@@ -87,6 +87,6 @@ __all__ = [
     "compile_entry",
     "crossing_bytes",
     "deepened",
-    "devices_for",
+    "rig_for",
     "trace_entry",
 ]

@@ -56,10 +56,10 @@ class Subject:
 
     def split(self, count: int, mode: str = "row") -> CompiledModule:
         """It, compiled for some devices in unequal shares."""
-        sim.enable({device.index: device.total for device in RIG})
-        rig = Rig(RIG.devices[:count])
+        sim.enable({device.index: RIG[device].total for device in RIG})
+        rig = RIG.only(RIG.devices[:count])
         program = self.program.copy()
-        program.devices = rig.devices
+        program.rig = rig
         PassManager(default_passes(SHARES[:count], split_mode=mode)).run(program)
         return CompiledModule(program, rig, HeldWeights.of_module(self.module, program))
 

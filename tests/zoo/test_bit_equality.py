@@ -27,7 +27,7 @@ RIG = Rig.parse("sim0=512MiB,sim1=1GiB,sim2=256MiB,sim3=768MiB,sim4=384MiB")
 @pytest.fixture(autouse=True)
 def _devices() -> Iterator[None]:
     gc.collect()
-    sim.enable({device.index: device.total for device in RIG})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     yield
     for device in RIG:
         sim.synchronize(device.index)
@@ -69,9 +69,9 @@ def check(name: str, dtype: torch.dtype, counts: Sequence[int]) -> None:
 
 
 def compile_for(program: Program, module: nn.Module, count: int) -> CompiledModule:
-    rig = Rig(RIG.devices[:count])
+    rig = RIG.only(RIG.devices[:count])
     copy = program.copy()
-    copy.devices = rig.devices
+    copy.rig = rig
     PassManager(default_passes()).run(copy)
     return CompiledModule(copy, rig, HeldWeights.of_module(module, copy))
 

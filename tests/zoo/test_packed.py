@@ -34,7 +34,7 @@ def test_so_they_do_in_every_class_when_weights_are_frozen(name: str) -> None:
 
 def check(name: str, frozen: bool = False) -> None:
     """Rounds the matrices to halves, and compares with the module that keeps the rounded numbers in float32."""
-    sim.enable({device.index: device.total for device in RIG})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     module, call = TINY[name].make(torch.float32)
     module.requires_grad_(not frozen)
     with torch.no_grad():
@@ -49,6 +49,6 @@ def check(name: str, frozen: bool = False) -> None:
             tensors |= dict.fromkeys(weight.names, packed.view(torch.uint8))
         expected = module(**call)
     set_types(program, {weight.name: "F16" for weight in matrices})
-    program.devices = RIG.devices
+    program.rig = RIG
     PassManager(default_passes()).run(program)
     assert_same(CompiledModule(program, RIG, HeldWeights(tensors, program))(**call), expected)

@@ -29,7 +29,7 @@ PICTURES = (
 
 @pytest.fixture(autouse=True)
 def _devices() -> Iterator[None]:
-    sim.enable({device.index: device.total for device in RIG})
+    sim.enable({device.index: RIG[device].total for device in RIG})
     yield
     for device in RIG:
         sim.synchronize(device.index)

@@ -1,0 +1,52 @@
+"""What the components of a pipeline reserve of each device, and so what is left there for one of them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..compiler.spec.devices import Rig
+from ..compiler.spec.units import format_bytes
+from ..components.component import Component
+from ..components.holdings import Held
+from .plan import phase_of
+
+
+class Ledger:
+    """The one account of device memory of a pipeline; devices are counted by name.
+
+    A component on one device reserves all its weights there from the beginning. One on several reserves what was placed
+    so far. Staged weights are reserved for a phase, and of the phases only the largest is on a device at a time.
+    """
+
+    def __init__(self, components: Mapping[str, Component]) -> None:
+        self._components = components
+
+    def offer(self, component: Component, read: Sequence[Held] = ()) -> Rig:
+        """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
+        taken = self._taken(component, read)
+        why = "{} are held by other components, or parts of this one"
+        left = {
+            device: memory.less(taken[device.name], why.format(format_bytes(taken[device.name])))
+            for device, memory in component.rig.memory.items()
+        }
+        return Rig(left, component.rig.present)
+
+    def _taken(self, component: Component, read: Sequence[Held]) -> Counter[str]:
+        resident: Counter[str] = Counter()
+        staged: dict[str, Counter[str]] = defaultdict(Counter)
+        for other in list(self._components.values()):
+            held = component.residence.bytes_on(read) if other is component else _reserved(other)
+            (staged[phase_of(other.name)] if other.residence.rests else resident).update(held)
+        own = staged[phase_of(component.name)]
+        phases = [own] if component.residence.rests else staged.values()
+        return resident + functools.reduce(operator.or_, phases, Counter())
+
+
+def _reserved(component: Component) -> Counter[str]:
+    """The bytes of weights that a component has on each device, or will have."""
+    if len(component.devices) == 1:
+        return Counter({component.devices[0].name: component.residence.nbytes})
+    return component.residence.bytes_on()
