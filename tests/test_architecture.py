@@ -1,0 +1,35 @@
+"""How the code is laid out: which folder uses which, and that the page about it says what is there."""
+
+import networkx as nx
+
+from scripts.draw_folders import PAGE, filled, uses
+
+FOREIGN = {
+    "compiler": {"passes", "runtime", "dovetail"},
+    "passes": {"runtime", "dovetail"},
+    "runtime": {"passes", "dovetail"},
+}
+
+
+def test_no_folder_uses_one_that_uses_it() -> None:
+    graph = uses()
+    circles = [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
+    between = {
+        f"{user} → {used}": sorted(files)
+        for circle in circles
+        for user, used, files in graph.subgraph(circle).edges(data="modules")
+    }
+    assert between == {}
+
+
+def test_folders_are_used_in_one_direction() -> None:
+    wrong = {
+        f"{user} → {used}": sorted(files)
+        for user, used, files in uses().edges(data="modules")
+        if used.split("/")[0] in FOREIGN.get(user.split("/")[0], ())
+    }
+    assert wrong == {}
+
+
+def test_the_page_says_what_is_there() -> None:
+    assert filled(PAGE.read_text()) == PAGE.read_text(), "run python scripts/draw_folders.py"
