@@ -66,9 +66,8 @@ def imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[Path]
 
 def listed() -> str:
     """The folders, each with the first sentence of its docstring."""
-    folders = sorted(
-        {folder_of(path) for path in modules().values()}, key=lambda one: (TOPS[::-1].index(_top(one)), one)
-    )
+    found = sorted({folder_of(path) for path in modules().values()})
+    folders = [folder for top in TOPS for folder in found if _top(folder) == top]
     return "\n".join(f"- `{folder}/`: {_sentence(ROOT / folder / '__init__.py')}" for folder in folders)
 
 
