@@ -17,7 +17,15 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import Alias, alias_class, asks, base_of, possible_memory, reshapes, written_by
+from ..compiler.ir.aliasing import (
+    Alias,
+    alias_class,
+    base_of,
+    possible_memory,
+    reads_no_element,
+    reshapes,
+    touched_memory,
+)
 from ..compiler.ir.program import Program, device_of
 from .base import Change, Pass
 
@@ -63,21 +71,13 @@ class Hoist(Pass):
 
 def _movable(program: Program) -> set[Node]:
     """The views that may be taken earlier, and for which an equal one may stand."""
-    memory = possible_memory(program)
+    memory = possible_memory(program.graph.nodes)
     reshaped = {memory[node] for node in program.ops() if reshapes(node.target)}
-    touched = {memory[operand] for node in program.ops() for operand in written_by(node)}
-    touched |= {memory[operand] for operand in program.output.all_input_nodes}
-    views = (node for node in program.ops() if base_of(node) is not None and memory[node] not in reshaped)
-    return {node for node in views if _only_names_memory(node) or (_may_copy(node) and memory[node] not in touched)}
-
-
-def _only_names_memory(node: Node) -> bool:
-    """Whether an op reads no element, whatever the strides: it is a view, or asks for a size."""
-    return alias_class(node.target) is Alias.VIEW or asks(node.target)
-
-
-def _may_copy(node: Node) -> bool:
-    return alias_class(node.target) is Alias.MAYBE
+    touched = touched_memory(memory)
+    views = [node for node in program.ops() if base_of(node) is not None and memory[node] not in reshaped]
+    certain = {node for node in views if reads_no_element(node.target)}
+    possible = {node for node in views if alias_class(node.target) is Alias.MAYBE and memory[node] not in touched}
+    return certain | possible
 
 
 def _followers(program: Program, views: set[Node]) -> dict[Node, Node | None]:

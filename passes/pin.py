@@ -15,12 +15,12 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import base_of
+from ..compiler.ir.aliasing import base_of, computes
 from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Placement, Program, Weight, tensors_of, weight_of
 from ..compiler.spec.devices import Device
 from .analysis.replicated import tables
-from .analysis.weight_chains import consumed_weights, names_memory, weights_through
+from .analysis.weight_chains import consumed_weights, weights_through
 from .base import Change, Pass
 
 
@@ -54,7 +54,7 @@ def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Dev
         base, weights = base_of(node), consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
         drawing = [weight.name for weight in weights if weight.name not in free]
-        if drawing and not (base and names_memory(node)):
+        if drawing and (base is None or computes(node.target)):
             current = home[drawing[-1]]
         if joins_parts(node.target):
             current = program.main

@@ -19,14 +19,14 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.ir.aliasing import base_of
+from ..compiler.ir.aliasing import base_of, computes
 from ..compiler.ir.program import Program, Weight, device_of, weight_of
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from .analysis.liveness import live_bytes
 from .analysis.memory_needs import Need, needs_of
 from .analysis.replicated import tables
-from .analysis.weight_chains import consumed_weights, names_memory, weights_through
+from .analysis.weight_chains import consumed_weights, weights_through
 from .base import Change, Pass
 from .hoist import Hoist
 from .pin import Pin, pinned
@@ -289,7 +289,7 @@ def _block_of(
     """The block of the weight consumed last, before or at a node."""
     drawing = [weight.name for weight in consumed_weights(node, roots) if weight.name not in free]
     roots[node] = weights_through(node, roots)
-    if not drawing or (base_of(node) and names_memory(node)):
+    if not drawing or (base_of(node) and not computes(node.target)):
         return block
     return of_block.get(drawing[-1], -1)
 

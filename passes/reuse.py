@@ -51,7 +51,7 @@ class _Memory:
 
     def __init__(self, program: Program) -> None:
         self.before = {node: value_of(node) for node in program.ops()}
-        self._piece = possible_memory(program)
+        self._piece = possible_memory(program.graph.nodes)
         self._bytes: dict[int, int] = {}
         self._last: dict[Node, Node] = {}
         for node in program.graph.nodes:

@@ -11,12 +11,12 @@ and so does a copy, unless its operand is dense under any strides (the result of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import Alias, alias_class, bound_arguments, possible_memory, written_by
+from ..compiler.ir.aliasing import Alias, alias_class, argument_of, possible_memory, touched_memory
 from ..compiler.ir.program import Program, TensorType, tensors_of, value_of, weight_of
 from .analysis.storages import rename_storages
 from .base import Change, Pass
@@ -68,9 +68,8 @@ def _drop_checks(program: Program) -> None:
 
 def _drop_identities(program: Program) -> None:
     """Lets the readers of a node that repeats its operand read the operand."""
-    memory = possible_memory(program)
-    touched = {memory[operand] for node in program.ops() for operand in written_by(node)}
-    touched |= {memory[operand] for operand in program.output.all_input_nodes}
+    memory = possible_memory(program.graph.nodes)
+    touched = touched_memory(memory)
     sizes = _storage_bytes(program)
     merged: dict[int, int] = {}
     for node in list(program.ops()):
@@ -110,9 +109,9 @@ def _is_operand(node: Node) -> bool:
     """Whether a node that looks like its operand is its operand, elements, memory and strides, under any strides."""
     name = _name(node)
     if name in _DROPOUTS:
-        return not _argument(node, "train")
+        return not argument_of(node, "train")
     if name in _CASTS:
-        return not _argument(node, "copy") and _keeps_format(node)
+        return not argument_of(node, "copy") and _keeps_format(node)
     if name in _NEW_STRIDES:
         return 1 not in tensors_of(node)[0].shape
     return name in _SAME_STRIDES and _keeps_order(node)
@@ -123,11 +122,11 @@ def _keeps_order(node: Node) -> bool:
     count = len(tensors_of(node)[0].shape)
     match _name(node):
         case "permute":
-            return [dim % count for dim in _argument(node, "dims")] == list(range(count))
+            return [dim % count for dim in argument_of(node, "dims")] == list(range(count))
         case "transpose":
-            return bool((_argument(node, "dim0") - _argument(node, "dim1")) % max(count, 1) == 0)
+            return bool((argument_of(node, "dim0") - argument_of(node, "dim1")) % max(count, 1) == 0)
         case "slice":
-            return bool(_argument(node, "step") == 1)
+            return bool(argument_of(node, "step") == 1)
     return True
 
 
@@ -149,20 +148,11 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _keeps_format(node: Node) -> bool:
-    return _argument(node, "memory_format") in (None, torch.preserve_format)
+    return argument_of(node, "memory_format") in (None, torch.preserve_format)
 
 
 def _name(node: Node) -> str:
     return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
-
-
-def _argument(node: Node, name: str) -> Any:
-    """What a node passes for an argument of its op, or the argument's default; None for one that it does not have."""
-    for argument, value in bound_arguments(node):
-        if argument.name == name:
-            return value
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    return next((argument.default_value for argument in schema if argument.name == name), None)
 
 
 def _drop_dead(program: Program) -> None:

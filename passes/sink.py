@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import Alias, alias_class, base_of, bases_of, possible_memory, readings, written_by
+from ..compiler.ir.aliasing import Alias, alias_class, base_of, possible_memory, readings, written_by
 from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_of
 from ..compiler.spec.devices import Device
@@ -72,7 +72,7 @@ class _Walk:
     readers: Counter[tuple[Node, int, Device]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.memory = possible_memory(self.program)
+        self.memory = possible_memory(self.program.graph.nodes)
         for index, node in enumerate(self.program.graph.nodes):
             self.place[node] = (index, 0)
             self.front[index] = node
@@ -112,11 +112,11 @@ class _Walk:
 
     def target(self, node: Node, cluster: list[Node]) -> Device | None:
         """The one other device on which all that a node makes is read; None if there is none, or it must stay."""
-        if not _computes(node) or self.memory[node] in self.written:
+        if not _is_pure(node) or self.memory[node] in self.written:
             return None
         found: set[Device] = set()
         for one in cluster:
-            if not one.users or placement_of(one).weights or len(set(bases_of(one)) - {None}) > 1:
+            if not one.users or placement_of(one).weights:
                 return None
             outside = [user for user in one.users if self.root[user] is not node]
             if any(user.op == "output" or self.follows(user) for user in outside):
@@ -172,7 +172,7 @@ class _Walk:
         self.front[index], self.place[node] = node, (index, self.place[front][1] - 1)
 
 
-def _computes(node: Node) -> bool:
+def _is_pure(node: Node) -> bool:
     """Whether an op does nothing but to make tensors, and the same ones whenever it runs."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _PURE or not tensors_of(node):

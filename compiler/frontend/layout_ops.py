@@ -1,4 +1,4 @@
-"""Makes a trace say what it would leave out or hide: calls of ``contiguous``, and what each broadcast tensor views."""
+"""Makes a trace say what it would leave out or hide: calls of ``contiguous``, and the operand of each view."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.graph import Graph
+from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
-
-from ..ir.program import TensorType, origin_of, tensors_of, value_of
 
 aten = torch.ops.aten
 
@@ -34,39 +34,79 @@ class RecordContiguous(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def part_broadcasts(graph: Graph) -> None:
-    """Replaces each item of ``broadcast_tensors`` by an ``expand`` of the one tensor that it views.
+def part_views(graph: Graph) -> None:
+    """Replaces each result of an op whose results view one operand each by a view of that operand alone.
 
-    The items of one op then view one operand each, on whatever device that lies. Must run on an annotated graph.
+    A result then lives where its operand lives, on whatever device that is. These are all of ATen's ops with results in
+    the memory of several operands: ``broadcast_tensors``, ``meshgrid`` and ``atleast_2d`` of a list. Every node must
+    have its fake tensors (``meta["val"]``), and new ones get theirs.
     """
-    for node in graph.find_nodes(op="call_function", target=aten.broadcast_tensors.default):
-        tensors: list[Node] = list(node.args[0])
+    for node in list(graph.nodes):
+        part = _SEVERAL.get(node.target)
+        if part is None:
+            continue
         for item in list(node.users):
             with graph.inserting_before(item):
-                item.replace_all_uses_with(_expand(graph, item, tensors[item.args[1]], tensors))
+                item.replace_all_uses_with(part(item, list(node.args[0]), node))
             graph.erase_node(item)
         graph.erase_node(node)
 
 
-def _expand(graph: Graph, item: Node, tensor: Node, others: Sequence[Node]) -> Node:
-    wanted, (given,) = value_of(item), tensors_of(tensor)
-    assert isinstance(wanted, TensorType)
-    lead = len(wanted.shape) - len(given.shape)
-    same = [at >= lead and given.shape[at - lead] == size for at, size in enumerate(wanted.shape)]
-    sizes = [-1 if kept else _size(graph, item, at, others) for at, kept in enumerate(same)]
-    expanded = graph.call_function(aten.expand.default, (tensor, sizes))
-    expanded.meta = dict(item.meta)
-    return expanded
+def _expanded(item: Node, operands: Sequence[Node], _: Node) -> Node:
+    """An item of ``broadcast_tensors``: its operand, expanded where the sizes differ."""
+    operand, wanted = operands[item.args[1]], item.meta["val"].shape  # type: ignore[index]
+    given = operand.meta["val"].shape
+    lead = len(wanted) - len(given)
+    kept = [at >= lead and statically_known_true(given[at - lead] == size) for at, size in enumerate(wanted)]
+    sizes = [-1 if same else _size(item, at, operands) for at, same in enumerate(kept)]
+    return _call(item, aten.expand.default, operand, sizes)
 
 
-def _size(graph: Graph, item: Node, at: int, others: Sequence[Node]) -> int | Node:
-    """A size of the result: a number, or that of the operand which has it."""
-    size = tensors_of(item)[0].shape[at]
+def _size(item: Node, at: int, operands: Sequence[Node]) -> int | Node:
+    """A size of an item: a number, or asked of the operand that has it."""
+    size, from_end = item.meta["val"].shape[at], at - item.meta["val"].dim()
     if isinstance(size, int):
         return size
-    from_end = at - len(tensors_of(item)[0].shape)
-    long_enough = [one for one in others if len(tensors_of(one)[0].shape) >= -from_end]
-    owner = next(one for one in long_enough if tensors_of(one)[0].shape[from_end] == size)
-    asked = graph.call_function(aten.sym_size.int, (owner, from_end))
-    asked.meta = {"value": None, "origin": origin_of(item)}
-    return asked
+    long_enough = (one for one in operands if one.meta["val"].dim() >= -from_end)
+    owner = next(one for one in long_enough if statically_known_true(one.meta["val"].shape[from_end] == size))
+    return _call(item, aten.sym_size.int, owner, from_end)
+
+
+def _meshed(item: Node, operands: Sequence[Node], mesh: Node) -> Node:
+    """An item of ``meshgrid``: its operand along one axis, expanded along the others."""
+    axes = list(range(len(operands)))
+    if mesh.kwargs.get("indexing") == "xy":
+        axes[:2] = axes[:2][::-1]
+    axis = axes[item.args[1]]  # type: ignore[index]
+    shape = [-1 if at == axis else 1 for at in range(len(axes))]
+    sizes = [-1 if at == axis else _length(item, operands[axes[at]]) for at in range(len(axes))]
+    column = _call(item, aten.view.default, operands[item.args[1]], shape)  # type: ignore[index]
+    return _call(item, aten.expand.default, column, sizes)
+
+
+def _length(item: Node, operand: Node) -> int | Node:
+    """The length of a vector, or 1 of a number."""
+    length = operand.meta["val"].numel()
+    return length if isinstance(length, int) else _call(item, aten.sym_size.int, operand, 0)
+
+
+def _raised(item: Node, operands: Sequence[Node], several: Node) -> Node:
+    """An item of ``atleast_1d``, ``_2d`` or ``_3d`` of a list: that of one tensor."""
+    return _call(item, several.target.overloadpacket.default, operands[item.args[1]])  # type: ignore[union-attr, index]
+
+
+_SEVERAL: dict[Any, Callable[[Node, Sequence[Node], Node], Node]] = {
+    aten.broadcast_tensors.default: _expanded,
+    aten.meshgrid.default: _meshed,
+    aten.meshgrid.indexing: _meshed,
+    aten.atleast_1d.Sequence: _raised,
+    aten.atleast_2d.Sequence: _raised,
+    aten.atleast_3d.Sequence: _raised,
+}
+
+
+def _call(item: Node, target: Any, *args: Any) -> Node:
+    """A new node in place of a result, with the result's origin."""
+    node = item.graph.call_function(target, args)
+    node.meta = {**item.meta, "val": target(*map_arg(args, lambda operand: operand.meta["val"]))}
+    return node

@@ -38,7 +38,7 @@ from .diagnostics import cannot_trace, line_of_error, line_of_stack
 from .first_trace import import_for_traces
 from .guards import read_guards
 from .inline import inline_regions
-from .layout_ops import RecordContiguous, part_broadcasts
+from .layout_ops import RecordContiguous, part_views
 from .lazy_export import lazily_exported
 from .model_view import ModelView
 from .quiet_export import quietly_exported
@@ -94,8 +94,8 @@ def trace(
     _refuse_unknown_operations(exported, type(module).__name__)
     ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
     guards = read_guards(exported, type(module).__name__, ranges)
+    part_views(exported.graph)
     symbols = annotate(exported.graph, type(module).__name__)
-    part_broadcasts(exported.graph)
     program = Program(
         name=type(module).__name__,
         graph=exported.graph,

@@ -1,19 +1,19 @@
-"""Which ops alias their inputs, as certainly as it can be said, and what that means for memory.
+"""What ops do to memory. There are three certainties, and every caller names the one that it needs.
 
-Three answers of different certainty, and every caller names the one it needs:
+- By the schema, of an op, under any strides: `alias_class` says that its result certainly is a view, possibly is one,
+  or lies in fresh memory, or that it writes. `reads_no_element` and `computes` follow, and are certain too.
+- By the schema, of a graph, under any strides: `possible_memory` joins all values that may share memory. What must stay
+  right whatever kernels choose (moving a view over a write, dropping a copy, overwriting an operand) rests on it.
+- By the trace: `base_of` compares storages. It is a guess about kernels, good enough to place a node.
 
-- `alias_class` reads the schema: an op *is* a view (VIEW), *may be* one (MAYBE: whether it copies depends on strides,
-  and kernels choose strides), writes an input (WRITE), or yields fresh memory (COMPUTE). It holds under any strides.
-- `possible_memory` joins all values that may share memory under any strides. What must stay right whatever kernels
-  choose (moving a view over a write, dropping a copy, overwriting an operand) rests on it.
-- `base_of` compares the storages of the trace. It is a guess about kernels, good enough to place a node.
+An op that asks for a size is no view: it yields no tensor, and reads no element.
 """
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -33,7 +33,10 @@ class Alias(Enum):
     WRITE = "an input is written"
 
 
-_HIDDEN = {"dropout", "feature_dropout", "alpha_dropout", "type_as", "meshgrid", "einsum", "broadcast_tensors"}
+_HIDDEN = frozenset(
+    ("dropout", "feature_dropout", "alpha_dropout", "type_as", "einsum")
+    + ("meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d")
+)
 """Ops that may return an input, or views of inputs, and have no annotation that says so."""
 
 _ALWAYS_VIEWS = {"chunk", "narrow", "unflatten", "movedim", "swapaxes", "expand_as", "view_as"}
@@ -68,9 +71,21 @@ def alias_class(target: Any) -> Alias:
 
 
 @cache
-def asks(target: Any) -> bool:
+def asks_size(target: Any) -> bool:
     """Whether an op asks a tensor for a number of its layout (``sym_size``): it computes where the tensor is."""
     return isinstance(target, torch._ops.OpOverload) and target.overloadpacket.__name__ in _ASKING
+
+
+@cache
+def reads_no_element(target: Any) -> bool:
+    """Whether an op certainly reads no element, whatever the strides: it is a view, or asks for a size."""
+    return alias_class(target) is Alias.VIEW or asks_size(target)
+
+
+@cache
+def computes(target: Any) -> bool:
+    """Whether an op certainly does more than to name memory: it writes or makes some, and asks for no size."""
+    return alias_class(target) in (Alias.COMPUTE, Alias.WRITE) and not asks_size(target)
 
 
 @cache
@@ -103,40 +118,48 @@ def overwrites(node: Node) -> bool:
     return isinstance(mine, TensorType) and isinstance(theirs, TensorType) and mine.storage == theirs.storage
 
 
-def possible_memory(program: Program) -> dict[Node, Node]:
-    """For each node that yields tensors the first node whose memory may be its own, under any strides.
+def possible_memory(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """For each node the first one whose memory may be its own, under any strides; ``nodes`` are in graph order.
 
     Two values with different first nodes never share memory, whatever kernels choose. All results of an op count as
-    one piece. What `overwrites` its operand is a piece of its own: its value is another one.
+    one piece. What `overwrites` its operand is a piece of its own: its value is another one. An operand that is not
+    among the nodes before its reader is left out.
     """
     first: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
         while first[node] is not node:
-            first[node] = first[first[node]]
-            node = first[node]
+            first[node] = node = first[first[node]]
         return node
 
-    for node in program.graph.nodes:
+    for node in nodes:
         first[node] = node
         for operand in _aliased(node):
-            first[find(node)] = find(operand)  # the older one, for a chain starts where memory is made
-    return {node: find(node) for node in program.graph.nodes}
+            if operand in first:
+                first[find(node)] = find(operand)  # the older one, for a chain starts where memory is made
+    return {node: find(node) for node in first}
 
 
-def _aliased(node: Node) -> Iterator[Node]:
+def touched_memory(memory: Mapping[Node, Node]) -> set[Node]:
+    """The pieces of `possible_memory` that an op writes into, or that are handed out."""
+    touched = {memory[operand] for node in memory for operand in written_by(node)}
+    return touched | {memory[one] for node in memory if node.op == "output" for one in node.all_input_nodes}
+
+
+def _aliased(node: Node) -> Sequence[Node]:
     """The operands whose memory a node's results may lie in."""
     if node.op != "call_function":
-        return
+        return ()
     kind = alias_class(node.target)
-    if kind is Alias.COMPUTE:
-        mine = {tensor.storage for tensor in tensors_of(node)}
-        views = not overwrites(node) and mine
-        yield from (one for one in node.all_input_nodes if views and mine & {t.storage for t in tensors_of(one)})
-    elif node.target is operator.getitem or not any(a.alias_info for a in node.target._schema.arguments):  # type: ignore[union-attr]
-        yield from (operand for operand in node.all_input_nodes if tensors_of(operand))
-    else:
-        yield from (operand for argument, operand in _operands(node) if argument.alias_info is not None)
+    if kind is Alias.COMPUTE:  # some lie there by the trace, though no schema says so (``unsafe_split``)
+        mine = set(storages_of(node))
+        shared = (one for one in node.all_input_nodes if not mine.isdisjoint(storages_of(one)))
+        return () if not mine or overwrites(node) else list(shared)
+    if kind is Alias.WRITE:
+        return written_by(node)
+    if node.args and isinstance(node.args[0], Node):
+        return (node.args[0],)
+    return [operand for operand in node.all_input_nodes if storages_of(operand)]
 
 
 def writes(node: Node) -> set[int]:
@@ -148,15 +171,9 @@ def written_by(node: Node) -> list[Node]:
     """The operands that a node writes into."""
     if node.op != "call_function" or alias_class(node.target) is not Alias.WRITE:
         return []
-    return [operand for argument, operand in _operands(node) if argument.alias_info and argument.alias_info.is_write]
-
-
-def _operands(node: Node) -> Iterator[tuple[Any, Node]]:
-    """Each operand of a node with the schema's argument that it is given for, lists taken apart."""
-    for argument, value in bound_arguments(node):
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, Node):
-                yield argument, item
+    given = [value for argument, value in bound_arguments(node) if argument.alias_info and argument.alias_info.is_write]
+    flat = (item for value in given for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    return [item for item in flat if isinstance(item, Node)]
 
 
 def bound_arguments(node: Node) -> list[tuple[Any, Any]]:
@@ -167,31 +184,35 @@ def bound_arguments(node: Node) -> list[tuple[Any, Any]]:
     return pairs + [(named[key], value) for key, value in node.kwargs.items() if key in named]
 
 
+def argument_of(node: Node, name: str) -> Any:
+    """What a node passes for an argument of its op, or the argument's default; None for one that it does not have."""
+    given = {argument.name: value for argument, value in bound_arguments(node)}
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    default = next((argument.default_value for argument in arguments if argument.name == name), None)
+    return given.get(name, default)
+
+
 def storages_of(node: Node) -> Collection[int]:
     """The numbers of the memory that a node's results lie in, by the trace."""
     return [tensor.storage for tensor in tensors_of(node)]
 
 
-def bases_of(node: Node, storages: Callable[[Node], Collection[int]] = storages_of) -> list[Node | None]:
-    """For each result of a node the operand whose memory it lies in, by the trace; None for fresh memory."""
-    operands = node.all_input_nodes if node.op == "call_function" else []
-    return [next((one for one in operands if mine in storages(one)), None) for mine in storages(node)]
-
-
 def base_of(node: Node, storages: Callable[[Node], Collection[int]] = storages_of) -> Node | None:
-    """The operand that a node must lie beside: the first whose memory a result lies in, or that it writes.
+    """The operand that a node must lie beside: the one whose memory its results lie in, or that it writes.
 
-    Exact for the traced strides: it compares the storages that the trace saw. An item taken out of several results
-    lives where they live, whether or not it shares memory with an input; so does a number that a tensor is asked for,
-    and an op that yields nothing lives where it writes.
+    It compares the storages of the trace. All results of an op lie in the memory of one operand at most: ops of which
+    that is not true are taken apart when they are traced (``layout_ops``), and the verifier refuses them. An item
+    taken out of several results lives where they live, whether or not it shares memory with an input; so does a number
+    that a tensor is asked for, and an op that yields nothing lives where it writes.
     """
     if node.op != "call_function":
         return None
-    if node.target is operator.getitem or asks(node.target):
+    if node.target is operator.getitem or asks_size(node.target):
         return next((first for first in node.args[:1] if isinstance(first, Node)), None)
     if not storages(node):
         return next(iter(written_by(node)), None)
-    return next((base for base in bases_of(node, storages) if base is not None), None)
+    mine = set(storages(node))
+    return next((one for one in node.all_input_nodes if not mine.isdisjoint(storages(one))), None)
 
 
 def readings(program: Program) -> Iterator[tuple[Node, Node, int]]:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import base_of
+from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.program import Program, Weight, weight_of
 from ...compiler.spec.devices import Device
-from .weight_chains import consumed_weights, names_memory, weights_through
+from .weight_chains import consumed_weights, weights_through
 
 SMALL = 2**20
 """The most bytes of a parameter that is copied to every reader: next to nothing on a device that holds a block."""
@@ -57,5 +57,5 @@ def _readings(program: Program) -> Iterator[tuple[Weight, ...]]:
             continue
         weights = consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
-        if weights and not (names_memory(node) and base_of(node)):
+        if weights and (computes(node.target) or base_of(node) is None):
             yield weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import Alias, alias_class, asks
+from ...compiler.ir.aliasing import computes
 from ...compiler.ir.program import Weight, tensors_of
 
 
@@ -16,11 +16,6 @@ def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple
 def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
     """The weights that reading a node amounts to reading: those behind what it views, casts or transposes."""
     viewed = node.args[0] if node.args else None
-    if not isinstance(viewed, Node) or not names_memory(node) or not tensors_of(node):
+    if not isinstance(viewed, Node) or computes(node.target) or not tensors_of(node):
         return ()
     return roots[viewed]
-
-
-def names_memory(node: Node) -> bool:
-    """Whether a node computes nothing: it is a view, or may be one (a cast, a ``reshape``), or asks for a size."""
-    return alias_class(node.target) in (Alias.VIEW, Alias.MAYBE) or asks(node.target)

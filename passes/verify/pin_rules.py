@@ -8,11 +8,11 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import Alias, overwrites
+from ...compiler.ir.aliasing import Alias, computes, overwrites
 from ...compiler.ir.ops import joins_parts
 from ...compiler.ir.program import Weight, placement_of
 from ..analysis.replicated import SMALL
-from ..analysis.weight_chains import names_memory, weights_through
+from ..analysis.weight_chains import weights_through
 from .snapshot import UNKNOWN, Evidence, Violation
 
 
@@ -32,7 +32,7 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
             consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
             drawing = [weight.name for weight in consumed if weight.name not in free]
-            if drawing and (node not in beside or not names_memory(node)):
+            if drawing and (node not in beside or computes(node.target)):
                 current = homes.get(drawing[-1], UNKNOWN)
         if joins_parts(node.target):
             current = 0
@@ -78,7 +78,7 @@ def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
     for step, node in enumerate(evidence.ops):
         read = {weight.name for operand in evidence.operands[node] for weight in roots.get(operand, ())}
         roots[node] = weights_through(node, roots) if read else ()
-        if node not in beside or not names_memory(node):
+        if node not in beside or computes(node.target):
             for name in read:
                 steps.setdefault("" if name in inside and name not in free else name, []).append(step)
     of_blocks = steps.get("", [])

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import Alias, overwrites
+from ...compiler.ir.aliasing import Alias, overwrites, possible_memory
 from ...compiler.ir.program import placement_of
 from .snapshot import Evidence, Violation
-from .translation import memory
 
 
 def reuse(evidence: Evidence) -> Iterator[Violation]:
@@ -18,7 +17,7 @@ def reuse(evidence: Evidence) -> Iterator[Violation]:
     found = [node for node in suspects if overwrites(node)]
     if not found:
         return
-    piece = memory(evidence.program)
+    piece = possible_memory(evidence.nodes)
     last = {piece[one]: node for node in evidence.nodes for one in (node, *evidence.operands[node])}
     fixed = {piece[node]: "given" for node in evidence.nodes if node.op == "placeholder"}
     fixed |= {piece[crossing.value]: "sent" for crossing in evidence.program.crossings}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -125,12 +125,23 @@ def signature(evidence: Evidence) -> Iterator[Violation]:
 
 
 def alias(evidence: Evidence) -> Iterator[Violation]:
-    """An op that views or writes an operand by its schema yields that operand's memory, and so do the items of one."""
+    """An op that views or writes an operand by its schema yields the memory of that one, and so do its items."""
     for node in evidence.ops:
+        shared = _shared_storages(evidence, node)
+        if len(shared) > 1:
+            yield Violation("alias", f"%{node.name} = {node.target} lies in the memory of {len(shared)} operands", node)
         if evidence.kinds[node] not in (Alias.VIEW, Alias.WRITE) or node in evidence.bases:
             continue
         if evidence.storages[node]:
             yield Violation("alias", f"%{node.name} = {node.target} lies in other memory than what it views", node)
+
+
+def _shared_storages(evidence: Evidence, node: Node) -> set[int]:
+    """The memory of operands that several results of an op lie in; an item lies where the op that makes it does."""
+    if len(evidence.storages[node]) < 2 or node.target is operator.getitem:
+        return set()
+    given = (evidence.storages.get(operand, ()) for operand in evidence.operands[node])
+    return set(evidence.storages[node]).intersection(chain.from_iterable(given))
 
 
 def outside(evidence: Evidence) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ Takes time linear in the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -18,7 +18,17 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import Alias, alias_class, asks, bound_arguments, overwrites, reshapes
+from ...compiler.ir.aliasing import (
+    Alias,
+    alias_class,
+    argument_of,
+    overwrites,
+    possible_memory,
+    reads_no_element,
+    reshapes,
+    touched_memory,
+    written_by,
+)
 from ...compiler.ir.program import Program, TensorType, tensors_of, weight_of
 
 Key: TypeAlias = Any
@@ -56,12 +66,6 @@ def differences(before: Reading, program: Program) -> Iterator[tuple[Node | None
         yield program.output, "what is handed out is not what it was"
 
 
-def memory(program: Program) -> dict[Node, Node]:
-    """For each node the one that stands for the memory it may lie in, under any strides."""
-    ops = {node: _facts(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    return _pieces(list(program.graph.nodes), ops)
-
-
 class _Reader:
     """Walks a program once; ``state`` is the number of the last write to each piece of memory, 0 before any."""
 
@@ -69,11 +73,8 @@ class _Reader:
         self.program, self.reading = program, reading
         self.ops = {node: _facts(node.target) for node in program.graph.nodes if node.op == "call_function"}
         self.live = _live(program, self.ops)
-        self.piece = _pieces(self.live, self.ops)
-        writers = (node for node in self.live if node in self.ops and self.ops[node].kind is Alias.WRITE)
-        self.written = {node: [self.piece[one] for one in _written(node)] for node in writers}
-        self.touched = {piece for found in self.written.values() for piece in found}
-        self.touched |= {self.piece[one] for one in program.output.all_input_nodes}
+        self.piece = possible_memory(self.live)
+        self.touched = touched_memory(self.piece)
         self.state: dict[Node, int] = {}
         self.shape: dict[Node, int] = {}
         self.same: dict[Node, Node] = {}  # the value that a node repeats
@@ -109,7 +110,7 @@ class _Reader:
         return number
 
     def write(self, node: Node, number: int) -> None:
-        for piece in dict.fromkeys(self.written[node]):
+        for piece in dict.fromkeys(self.piece[one] for one in written_by(node)):
             self.state[piece] = self.enter((self.state.get(piece, 0), number))
             if reshapes(node.target):
                 self.shape[piece] = self.state[piece]
@@ -164,11 +165,7 @@ class _Arguments:
         self.shape = tensors_of(node)[0].shape
 
     def __getitem__(self, name: str) -> Any:
-        for argument, value in bound_arguments(self.node):
-            if argument.name == name:
-                return value
-        schema = self.node.target._schema.arguments  # type: ignore[union-attr]
-        return next((argument.default_value for argument in schema if argument.name == name), None)
+        return argument_of(self.node, name)
 
     @property
     def keeps_format(self) -> bool:
@@ -221,7 +218,7 @@ def _facts(target: Any) -> _Facts:
     return _Facts(
         index=next(_INDEX),
         kind=kind,
-        names=kind is Alias.VIEW or asks(target),
+        names=reads_no_element(target),
         draws=torch.Tag.nondeterministic_seeded in tags,
         elementwise=torch.Tag.pointwise in tags,
         copies=name in _COPIES,
@@ -239,55 +236,3 @@ def _live(program: Program, ops: Mapping[Node, _Facts]) -> list[Node]:
             wanted.add(node)
             wanted.update(node.all_input_nodes)
     return [node for node in nodes if node in wanted]
-
-
-def _pieces(nodes: Sequence[Node], ops: Mapping[Node, _Facts]) -> dict[Node, Node]:
-    """For each node the one that stands for the memory it may lie in: equal for all that may share memory."""
-    parent: dict[Node, Node] = {}
-
-    def root(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    for node in nodes:
-        parent[node] = node
-        op = ops.get(node)
-        for operand in _shared(node, op) if op is not None else ():
-            if operand in parent:  # or it stands in a wrong place, which is for another rule to say
-                parent[root(node)] = root(operand)
-    return {node: root(node) for node in nodes}
-
-
-def _shared(node: Node, op: _Facts) -> Sequence[Node]:
-    """The operands that a node's results may share memory with."""
-    if op.kind is Alias.COMPUTE:
-        return _shared_by_trace(node, op)
-    if op.kind is Alias.WRITE:
-        return _written(node)
-    first = node.args[0] if node.args else None
-    if isinstance(first, Node):
-        return (first,)
-    return [one for one in node.all_input_nodes if one.meta["value"] is not None]
-
-
-def _shared_by_trace(node: Node, op: _Facts) -> Sequence[Node]:
-    """Operands in whose memory an op lies by the trace, though its schema does not say so (``unsafe_split``)."""
-    value = node.meta["value"]
-    if value is None or (op.elementwise and overwrites(node)):
-        return ()
-    mine = [value.storage] if isinstance(value, TensorType) else [tensor.storage for tensor in tensors_of(node)]
-    return [one for one in node.all_input_nodes if _lies_in(one, mine)]
-
-
-def _lies_in(node: Node, storages: Sequence[int]) -> bool:
-    value = node.meta["value"]
-    if isinstance(value, TensorType):
-        return value.storage in storages
-    return value is not None and any(tensor.storage in storages for tensor in tensors_of(node))
-
-
-def _written(node: Node) -> list[Node]:
-    """The operands that a node writes into."""
-    given = [value for argument, value in bound_arguments(node) if argument.alias_info and argument.alias_info.is_write]
-    return [one for value in given for one in (value if isinstance(value, (list, tuple)) else (value,))]

@@ -1,4 +1,4 @@
-"""What the trace records that torch.export leaves out, and what each broadcast tensor views."""
+"""What the trace records that torch.export leaves out, and what each result of an op with several views."""
 
 from __future__ import annotations
 
@@ -45,16 +45,59 @@ class Widened(Broadcast):
         return p * q + r
 
 
-@pytest.mark.parametrize("kind", [Broadcast, Widened])
+class Meshed(Broadcast):
+    indexing = "ij"
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)[0]
+        b = self.blocks[1](a)
+        p, q = torch.meshgrid(a[:1], b, indexing=self.indexing)
+        q.add_(1)
+        return p * q + b + a
+
+
+class MeshedAcross(Meshed):
+    indexing = "xy"
+
+
+class MeshedThrice(Broadcast):
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)[0]
+        b = self.blocks[1](a)
+        p, q, r = torch.meshgrid(a[:2], b, torch.ones(3), indexing="xy")
+        return p * q + r
+
+
+class Raised(Broadcast):
+    """The item that is written lies in the memory of the second block's result, which is read again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)
+        b = self.blocks[1](a)
+        p, q = torch.atleast_3d([a, b])
+        q.add_(1)
+        return p + b[..., None]
+
+
+@pytest.mark.parametrize("kind", [Broadcast, Widened, Meshed, MeshedAcross, MeshedThrice, Raised])
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2"])
-def test_each_broadcast_tensor_views_its_own_operand_on_its_own_device(kind: type[Broadcast], backend: str) -> None:
+def test_each_of_several_views_is_one_of_its_own_operand_on_its_own_device(kind: type[Broadcast], backend: str) -> None:
     module, x = kind().eval(), torch.randn(2, 8)
     with torch.no_grad():
         assert torch.equal(dovetail.compile(module, (x,), backend=backend)(x), module(x))
 
 
-def test_tensors_of_dynamic_sizes_are_broadcast() -> None:
-    module, x = Widened().eval(), torch.randn(4, 8)
+class MeshedRows(Broadcast):
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.blocks[0](x)
+        b = self.blocks[1](a)
+        p, q = torch.meshgrid(a[:, 0], b[0], indexing="xy")
+        return p * q
+
+
+@pytest.mark.parametrize("kind", [Widened, MeshedRows])
+def test_views_of_dynamic_sizes_are_taken_one_by_one(kind: type[Broadcast]) -> None:
+    module, x = kind().eval(), torch.randn(4, 8)
     compiled = dovetail.compile(module, (x,), backend="sim0&sim1", dynamic_shapes={"x": {0: Dim("b", min=2, max=64)}})
     for size in (4, 7):
         x = torch.randn(size, 8)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import Node
 
 from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_of
@@ -272,6 +274,17 @@ def test_a_broken_rule_is_named_and_its_place_is_shown(rule: str) -> None:
         shown = [line for line in lines if line.startswith((">", "  "))]
         assert sum(line.startswith(">") for line in shown) == 1
         assert 2 <= len(shown) <= 11
+
+
+def test_an_op_whose_results_lie_in_the_memory_of_two_operands_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            first, second = torch.broadcast_tensors(a * 2, b * 2)
+            return first + second
+
+    monkeypatch.setattr("dovetail.compiler.frontend.trace.part_views", lambda graph: None)
+    program = trace(Two(), (torch.ones(2, 1), torch.ones(1, 2)))
+    assert "lies in the memory of 2 operands" in next(violations(program)).problem
 
 
 def test_a_program_that_keeps_every_rule_has_no_violations() -> None:
