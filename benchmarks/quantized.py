@@ -39,7 +39,7 @@ from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
 from dovetail.runtime.quantized.native import native_unpack
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.weights.files import set_types
 
 SHAPE = (3072, 12288)
@@ -222,7 +222,7 @@ def compiled(program: Program, tensors: Mapping[str, torch.Tensor]) -> CompiledM
     rig = Rig.parse("cpu=64GiB")
     program.rig = rig
     PassManager(default_passes()).run(program)
-    return CompiledModule(program, rig, HeldWeights(tensors, program))
+    return CompiledModule(program, rig, ProgramWeights.of_tensors(tensors, program))
 
 
 def main() -> None:

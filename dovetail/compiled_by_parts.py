@@ -19,9 +19,9 @@ from .compiler.spec.units import format_bytes
 from .components.compiled import CompiledModule
 from .components.component import Component, Finish
 from .conventions.device_map import home_of
-from .pipelines.building import Built
-from .runtime.store.reader import WeightReader
+from .runtime.store.origin import HOST, FileOrigin
 from .runtime.store.source import tensors_of_module
+from .weights.files import origins_of
 
 
 class CompiledByParts(CompiledModule):
@@ -72,7 +72,7 @@ class CompiledByParts(CompiledModule):
         """Lets go of the weights that were brought for calls; the next one loads them again."""
         for program in self.programs:
             program.unload()
-        self._component.residence.release()
+        self._component.view.release()
 
     def source(self) -> str:
         """The generated Python of all programs."""
@@ -84,7 +84,7 @@ class CompiledByParts(CompiledModule):
 
     def __str__(self) -> str:
         component = self._component
-        placed = component.residence.bytes_on()
+        placed = component.homes.bytes_on()
         lines = [f"{self._title} by its parts on {' & '.join(map(str, component.devices))}"]
         lines += [f"  {device}: {format_bytes(placed[device.name])} of weights" for device in component.devices]
         lines += [f"  {name} cannot be traced: {why}" for name, why in component.parts.reasons.items()]
@@ -127,15 +127,15 @@ def compile_by_parts(
     Raises TraceError where it cannot run: its weights or arguments have no data, or the devices are not here.
     """
     twin = _twin(module)
-    files = None if index is None else _on_files(twin, index)
+    origins = None if index is None else _on_files(twin, index)
     lacking = [name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (index or ())]
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     if lacking or not rig.present or any(leaf.is_meta for leaf in leaves):
         raise why
-    component = Component("", "", twin, offered, finish=finish, files=files, rests=rests, rows=rows, shares=shares)
+    component = Component("", "", twin, offered, finish=finish, origins=origins, rests=rests, rows=rows, shares=shares)
     if homes is not None:
-        held = component.residence.held()
-        component.residence.assign({one: home_of(one.name, homes) for one in held})
+        held = component.view.weights()
+        component.homes.assign({one: home_of(one.name, homes) for one in held})
     before = Kept(twin)
     component.swap()
     compiled = CompiledByParts(component, rig, why)
@@ -155,9 +155,9 @@ def _twin(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, dict(shared)).eval()
 
 
-def _on_files(module: nn.Module, index: WeightIndex) -> Built:
+def _on_files(module: nn.Module, index: WeightIndex) -> Mapping[str, FileOrigin]:
     """Where the weights of a module lie that files have; stand-ins take their place, but buffers are read."""
-    built = Built(module, index, WeightReader())
+    origins = origins_of(index)
     for child_name, child in module.named_modules(remove_duplicate=False):
         for places in (child._parameters, child._buffers):
             for key, tensor in list(places.items()):
@@ -168,5 +168,5 @@ def _on_files(module: nn.Module, index: WeightIndex) -> Built:
                     meta = torch.empty_like(tensor, device="meta")
                     places[key] = nn.Parameter(meta, requires_grad=tensor.requires_grad)
                 else:
-                    places[key] = built(name, tensor, torch.device("cpu"))
-    return built
+                    places[key] = origins[name].whole(tensor.dtype, HOST)
+    return origins

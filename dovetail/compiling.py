@@ -15,15 +15,14 @@ from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .components.compiled import CompiledModule
 from .components.component import Component
-from .components.program_weights import ProgramWeights
 from .conventions.device_map import give_homes, named_devices
 from .conventions.request import Request, one_backend
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes
-from .runtime.store.resting import RestingWeights
-from .runtime.store.source import HeldWeights, WeightSource
-from .weights.files import Given, index_for, source_of
+from .runtime.store.program_weights import ProgramWeights
+from .runtime.store.source import tensors_of_module
+from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
 
 
@@ -111,25 +110,26 @@ def compile(
         component.parts.place(part, program)
         finish(program, "layer" if component.parts.settled else mode)
         if rests:
-            component.residence.settle(part, program)
-        return CompiledModule(program, request.rig, ProgramWeights(component.residence, part, program))
+            component.homes.settle(part, program)
+        return CompiledModule(program, request.rig, component.view.of_program(part, program))
 
     try:
         with alone():  # while another thread traces it, the module holds no weights but what stands for them
             program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
-            held = HeldWeights.of_module(module, program)
+            tensors = tensors_of_module(module)
     except TraceError as error:
         return compile_by_parts(
             module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part, rests=rests,
             rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
-    source: WeightSource = held if index is None else source_of(index, program, held)
-    if index is not None and rests == "cpu":
-        source = RestingWeights(source)
+    if index is not None:
+        set_types(program, types_of(program, index))
     program.rig, program.rests = offered, rests
     if places is not None:
         give_homes(program, places)
     finish(program, mode)
+    of_tensors = ProgramWeights.of_tensors
+    source = of_tensors(tensors, program) if index is None else ProgramWeights.of_files(index, program, tensors)
     return CompiledModule(program, request.rig, source)
 
 

@@ -16,8 +16,8 @@ from .passes.lower import Lower
 from .passes.manager import PassManager
 from .passes.verification import Verify
 from .passes.verify.verifier import verify
-from .runtime.store.file_weights import FileWeights
-from .runtime.store.source import HeldWeights, tensors_of_module
+from .runtime.store.program_weights import ProgramWeights
+from .runtime.store.source import tensors_of_module
 from .weights.files import Given, index_for
 from .weights.name_matching import Wanted
 
@@ -46,8 +46,8 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
     if weights is None:
         return CompiledModule(program, rig, None)
     if isinstance(weights, nn.Module):
-        return CompiledModule(program, rig, HeldWeights({**tensors_of_module(weights), **tensors}, program))
+        weights = tensors_of_module(weights)
     if isinstance(weights, Mapping) and not isinstance(weights, WeightIndex):
-        return CompiledModule(program, rig, HeldWeights({**weights, **tensors}, program))
+        return CompiledModule(program, rig, ProgramWeights.of_tensors({**weights, **tensors}, program))
     index = index_for(Wanted.of_program(program), weights)
-    return CompiledModule(program, rig, FileWeights(index, HeldWeights(tensors, program)))
+    return CompiledModule(program, rig, ProgramWeights.of_files(index, program, tensors))

@@ -46,10 +46,10 @@ def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: We
     from ..pipelines.loading import open_pipeline
 
     pipeline = located(pipeline)
-    pipe, readers = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))
+    pipe, origins = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, readers=readers)
+    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins)
     dry(**call_arguments(pipe, given, pipeline.defaults))
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}

@@ -29,12 +29,12 @@ from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.ir.program import Program, Weight
 from ..compiler.spec.devices import Device
 from ..passes.assign import assign, units_of
+from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
+from ..runtime.store.stored_weight import StoredWeight
 from .calls import BY_PARTS, ByParts, Call, answer_late, moved
 from .compiled import CompiledModule
 from .crossing import Crossing, is_stateful
-from .holdings import Held
-from .sharing import ForkSafeLock
 from .skeleton import has_foreign_hooks
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Site:
 
     device: Device | None
     opens: bool
-    needs: tuple[Held, ...]
+    needs: tuple[StoredWeight, ...]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Parts:
         self.turn = ForkSafeLock()
         self._is_used = False
         self._component = weakref.ref(component)
-        self._units: dict[Held, str] | None = None
+        self._units: dict[StoredWeight, str] | None = None
         self._sites: MutableMapping[nn.Module, _Site] = weakref.WeakKeyDictionary()
         self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._adapters: tuple[Any, ...] = ()
@@ -203,10 +203,10 @@ class Parts:
         What other parts hold of a device is not offered again.
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
-        residence = self.component.residence
-        program.rig = self.component.offer(residence.read_by(module, program))
-        residence.set_types(module, program)
-        program.home = residence.homes(module, program)
+        homes = self.component.homes
+        program.rig = self.component.offer(homes.read_by(module, program))
+        homes.set_types(module, program)
+        program.home = homes.given(module, program)
         if self.settled:
             used = [one for one in program.devices if one in program.home.values()]
             program.rig = program.rig.only(used or program.devices[:1])
@@ -216,12 +216,12 @@ class Parts:
         if self._units is not None:
             return
         component = self.component
-        held = {one.name: one for one in component.residence.held()}
+        held = {one.name: one for one in component.view.weights()}
         weights = {name: _weight_of(one) for name, one in held.items()}
         given = {name: one.home for name, one in held.items() if one.home is not None}
         rig = component.offer(list(held.values()))
         homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
-        component.residence.assign({held[name]: home for name, home in homes.items()})
+        component.homes.assign({held[name]: home for name, home in homes.items()})
         units = units_of(weights, len(rig.devices))
         self._units = {held[weight.name]: unit.name for unit in units for weight in unit.weights}
 
@@ -237,13 +237,13 @@ class Parts:
     def _find_site(self, module: nn.Module) -> _Site:
         assert self._units is not None
         component = self.component
-        inside = component.residence.held(module)
+        inside = component.view.weights(module)
         own = _own_weights(component, module)
         units = {self._units[one] for one in inside if one in self._units}
         homes = _homes(inside)
         main = component.whole_on if component.whole_on in component.devices else None
-        several = len(homes) > 1 or bool(component.residence.rests) or self._contains_left(module)
-        packed = any(one.tensor.is_meta and one.entry and one.entry.is_packed for one in inside)
+        several = len(homes) > 1 or bool(component.view.rests) or self._contains_left(module)
+        packed = any(one.quant for one in inside)
         opens = next(module.children(), None) is not None and (
             packed or (several and (len(units) > 1 or main is None or module in self.left))
         )
@@ -252,7 +252,7 @@ class Parts:
             return _Site(None, opens, ())
         if not opens:
             return _Site(device, False, tuple(inside))
-        shared = [] if component.residence.rests or packed or main is None else inside
+        shared = [] if component.view.rests or packed or main is None else inside
         loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
         return _Site(device, True, tuple(dict.fromkeys([*own, *loose])))
 
@@ -269,7 +269,7 @@ class Parts:
             yield
         except BaseException:
             if before is None:
-                self.component.residence.release()
+                self.component.view.release()
             raise
         finally:
             self._local.frame = before
@@ -277,13 +277,13 @@ class Parts:
     @contextlib.contextmanager
     def _at_hand(self, module: nn.Module, site: _Site, there: torch.device) -> Iterator[None]:
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
-        residence = self.component.residence
+        view = self.component.view
         away = [held for held in site.needs if held.tensor.device != there]
         for held in away:
             if site.device and (held.home or site.device).torch == there:
-                residence.lend(held, site.device)
+                view.lend(held, site.device)
         lacking = [held for held in away if held.tensor.device != there]
-        replaced = list(_replace(module, {id(one.tensor): residence.copy_on(one, there) for one in lacking}))
+        replaced = list(_replace(module, {id(one.tensor): view.store.copy_on(one, there) for one in lacking}))
         try:
             yield
         finally:
@@ -314,23 +314,20 @@ def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
 
 
-def _weight_of(held: Held) -> Weight:
+def _weight_of(held: StoredWeight) -> Weight:
     kind = "parameter" if isinstance(held.tensor, nn.Parameter) else "buffer"
     weight = Weight(held.name, kind, tuple(held.tensor.shape), held.tensor.dtype)
-    entry = held.entry
-    return replace(weight, quant=entry.quant) if held.tensor.is_meta and entry and entry.is_packed else weight
+    return replace(weight, quant=held.quant) if held.quant else weight
 
 
-def _own_weights(component: Component, module: nn.Module) -> list[Held]:
+def _own_weights(component: Component, module: nn.Module) -> list[StoredWeight]:
     """The weights that belong to a module itself, and to its lists of parameters, which are never called."""
     lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
     places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
-    return [
-        component.residence.holdings.of(tensor) for place in places for tensor in place.values() if tensor is not None
-    ]
+    return [component.view.store.of(tensor) for place in places for tensor in place.values() if tensor is not None]
 
 
-def _homes(held: Collection[Held]) -> dict[str, Device]:
+def _homes(held: Collection[StoredWeight]) -> dict[str, Device]:
     return {one.home.name: one.home for one in held if one.home is not None}
 
 

@@ -18,11 +18,10 @@ from ..compiler.spec.devices import Rig
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
 from ..runtime.devices.accelerator import Event, accelerator_of
+from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import handed, home_of, start_copy
 from ..runtime.executor import Executor
-from ..runtime.store.adapters import WithAdapters
-from ..runtime.store.source import WeightSource
-from .sharing import ForkSafeLock
+from ..runtime.store.program_weights import ProgramWeights
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class CompiledModule:
     the end of the call.
     """
 
-    def __init__(self, program: Program, rig: Rig, weights: WeightSource | None) -> None:
+    def __init__(self, program: Program, rig: Rig, weights: ProgramWeights | None) -> None:
         self.program = program
         self.rig = rig
         self._weights = weights
@@ -131,10 +130,10 @@ class CompiledModule:
 
     def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
         """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""
-        if not isinstance(self._weights, WithAdapters):
-            self._weights = WithAdapters(self._weights, adapters)
-        elif self._weights.held is not adapters:
-            self._weights.held = adapters
+        if self._weights is None:
+            self._weights = ProgramWeights.of_tensors({}, self.program)
+        if self._weights.adapters is not adapters:
+            self._weights.adapters = adapters
             if self._executor.is_bound:
                 self._executor.rebind()
 

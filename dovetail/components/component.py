@@ -33,6 +33,8 @@ from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, put_method, take_methods_out
 from ..lora.adapters import Adapters, Branches
 from ..lora.loading import guard_module
+from ..runtime.store.store import Origins, Store
+from ..runtime.store.stored_weight import StoredWeight
 from .by_parts import Parts
 from .call_key import call_key
 from .calls import (
@@ -46,10 +48,10 @@ from .calls import (
     without_caches,
 )
 from .compiled import CompiledModule
-from .holdings import Files, Held, Holdings
+from .homes import Homes
 from .lengths import Form
 from .merging import Merges
-from .residence import Residence
+from .module_view import ModuleView
 from .sharing import Sharing
 from .skeleton import skeleton
 from .stamp import Stamp, State
@@ -82,8 +84,9 @@ class Component:
         shares: weighs the devices in place of what is free, for what is placed before it is traced.
         rows: whether its programs are to be split by rows.
         why: what tracing said of the call that comes first, if it is known not to be traceable.
-        files: where weights lie that have no data yet.
-        holdings: the weights of all components of the pipeline.
+        origins: where weights come from that have no data yet.
+        store: holds the weights of all components of the pipeline.
+        sharing: what a call of any component of the pipeline shares, and a change to one takes alone.
         rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
         enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
@@ -98,12 +101,13 @@ class Component:
         *,
         finish: Finish,
         whole_on: Device | None = None,
-        offer: Callable[[Component, Sequence[Held]], Rig] | None = None,
+        offer: Callable[[Component, Sequence[StoredWeight]], Rig] | None = None,
         shares: tuple[float, ...] = (),
         rows: bool = False,
         why: TraceError | None = None,
-        files: Files | None = None,
-        holdings: Holdings | None = None,
+        origins: Origins | None = None,
+        store: Store | None = None,
+        sharing: Sharing | None = None,
         rests: str = "",
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
@@ -114,7 +118,9 @@ class Component:
         self.rig = rig
         self.devices = rig.devices
         self.merges = Merges(self)
-        self.residence = Residence(module, files, holdings=holdings, rests=rests, updated=self.merges.updated)
+        self.view = ModuleView(module, origins, store=store, rests=rests)
+        self.homes = Homes(self.view)
+        self.sharing = sharing or Sharing()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._generating: list[nn.Module] = []
@@ -128,16 +134,11 @@ class Component:
         self.whole_on = whole_on or rig.devices[0]
         self._dynamic_shapes = dynamic_shapes
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
-        self.residence.moved = functools.partial(_renew_stamps, weakref.ref(self))  # no cycle keeps weights alive
+        self.view.moved = functools.partial(_renew_stamps, weakref.ref(self))  # no cycle keeps weights alive
         self._live: dict[Call, Mapping[nn.Module, str]] = {}
         self._told = False
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
-
-    @property
-    def sharing(self) -> Sharing:
-        """What a call of any component of the pipeline shares, and a change to one takes alone."""
-        return self.residence.holdings.sharing
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
@@ -192,9 +193,9 @@ class Component:
         """
         first = next(self.module.parameters(), None)
         if first is not None:
-            self.residence.show(first, self.whole_on)
-        self.residence.keep(self.module.parameters(recurse=False), self.whole_on)
-        self.residence.rehome(self.whole_on, self.devices[0])
+            self.view.show(first, self.whole_on)
+        self.view.keep(self.module.parameters(recurse=False), self.whole_on)
+        self.homes.rehome(self.whole_on, self.devices[0])
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs.
@@ -206,7 +207,8 @@ class Component:
             self._unload()
             self.parts.forget()
             self.merges.settle()
-            self.residence.undo()
+            self.view.undo()
+            self.homes.forget()
             for wrapper in self.adapters.wrappers(self.module):
                 self.merges.hand_back(wrapper)
             self._forget()
@@ -216,7 +218,7 @@ class Component:
         with self.turn, self.alone():
             self._forget()
             self.parts.forget()
-            self.residence.forget_copies()
+            self.view.forget_copies()
             self.swap()
 
     def put_back(self) -> None:
@@ -224,7 +226,7 @@ class Component:
         if any(call.is_displaced for call in list(self.calls)):
             self.refresh()
 
-    def offer(self, read: Sequence[Held] = ()) -> Rig:
+    def offer(self, read: Sequence[StoredWeight] = ()) -> Rig:
         """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
         return self._offer(self, read) if self._offer else self.rig
 
@@ -238,10 +240,10 @@ class Component:
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
         try:
-            with self.residence.using(), self.parts.waits:
+            with self.view.using(), self.parts.waits:
                 return self._answer(call, args, kwargs)
         except BaseException:
-            self.residence.release()
+            self.view.release()
             raise
 
     def _answer(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -288,7 +290,7 @@ class Component:
             state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
         if is_changed:
             with self.alone():
-                self.residence.survey()
+                self.view.survey()
                 self.parts.forget()
                 self.refresh_weights()
                 for one, _ in list(self._stamps.values()):
@@ -308,7 +310,7 @@ class Component:
             module = root()
             return adapters.bases(module) if module is not None else {}
 
-        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.residence.holdings)))
+        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.view.store)))
 
     def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
         """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
@@ -350,7 +352,7 @@ class Component:
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""
-        self.residence.forget_copies()
+        self.view.forget_copies()
         self._unload()
 
     def _swap(self, path: str, method: str, module: nn.Module) -> None:
@@ -362,7 +364,7 @@ class Component:
 
         def data_of(tensor: torch.Tensor) -> torch.Tensor:
             component = owner()
-            return tensor if component is None else component.residence.data_of(tensor)
+            return tensor if component is None else component.view.data_of(tensor)
 
         copy_bare(module, data_of)
 
@@ -386,7 +388,7 @@ class Component:
         """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
         with self.turn, self.alone():
             self._renew_merged()
-            with self.residence.on_file_terms():
+            with self.view.on_file_terms():
                 return original(*args, **kwargs)
 
     def _load_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -394,7 +396,7 @@ class Component:
         if self.takes_adapters:
             return original(*args, **kwargs)
         with self.turn, self.alone():
-            self.residence.take_over()
+            self.view.take_over()
             self._unload()
             return original(*args, **kwargs)
 
@@ -410,7 +412,7 @@ class Component:
         dtypes = {tensor.dtype for tensor in self.module.parameters() if tensor.is_floating_point()}
         if layout is None and (dtype is None or dtypes == {dtype}):
             return self.module  # without touching weights that are not read yet
-        with self.turn, self.alone(), self.residence.bared():
+        with self.turn, self.alone(), self.view.bared():
             return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
 
     def _immobile(self, name: str) -> str:
@@ -422,7 +424,7 @@ class Component:
     @contextlib.contextmanager
     def _traceable(self, call: Call) -> Iterator[nn.Module]:
         """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
-        with skeleton(call.module, self.residence.holdings.behind, self.adapters.bases(self.module)) as copied:
+        with skeleton(call.module, self.view.store.behind, self.adapters.bases(self.module)) as copied:
             if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
                 vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
             without_caches(copied)

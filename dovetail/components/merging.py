@@ -22,12 +22,12 @@ from ..conventions import libraries
 from ..conventions.replacements import Method, put_method, take_methods_out
 from ..lora.adapters import Wrapper
 from ..runtime.devices.transfers import moved
-from .holdings import Held
+from ..runtime.store.origin import HOST, MergedOrigin, TensorOrigin
+from ..runtime.store.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from .component import Component
 
-_HOST = torch.device("cpu")
 _CONVOLVE = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
 
 
@@ -45,11 +45,11 @@ class Update:
 
         They are cut from the product of the whole matrices: with fewer rows a matmul may round otherwise.
         """
-        up = moved(self.up.detach(), _HOST)
+        up = moved(self.up.detach(), HOST)
         part = slice(*rows or (None,))
         if self.down is None:
             return up[part] * self.scale
-        down, dtype = moved(self.down.detach(), _HOST), up.dtype
+        down, dtype = moved(self.down.detach(), HOST), up.dtype
         if dtype in (torch.float16, torch.bfloat16):
             up, down = up.float(), down.float()
         return (_product(up, down)[part] * self.scale).to(dtype)
@@ -85,7 +85,6 @@ class Merges:
     def __init__(self, component: Component) -> None:
         self._owner = weakref.ref(component)
         self._updates: dict[str, list[Update]] = defaultdict(list)
-        self._bases: dict[str, torch.Tensor] = {}
         self._touched: dict[str, None] = {}
 
     @property
@@ -109,20 +108,14 @@ class Merges:
         """Gives a layer its own ways of merging back; what is merged stays so."""
         take_methods_out(wrapper.layer)
 
-    def updated(self, name: str, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
-        """Rows of a weight, as they were read, with all that is merged into them."""
-        for update in self._updates.get(name, ()):
-            data = (data + moved(update.rows(rows), data.device)).to(data.dtype)
-        return data
-
     def settle(self) -> None:
         """Brings the data of weights up to date after something was merged or taken out."""
         if not self._touched:
             return
-        held = {one.name: one for one in self._component.residence.held()}
+        weights = {one.name: one for one in self._component.view.weights()}
         with torch.inference_mode(False), torch.no_grad():
             for name in self._touched:
-                self._renew(held[name])
+                self._renew(weights[name])
         self._touched.clear()
         self._component.refresh_weights()
 
@@ -169,21 +162,19 @@ class Merges:
             self._touched[name] = None
 
     def _name_of(self, weight: torch.Tensor) -> str:
-        return self._component.residence.holdings.of(weight).name
+        return self._component.view.store.of(weight).name
 
-    def _renew(self, held: Held) -> None:
-        """Computes a weight anew from its base; one that has no data is read when it is needed."""
-        residence = self._component.residence
-        residence.holdings.forget_parts(held)
-        if held.tensor.is_meta:
-            return
-        base = residence.original(held.name)
-        if base is None:
-            base = self._bases.setdefault(held.name, moved(held.tensor, _HOST))
-        if not self._updates[held.name]:
-            self._bases.pop(held.name, None)
-        data = self.updated(held.name, None, base.to(held.tensor.dtype))
-        residence.holdings.put(held, moved(data, held.tensor.device))
+    def _renew(self, one: StoredWeight) -> None:
+        """Lets a weight come from its base with all that is merged into it; one with data has that at once."""
+        store, updates = self._component.view.store, self._updates[one.name]
+        store.forget_parts(one)
+        base = one.origin.base if isinstance(one.origin, MergedOrigin) else one.origin
+        base = base or TensorOrigin(moved(one.tensor, HOST))
+        one.origin = MergedOrigin(base, tuple(updates)) if updates else base
+        if not one.tensor.is_meta:
+            store.put(one, moved(one.origin.whole(one.tensor.dtype, HOST), one.tensor.device))
+        if one.origin.file is None and not updates:
+            one.origin = None
 
     def check(self) -> None:
         """Raises UsageError when an adapter of the component cannot be merged."""
@@ -197,9 +188,9 @@ class Merges:
                 f"the adapter of {wrapper.path} cannot be merged: only plain low-rank branches can be, beside a matmul "
                 "or a convolution in one group: leave it beside the weights (lora_apply_mode=at_runtime)"
             )
-        held = self._component.residence.holdings.of(base.weight)
-        if held.tensor.is_meta and held.entry is not None and held.entry.is_packed:
+        quant = self._component.view.store.of(base.weight).quant
+        if quant:
             raise UsageError(
-                f"no adapter can be merged into {wrapper.path}, which is quantized ({held.entry.quant}): rounding "
+                f"no adapter can be merged into {wrapper.path}, which is quantized ({quant}): rounding "
                 "would swallow it: leave it beside the weights (lora_apply_mode=at_runtime)"
             )

@@ -8,12 +8,12 @@ it has it no longer when that is gone.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import weakref
-from _thread import RLock
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
+
+from ..runtime.devices.fork import renew_after_fork
 
 _LOOK_AGAIN = 0.2
 """Seconds after which who waits looks again, in case an interrupt has kept somebody from waking him."""
@@ -40,7 +40,11 @@ class Sharing:
         self._alone: _Threads = weakref.WeakKeyDictionary()
         self._waiting: _Threads = weakref.WeakKeyDictionary()
         self._asleep: list[threading.Lock] = []
-        _ALL.add(self)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Has nobody have it, in a process that was forked."""
+        self.__init__()  # type: ignore[misc]
 
     def shared(self) -> contextlib.AbstractContextManager[None]:
         """Has it together with others; waits while another thread has it alone, or waits for that."""
@@ -89,25 +93,3 @@ class Sharing:
 
     def _may_be_alone(self, mine: int) -> bool:
         return all(thread == mine for held in (self._sharing, self._alone) for thread in held.values())
-
-
-class ForkSafeLock(RLock):  # type: ignore[misc]  # final for type checkers alone
-    """A lock that a thread may take again, and that nobody has in a forked child."""
-
-    def __init__(self) -> None:
-        _ALL.add(self)
-
-
-_ALL: weakref.WeakSet[Sharing | ForkSafeLock] = weakref.WeakSet()
-
-
-def _start_anew() -> None:
-    for one in list(_ALL):
-        if isinstance(one, Sharing):
-            one.__init__()  # type: ignore[misc]
-        else:
-            one._at_fork_reinit()  # type: ignore[attr-defined]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)

@@ -25,8 +25,8 @@ from torch import nn
 
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
+from ..runtime.store.store import version_of
 from .calls import Answer
-from .holdings import version_of
 from .skeleton import is_of_libraries
 
 _KEPT = 32

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..compiler.errors import WeightError
-from .holdings import Holdings, memory_of, version_of
+from ..runtime.store.store import Store, memory_of, version_of
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class _Seen:
 class WeightStamp:
     """Compares the weights of some modules with what they were at the last look."""
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._seen: _Seen | None = None
         self._wanting: list[bool] | None = None
 
@@ -45,7 +45,7 @@ class WeightStamp:
         seen = self._seen
         if seen is not None and seen.modules is modules and _is_as_seen(seen):
             return False
-        with self._holdings.lock:
+        with self._store.lock:
             now = _look(root, modules)
             foreign = seen is not None and self._is_foreign(seen, now)
             self._keep(now)
@@ -65,7 +65,7 @@ class WeightStamp:
         seen = self._seen
         if seen is None:
             return
-        with self._holdings.lock, contextlib.suppress(WeightError):
+        with self._store.lock, contextlib.suppress(WeightError):
             now = _look_into(seen.modules, seen.places)
             if not self._is_foreign(seen, now):
                 self._keep(now)
@@ -73,27 +73,27 @@ class WeightStamp:
     def _keep(self, now: _Seen) -> None:
         self._seen = now
         for tensor in now.tensors:
-            held = self._holdings.known(tensor)
-            if held is not None and held.shown is not None and tensor is held.shown:
-                held.tensor.requires_grad_(held.shown.requires_grad)
+            one = self._store.known(tensor)
+            if one is not None and one.shown is not None and tensor is one.shown:
+                one.tensor.requires_grad_(one.shown.requires_grad)
 
     def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
         before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
-        known = self._holdings.known
+        known = self._store.known
         slots = ((place, key) for place in now.places for key in place)
         for slot, tensor, memory, version in zip(slots, now.tensors, now.memory, now.versions, strict=True):
-            held = known(tensor)
-            if tensor is not None and not (held and held.is_in(*slot)):
+            one = known(tensor)
+            if tensor is not None and not (one and one.is_in(*slot)):
                 return True
-            was = before.get(id(tensor)) or (held.noted if held is not None else None)
-            if held is None or was is None:
+            was = before.get(id(tensor)) or (one.noted if one is not None else None)
+            if one is None or was is None:
                 continue
             if was[1] != version and tensor.is_meta:
                 raise WeightError(
-                    f"weight {held.name} was written to, but its data is in no tensor of the module: it is split or "
+                    f"weight {one.name} was written to, but its data is in no tensor of the module: it is split or "
                     "rests elsewhere: call load_state_dict of the whole component, or undo() first"
                 )
-            if was[0] != memory or (was[1] != version and (held.parts or held.staged)):
+            if was[0] != memory or (was[1] != version and (one.parts or one.staged)):
                 return True
         return False
 

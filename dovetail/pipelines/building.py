@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from torch import nn
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import WeightError
 from ..conventions import libraries
-from ..runtime import quantized as quantized  # registers what unpacks packed weights
-from ..runtime.devices.transfers import moved
+from ..runtime.store.origin import HOST, FileOrigin
 from ..runtime.store.reader import WeightReader
 from ..runtime.store.source import tensors_of_module
-from ..weights.files import under_names_of
+from ..weights.files import origins_of, under_names_of
 from ..weights.name_matching import Wanted
 
 logger = logging.getLogger(__name__)
@@ -34,22 +32,8 @@ logger = logging.getLogger(__name__)
 _STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 
-@dataclass
-class Built:
-    """A component without its weights, and where they lie: under the first name that the component has for each."""
-
-    module: nn.Module
-    index: WeightIndex
-    reader: WeightReader
-
-    def __call__(self, name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Reads the weight of a name to a device, in the dtype of its stand-in; one that is packed is unpacked."""
-        entry = self.index[name]
-        if not entry.is_packed:
-            return self.reader.read(entry, tensor.dtype, device)
-        packed = self.reader.read(entry.packed(), torch.uint8, torch.device("cpu"))
-        dense: torch.Tensor = torch.ops.dovetail.dequantize(packed, entry.quant, tensor.dtype)
-        return moved(dense, device)
+Built = tuple[nn.Module, Mapping[str, FileOrigin]]
+"""A component without its weights, and where they come from: under the first name that it has for each."""
 
 
 def build(
@@ -89,9 +73,9 @@ def build(
     if named is None:
         _leave(folder, "its library recombines weights while loading", given)
         return None
-    built = Built(module.eval(), named, reader or WeightReader())
-    _read_buffers(built)
-    return built
+    origins = origins_of(named, reader)
+    _read_buffers(module.eval(), origins)
+    return module, origins
 
 
 def _leave(folder: Path, why: str, given: WeightIndex | None, quietly: bool = False) -> None:
@@ -211,12 +195,12 @@ def _set_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> None:
         owner._buffers[key] = tensor.to(dtype)
 
 
-def _read_buffers(built: Built) -> None:
+def _read_buffers(module: nn.Module, origins: Mapping[str, FileOrigin]) -> None:
     """Reads the buffers, which are small and which tracing wants to see."""
-    for child in built.module.modules():
+    for child in module.modules():
         child._buffers.update({key: value for key, value in child._buffers.items() if value is not None})
-    persistent = _persistent(built.module)
-    buffers = dict(built.module.named_buffers())
+    persistent = _persistent(module)
+    buffers = dict(module.named_buffers())
     for name in buffers.keys() & persistent.keys():
         path, _, key = name.rpartition(".")
-        built.module.get_submodule(path)._buffers[key] = built(name, buffers[name], torch.device("cpu"))
+        module.get_submodule(path)._buffers[key] = origins[name].whole(buffers[name].dtype, HOST)

@@ -17,7 +17,7 @@ from ..compiler.ir.program import Program, tensors_of
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..runtime.store.source import HeldWeights
+from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
 
 
@@ -58,8 +58,8 @@ class DryPipeline(CompiledPipeline):
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         compiled = super()._finish(component, program, module)
         self._finished.append(program)
-        component.residence.settle(module, program)
-        return DryModule(program, compiled.rig, HeldWeights.of_module(module, program))
+        component.homes.settle(module, program)
+        return DryModule(program, compiled.rig, ProgramWeights.of_module(module, program))
 
 
 class DryModule(CompiledModule):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ..compiler.spec.devices import Rig
 from ..compiler.spec.units import format_bytes
 from ..components.component import Component
-from ..components.holdings import Held
+from ..runtime.store.stored_weight import StoredWeight
 from .plan import phase_of
 
 
@@ -24,7 +24,7 @@ class Ledger:
     def __init__(self, components: Mapping[str, Component]) -> None:
         self._components = components
 
-    def offer(self, component: Component, read: Sequence[Held] = ()) -> Rig:
+    def offer(self, component: Component, read: Sequence[StoredWeight] = ()) -> Rig:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
         taken = self._taken(component, read)
         why = "{} are held by other components, or parts of this one"
@@ -34,19 +34,19 @@ class Ledger:
         }
         return Rig(left, component.rig.present)
 
-    def _taken(self, component: Component, read: Sequence[Held]) -> Counter[str]:
+    def _taken(self, component: Component, read: Sequence[StoredWeight]) -> Counter[str]:
         resident: Counter[str] = Counter()
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in list(self._components.values()):
-            held = component.residence.bytes_on(read) if other is component else _reserved(other)
-            (staged[phase_of(other.name)] if other.residence.rests else resident).update(held)
+            held = component.homes.bytes_on(read) if other is component else _reserved(other)
+            (staged[phase_of(other.name)] if other.view.rests else resident).update(held)
         own = staged[phase_of(component.name)]
-        phases = [own] if component.residence.rests else staged.values()
+        phases = [own] if component.view.rests else staged.values()
         return resident + functools.reduce(operator.or_, phases, Counter())
 
 
 def _reserved(component: Component) -> Counter[str]:
     """The bytes of weights that a component has on each device, or will have."""
     if len(component.devices) == 1:
-        return Counter({component.devices[0].name: component.residence.nbytes})
-    return component.residence.bytes_on()
+        return Counter({component.devices[0].name: component.view.nbytes})
+    return component.homes.bytes_on()

@@ -22,6 +22,7 @@ from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback
 from ..runtime.store.reader import WeightReader
+from ..runtime.store.store import Origins
 from ..weights.files import Given, open_weights
 from .building import Built, build
 from .pipeline import CompiledPipeline
@@ -83,7 +84,7 @@ def load_pipeline(
     check_mode(lora_apply_mode)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     loras = read_loras(lora)
-    pipe, readers = open_pipeline(
+    pipe, origins = open_pipeline(
         source,
         dtype=dtype if dtype is not None else torch_dtype,
         variant=variant,
@@ -107,7 +108,7 @@ def load_pipeline(
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,
-        readers=readers,
+        origins=origins,
         lora=loras,
         lora_apply_mode=lora_apply_mode,
     )
@@ -122,8 +123,10 @@ def open_pipeline(
     components: Mapping[str, Any] | None = None,
     weights: Mapping[str, Given] | None = None,
     hub: Mapping[str, Any] | None = None,
-) -> tuple[Any, dict[str, Built]]:
-    """Builds a saved pipeline without its weights, and what reads them, by component; takes what load_pipeline takes.
+) -> tuple[Any, dict[str, Origins]]:
+    """Builds a saved pipeline without its weights, and says where they come from, by component.
+
+    It takes what load_pipeline takes.
 
     Raises UsageError or WeightError as load_pipeline does.
     """
@@ -149,8 +152,9 @@ def open_pipeline(
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
     built = _build_all(folder, variant, dtypes, own, indices)
-    parts = {**{name: one.module for name, one in built.items()}, **given}
-    return _assemble(cls, folder, variant, without_auto(dtypes), parts), dict(built)
+    parts = {**{name: module for name, (module, _) in built.items()}, **given}
+    origins: dict[str, Origins] = {name: found for name, (_, found) in built.items()}
+    return _assemble(cls, folder, variant, without_auto(dtypes), parts), origins
 
 
 def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ def _is_merged(handle: CompiledPipeline, component: Component, mode: str) -> boo
     """Whether a component's adapters are merged; of itself only where that costs nothing later."""
     if mode != "auto":
         return mode == "immediately"
-    if component.residence.rests or handle.splits_rows(component):
+    if component.view.rests or handle.splits_rows(component):
         return False
     with contextlib.suppress(UsageError):
         component.merges.check()

@@ -15,17 +15,18 @@ from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..components.holdings import Files, Holdings
-from ..components.program_weights import ProgramWeights
+from ..components.sharing import Sharing
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
 from ..conventions.request import Request, one_backend
 from ..conventions.roles import role_of_module
+from ..lora.adapters import plain_name
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
 from ..runtime.devices.transfers import moved
+from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
 from .loras import apply_loras
@@ -127,7 +128,7 @@ class CompiledPipeline:
         dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
         passes: str | Sequence[Pass] | None = None,
         callbacks: Sequence[Callback] = (),
-        readers: Mapping[str, Files] | None = None,
+        origins: Mapping[str, Origins] | None = None,
         lora: Any = None,
         lora_apply_mode: str = "auto",
     ) -> None:
@@ -148,7 +149,7 @@ class CompiledPipeline:
         self._running: list[None] = []
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         made: list[Component] = []  # each is kept by its module from _swap on
-        holdings = Holdings()
+        store, sharing = Store(plain_name), Sharing()
         ledger = Ledger(self._components)
         for name, rig in share_out(self._request, modules, roles).items():
             one = Component(
@@ -161,8 +162,9 @@ class CompiledPipeline:
                 offer=ledger.offer,
                 shares=self._request.shares_for(name, roles[name], rig.devices),
                 rows=self._request.mode_for(name, roles[name]) == "row",
-                files=(readers or {}).get(name),
-                holdings=holdings,
+                origins=(origins or {}).get(name),
+                store=store,
+                sharing=sharing,
                 rests=self._request.rests_for(name, roles[name], rig.devices),
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
@@ -195,7 +197,7 @@ class CompiledPipeline:
     def main(self) -> Device:
         """The device of the pipeline's own tensors: the main device of its largest diffusion component."""
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
-        return max(chosen, key=lambda one: one.residence.nbytes).devices[0]
+        return max(chosen, key=lambda one: one.view.nbytes).devices[0]
 
     @property
     def programs(self) -> dict[str, list[CompiledModule]]:
@@ -222,7 +224,7 @@ class CompiledPipeline:
         """Lets go of all weights that rest elsewhere than where they are read, as each call does at its end."""
         self._phase = ""
         for component in self.components.values():
-            component.residence.release()
+            component.view.release()
             component.adapters.forget()
 
     @contextlib.contextmanager
@@ -270,7 +272,7 @@ class CompiledPipeline:
         lines = [f"{type(self.pipe).__name__} on {', '.join(map(str, self.rig))}"]
         for name, one in self.components.items():
             where = " & ".join(map(str, one.devices))
-            rests = f", weights rest on {one.residence.rests}" if one.residence.rests else ""
+            rests = f", weights rest on {one.view.rests}" if one.view.rests else ""
             by_parts = ", by its parts" if one.parts.reasons else ""
             lines.append(f"  {name} ({one.role}): {where}{rests}{by_parts}, {len(one.programs)} programs")
         return "\n".join(lines)
@@ -319,23 +321,23 @@ class CompiledPipeline:
         self._phase = phase
         for other in self.components.values():
             if phase_of(other.name) != phase:
-                other.residence.release()
+                other.view.release()
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
-        residence = component.residence
-        program.rests = residence.rests
+        homes = component.homes
+        program.rests = component.view.rests
         program.keeps_staged = True  # until the component's phase ends
-        program.shares = residence.shares
+        program.shares = homes.shares
         component.parts.place(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.parts.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
-        residence.shares = program.shares
+        homes.shares = program.shares
         if program.rests:
-            residence.settle(module, program)
-        return CompiledModule(program, self.rig, ProgramWeights(residence, module, program))
+            homes.settle(module, program)
+        return CompiledModule(program, self.rig, component.view.of_program(module, program))
 
 
 def _bring_state(pipe: Any) -> None:

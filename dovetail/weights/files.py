@@ -12,8 +12,8 @@ from ..compiler.checkpoints.entries import WeightEntry
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import WeightError
 from ..compiler.ir.program import Program, Weight
-from ..runtime.store.file_weights import FileWeights
-from ..runtime.store.source import WeightSource
+from ..runtime.store.origin import FileOrigin
+from ..runtime.store.reader import WeightReader
 from .name_matching import Wanted, find_weights
 from .single_file import Arranged
 
@@ -101,14 +101,18 @@ def index_for(wanted: Wanted, given: Given) -> WeightIndex:
     return named
 
 
-def source_of(index: WeightIndex, program: Program, others: WeightSource) -> FileWeights:
-    """What gives a program the weights of files, and those that files do not have from elsewhere.
+def types_of(program: Program, index: WeightIndex) -> dict[str, str]:
+    """The GGUF types in which weights of a program rest in files, by name, but what is read as plain numbers."""
+    origins = origins_of(index)
+    found = ((weight, next((origins[name] for name in weight.names if name in origins), None))
+             for weight in program.weights.values())  # fmt: skip
+    return {weight.name: quant for weight, one in found if one and (quant := one.quant_of(weight))}
 
-    The program is new: each weight is to rest in the type in which a GGUF file has it.
-    """
-    source = FileWeights(index, others)
-    set_types(program, source.types(program))
-    return source
+
+def origins_of(index: WeightIndex, reader: WeightReader | None = None) -> dict[str, FileOrigin]:
+    """Where weights come from that files have, by name; ``reader`` reads them, which shares open files and buffers."""
+    reader = reader or WeightReader()
+    return {name: FileOrigin(entry, reader, index.where) for name, entry in index.items()}
 
 
 def set_types(program: Program, types: Mapping[str, str]) -> None:

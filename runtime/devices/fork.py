@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from _thread import RLock
 from typing import Any, Protocol
 
 
@@ -29,3 +30,14 @@ def _renew_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+
+
+class ForkSafeLock(RLock):  # type: ignore[misc]  # final for type checkers alone
+    """A lock that a thread may take again, and that nobody has in a forked child."""
+
+    def __init__(self) -> None:
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Lets go of it for whichever thread of the parent had it."""
+        self._at_fork_reinit()  # type: ignore[attr-defined]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program, Weight
 from ..devices.accelerator import Accelerator, Event, accelerator_of
-from ..devices.transfers import moved
 
 
 class Ticket:
@@ -104,60 +102,3 @@ def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
     """All parameters and buffers of a module, under every name they have."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
-
-
-class HeldWeights(WeightSource):
-    """Weights that tensors in memory hold: a module's, a state dict's, and the constants that the trace met."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], program: Program) -> None:
-        self._tensors = {**tensors, **program.constants}
-
-    @classmethod
-    def of_module(cls, module: nn.Module, program: Program) -> HeldWeights:
-        """The weights of the module that a program was traced from; they are read when they are loaded."""
-        return cls(tensors_of_module(module), program)
-
-    def missing(self, program: Program) -> list[str]:
-        """The names of weights that are not here, or have no data."""
-        found = {weight.name: self._find(weight) for weight in program.weights.values()}
-        return [name for name, tensor in found.items() if tensor is None or tensor.is_meta]
-
-    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The weight on a device; one that is there already is not copied.
-
-        Raises WeightError when it is missing, has no data, or has another shape or dtype than it was traced with.
-        """
-        tensor = self._find(weight)
-        if tensor is None or tensor.is_meta:
-            what = "is not among the weights given" if tensor is None else "is on meta and has no data"
-            raise WeightError(f"weight {weight.name} {what}: load the weights first, or give them to dovetail.load")
-        check_matches(weight, tensor)
-        return on_device(weight, tensor, device)
-
-    def _find(self, weight: Weight) -> torch.Tensor | None:
-        return next((self._tensors[name] for name in weight.names if name in self._tensors), None)
-
-
-def check_matches(weight: Weight, tensor: torch.Tensor) -> None:
-    """Raises WeightError when the tensor that a checkpoint has is not one that can hold a weight, or its rows."""
-    shape, dtype = weight.stored
-    found = tuple(tensor.shape)
-    if weight.rows and found[1:] == shape[1:] and found[0] >= weight.rows[1]:
-        found = shape
-    if found != shape or tensor.dtype != dtype:
-        raise WeightError(
-            f"weight {weight.name} is {tensor.dtype}{list(tensor.shape)}, "
-            f"but the program was traced with {dtype}{list(shape)}: compile again"
-        )
-
-
-def on_device(weight: Weight, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A weight on a device, out of the tensor that a checkpoint has of it: that tensor, or a copy of its rows alone.
-
-    What comes out of pinned host memory is on its way when this returns, on the device's current stream.
-    """
-    tensor = tensor.detach()
-    if weight.rows is not None:
-        rows = tensor[slice(*weight.rows)]
-        tensor = rows.clone() if rows.device == device else rows
-    return moved(tensor, device)

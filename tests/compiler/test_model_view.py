@@ -18,7 +18,7 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 KINDS = ("cuda", "xpu", "mps")
 seen: list[Any] = []
@@ -30,7 +30,7 @@ def run(program: Program, module: nn.Module, *args: Tensor) -> Any:
     sim.enable({device.index: rig[device].total for device in rig})
     program.rig = rig
     PassManager(default_passes()).run(program)
-    return CompiledModule(program, rig, HeldWeights.of_module(module, program))(*args)
+    return CompiledModule(program, rig, ProgramWeights.of_module(module, program))(*args)
 
 
 def dtypes(program: Program) -> set[torch.dtype]:

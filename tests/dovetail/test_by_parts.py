@@ -20,9 +20,7 @@ from dovetail.compiled_by_parts import CompiledByParts
 from dovetail.compiler.errors import DoesNotFitError, TraceError
 from dovetail.components.component import Component
 from dovetail.convert import plan_conversion
-from dovetail.pipelines.building import Built
-from dovetail.runtime.store.reader import WeightReader
-from dovetail.weights.files import index_for
+from dovetail.weights.files import index_for, origins_of
 from dovetail.weights.name_matching import Wanted
 from tests.cases import slow_but
 
@@ -135,7 +133,7 @@ def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str
     module, x, eager = _net()
     component = _split(module, backend, params_backend="cpu")
     assert torch.equal(module(x), eager)
-    component.residence.release()
+    component.view.release()
     assert _bytes_on(module).keys() == {"cpu"}
     assert torch.equal(module(x), eager)
     assert len(component.programs) == 7
@@ -314,9 +312,9 @@ def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, mon
     module, x, _ = _net("all numpy")
     save_file(module.state_dict(), tmp_path / "net.safetensors")
     plan_conversion(tmp_path / "net.safetensors", tmp_path / "net.gguf", "q8_0").run()
-    built = Built(module, index_for(Wanted.of_module(module), tmp_path / "net.gguf"), WeightReader())
+    origins = origins_of(index_for(Wanted.of_module(module), tmp_path / "net.gguf"))
     for name, parameter in module.named_parameters():
-        parameter.copy_(built(name, parameter, torch.device("cpu")))
+        parameter.copy_(origins[name].whole(parameter.dtype, torch.device("cpu")))
     compiled = dovetail.compile(module, (x,), weights=tmp_path / "net.gguf", backend="sim0&sim1")
     assert isinstance(compiled, CompiledByParts)
     assert torch.equal(compiled(x), module(x))
@@ -400,10 +398,10 @@ def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
     module, x = Halves().eval(), torch.ones(1, 256)
     component = _split(module, rig="sim0=1400KiB,sim1=1400KiB")
     encoded = module._encode(x)
-    before = component.residence.bytes_on()
+    before = component.homes.bytes_on()
     with pytest.raises(DoesNotFitError, match=r"Halves needs .* of weights .* free of 1\.4 MiB"):
         module._decode(encoded)
-    assert component.residence.bytes_on() == before
+    assert component.homes.bytes_on() == before
     assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
 
 
@@ -413,7 +411,7 @@ def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
     parts = sum(tensor.nbytes for tensor in module.parameters())
     component = _split(module, rig=f"sim0={parts}B,sim1={parts // 2}B")
     first = module.first(x)
-    assert component.residence.bytes_on().total() > 0
+    assert component.homes.bytes_on().total() > 0
     assert torch.equal(module(x), eager)
     assert torch.equal(module.first(x), first)
     assert len(_bytes_on(module)) == 2

@@ -23,9 +23,9 @@ def _let_go() -> Iterator[None]:
 
 
 def dry_pipeline(**request: Any) -> DryPipeline:
-    pipe, readers = open_pipeline(demo.folder(), dtype=torch.float32)
+    pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    return DryPipeline(pipe, {**REQUEST, **request}, readers=readers)
+    return DryPipeline(pipe, {**REQUEST, **request}, origins=origins)
 
 
 def test_what_is_planned_is_what_runs() -> None:

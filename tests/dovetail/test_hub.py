@@ -62,7 +62,7 @@ def test_what_is_replaced_is_not_downloaded(hub: Any, saved: Path, tmp_path: Pat
     assert {"unet", "safety_checker"} <= options.keys()
     assert "vae" not in options
     assert not (tmp_path / "snapshot" / "unet" / file.name).exists()
-    assert handle.components["unet"].residence.nbytes > 0
+    assert handle.components["unet"].view.nbytes > 0
 
 
 def test_a_revision_and_a_token_reach_the_hub(hub: Any) -> None:

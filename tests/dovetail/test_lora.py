@@ -301,19 +301,17 @@ def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split
         folder, "diffusion=sim0&sim1&sim2", lora=f"{lora}:0.6", lora_apply_mode="immediately", **options
     ) as handle:
         paint(handle.pipe, call)
-        residence = handle.components["transformer"].residence
+        view = handle.components["transformer"].view
         if split == "row" and not rests:
-            assert any(key[0] for held in residence.held() for key in held.parts)
-        whole = {held.name: _all_of(held) for held in residence.held() if ".lora_" not in held.name}
+            assert any(key[0] for one in view.weights() for key in one.parts)
+        whole = {one.name: _all_of(one) for one in view.weights() if ".lora_" not in one.name}
         assert all(torch.equal(whole[name], expected[name]) for name in whole)
         handle.pipe.unfuse_lora(components=["transformer", "text_encoder"])
         handle.pipe.unload_lora_weights()
         bare, _ = tiny_pipelines.wide_flux()
         paint(handle.pipe, call)
         original = dict(bare.transformer.named_parameters())
-        assert all(
-            torch.equal(_all_of(held), original[held.name]) for held in residence.held() if held.name in original
-        )
+        assert all(torch.equal(_all_of(one), original[one.name]) for one in view.weights() if one.name in original)
 
 
 def _all_of(held: Any) -> torch.Tensor:

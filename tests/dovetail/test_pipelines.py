@@ -66,7 +66,7 @@ def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(na
     assert torch.equal(first.cpu(), eager)
     assert torch.equal(second.cpu(), eager)
     (spread,) = (one for one in handle.components.values() if one.role == "diffusion")
-    assert spread.residence.bytes_on().keys() == {"sim0", "sim1"}
+    assert spread.homes.bytes_on().keys() == {"sim0", "sim1"}
     handle.undo()
     after = weights(pipe)
     assert after.keys() == before.keys()
@@ -115,7 +115,7 @@ def test_weights_live_once_whatever_the_number_of_sizes() -> None:
     for width in (16, 32):
         paint(pipe, {**call, "width": width})
         pipe.scheduler.set_timesteps(1)
-        placed = sum(one.residence.bytes_on().total() for one in handle.components.values())
+        placed = sum(one.homes.bytes_on().total() for one in handle.components.values())
         assert in_use() == placed
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
@@ -316,7 +316,7 @@ def test_what_other_components_take_is_not_offered_twice() -> None:
     size = transformer + encoder + clip
     handle = dovetail.compile_pipeline(pipe, SPREAD, rig=f"sim0={size}B,sim1={size}B", passes=None)
     paint(pipe, call)
-    placed = handle.components["transformer"].residence.bytes_on()
+    placed = handle.components["transformer"].homes.bytes_on()
     assert placed["sim0"] > placed["sim1"] > 0
 
 

@@ -19,11 +19,11 @@ from dovetail.compiler.errors import ExecutionError, UsageError
 from dovetail.compiler.ir.schedule import Load, Release
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.components.holdings import Holdings
-from dovetail.components.residence import Residence
-from dovetail.pipelines.building import Built
+from dovetail.components.module_view import ModuleView
 from dovetail.runtime import sim
 from dovetail.runtime.store.reader import WeightReader
+from dovetail.runtime.store.store import Store
+from dovetail.weights.files import origins_of
 from tests.cases import slow_but
 
 from . import tiny_pipelines
@@ -136,7 +136,7 @@ def test_the_text_encoders_are_gone_before_sampling_starts(
     handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="te=disk")
     paint(handle, call)
     held = {name: nbytes for name, nbytes in seen if name != "T5EncoderModel"}
-    weights = handle.components["text_encoder"].residence.nbytes
+    weights = handle.components["text_encoder"].view.nbytes
     assert held["FluxTransformer2DModel"] < 2000 < weights
     assert held["AutoencoderKL"] < 2000
     assert next(nbytes for name, nbytes in seen if name == "T5EncoderModel") > weights // 2
@@ -204,7 +204,7 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
     handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
     offered = {name: next(iter(one.offer().free.values())) for name, one in handle.components.items()}
     assert offered["transformer"] == room
-    assert offered["text_encoder"] == room - handle.components["text_encoder_2"].residence.nbytes
+    assert offered["text_encoder"] == room - handle.components["text_encoder_2"].view.nbytes
     assert offered["vae"] == room
 
 
@@ -260,7 +260,7 @@ def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict
     assert torch.allclose(paint(handle, call).cpu(), eager, atol=1e-4)
     pipe.scheduler.set_timesteps(1)
     total = sum(tensor.nbytes for tensor in before.values())
-    assert sum(in_use()) == total == handle.components["transformer"].residence.bytes_on().total()
+    assert sum(in_use()) == total == handle.components["transformer"].homes.bytes_on().total()
     assert any(tensor.is_meta for tensor in pipe.transformer.parameters())
     pipe.transformer.save_pretrained(tmp_path)
     assert sum(in_use()) == total
@@ -385,30 +385,28 @@ def test_weights_without_data_in_one_range_of_a_file_are_one(tmp_path: Path) -> 
     save_file({"weight": first.weight.data, "bias": first.bias.data}, tmp_path / "w.safetensors")
     index = WeightIndex.of_file(tmp_path / "w.safetensors")
     weight = first.weight.data.clone()
-    holdings = Holdings()
-    residences = []
+    store = Store()
+    views, reader = [], WeightReader()
     for module in (first, second):
         module.to("meta")
-        files = Built(module, index, WeightReader())
-        residences.append(Residence(module, files, holdings=holdings))
+        views.append(ModuleView(module, origins_of(index, reader), store=store))
     assert first.weight is second.weight
-    residences[0].place(first.weight, Device("sim", 1))
+    store.place(store.of(first.weight), Device("sim", 1))
     assert second.weight.device == torch.device("sim", 1)
     assert in_use()[1] == weight.nbytes
-    residences[0].undo()
-    residences[1].undo()
+    views[0].undo()
+    views[1].undo()
     assert first.weight is second.weight
     assert torch.equal(second.weight, weight)
 
 
 def test_equal_names_in_two_files_are_two_weights(tmp_path: Path) -> None:
     modules = [nn.Linear(8, 8), nn.Linear(8, 8)]
-    holdings = Holdings()
+    store = Store()
     expected = [module.weight.data.clone() for module in modules]
     for number, module in enumerate(modules):
         file = tmp_path / f"{number}.safetensors"
         save_file(module.state_dict(), file)
         module.to("meta")
-        residence = Residence(module, Built(module, WeightIndex.of_file(file), WeightReader()), holdings=holdings)
-        residence.complete()
+        ModuleView(module, origins_of(WeightIndex.of_file(file)), store=store).complete()
     assert all(torch.equal(module.weight, weight) for module, weight in zip(modules, expected, strict=True))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from dovetail.components import sharing
-from dovetail.components.sharing import ForkSafeLock, Sharing
+from dovetail.components.sharing import Sharing
+from dovetail.runtime.devices.fork import ForkSafeLock
 
 FILES = (sharing.__file__, contextlib.__file__)
 

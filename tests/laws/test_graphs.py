@@ -21,7 +21,7 @@ from dovetail.passes.pipeline import default_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .graphs import Case, Program, cases, same_bits
 from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes
@@ -29,7 +29,7 @@ from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes
 
 def compiled(case: Case) -> CompiledModule:
     program = PassManager(default_passes()).run(case.program)
-    return CompiledModule(program, program.rig, HeldWeights(case.weights, program))
+    return CompiledModule(program, program.rig, ProgramWeights.of_tensors(case.weights, program))
 
 
 def in_use(program: Program) -> dict[Device, int]:
@@ -83,7 +83,7 @@ def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
     program = PassManager(default_passes(), [check]).run(case.program)
     again = PassManager([Lower()]).run(parse_program(print_program(program)))
     assert str(again.schedule) == str(program.schedule)
-    module = CompiledModule(again, again.rig, HeldWeights(case.weights, again))
+    module = CompiledModule(again, again.rig, ProgramWeights.of_tensors(case.weights, again))
     assert all(map(same_bits, module(*case.inputs), case.expected))
 
 

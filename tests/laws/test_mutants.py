@@ -28,7 +28,7 @@ from dovetail.runtime import sim, steps
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.executor import Executor
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .graphs import same_bits
 from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
@@ -69,7 +69,7 @@ class Subject:
     """A compiled module, a call of it, and what the call yields."""
 
     compiled: CompiledModule
-    weights: HeldWeights
+    weights: ProgramWeights
     args: tuple[torch.Tensor, ...]
     expected: list[Any]
 
@@ -106,7 +106,7 @@ def split_by_rows() -> Subject:
         sim.synchronize(index)  # mutants before may have left copies on their way
     module, args = Wide().eval(), (torch.randn(2, 3, 256),)
     compiled = dovetail.compile(module, args, backend="sim0&sim1&sim2", split_mode="row", tensor_split="16,10,6")
-    return Subject(compiled, HeldWeights.of_module(module, compiled.program), args, [compiled(*args)])
+    return Subject(compiled, ProgramWeights.of_module(module, compiled.program), args, [compiled(*args)])
 
 
 @pytest.fixture(scope="module", params=[*TOWERS, ROWS])
@@ -119,7 +119,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     compiled = dovetail.compile(module, args, backend="sim0&sim1&sim2", rig="sim0=24MiB,sim1=16MiB,sim2=8MiB")
     with torch.no_grad():
         expected = pytree.tree_leaves(module(*args))
-    found = Subject(compiled, HeldWeights.of_module(module, compiled.program), args, expected)
+    found = Subject(compiled, ProgramWeights.of_module(module, compiled.program), args, expected)
     assert len(found.program.segments) >= 3
     assert found.is_accepted(compiled.schedule)
     assert found.survives(compiled.schedule)

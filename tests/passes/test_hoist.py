@@ -9,7 +9,7 @@ from dovetail.compiler.ir.aliasing import base_of
 from dovetail.compiler.ir.program import device_of
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.hoist import Hoist
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .sample import RIG, program_of
 
@@ -62,7 +62,7 @@ def test_a_hoisted_view_stands_behind_what_it_reads_and_stays_on_its_device() ->
 def test_hoisting_changes_no_bit() -> None:
     module, args = Modulated(), call()
     program = program_of(module, args, FULL)
-    compiled = CompiledModule(program, RIG, HeldWeights.of_module(module, program))
+    compiled = CompiledModule(program, RIG, ProgramWeights.of_module(module, program))
     with torch.no_grad():
         assert torch.equal(compiled(*args), module(*args))
 
@@ -85,7 +85,7 @@ class Written(nn.Module):
 def test_views_of_memory_that_is_written_may_move_for_they_only_name_it() -> None:
     module, args = Written(), (torch.randn(1, 8),)
     program = program_of(module, args, FULL)
-    compiled = CompiledModule(program, RIG, HeldWeights.of_module(module, program))
+    compiled = CompiledModule(program, RIG, ProgramWeights.of_module(module, program))
     with torch.no_grad():
         assert torch.equal(compiled(*args), module(*args))
 

@@ -17,8 +17,7 @@ from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
-from dovetail.runtime.store.adapters import WithAdapters
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .sample import RIG
 
@@ -125,7 +124,9 @@ def run(traced: Program, module: nn.Module, x: Tensor, branches: Sequence[Branch
     held = {name: tensor for one in branches for name, tensor in one.held.items()}
     assert traced.schedule is not None
     executor = Executor(traced, traced.schedule)
-    executor.bind(WithAdapters(HeldWeights.of_module(module, traced), held))
+    weights = ProgramWeights.of_module(module, traced)
+    weights.adapters = held
+    executor.bind(weights)
     return executor([x.to(traced.main.torch)])[0].cpu()  # type: ignore[no-any-return]
 
 

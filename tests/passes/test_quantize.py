@@ -25,7 +25,7 @@ from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.packing import pack
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.weights.files import set_types
 
 WIDE = 256
@@ -176,7 +176,7 @@ def compiled(module: Reader, quant: str, devices: int, program: Program | None) 
     program.rig = rig
     PassManager(default_passes()).run(program)
     verify_deep(program)
-    return CompiledModule(program, rig, HeldWeights(tensors, program))
+    return CompiledModule(program, rig, ProgramWeights.of_tensors(tensors, program))
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.packing import pack
-from dovetail.runtime.store.adapters import WithAdapters
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.weights.files import set_types
 
 from .sample import DEVICES, RIG
@@ -69,7 +68,9 @@ def split(module: nn.Module, devices: tuple[Device, ...] = DEVICES, adapters: tu
 def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | None = None) -> Tensor:
     assert program.schedule is not None
     executor = Executor(program, program.schedule)
-    executor.bind(WithAdapters(HeldWeights.of_module(module, program), adapters or {}))
+    weights = ProgramWeights.of_module(module, program)
+    weights.adapters = adapters or {}
+    executor.bind(weights)
     return executor([X.to(program.main.torch)])[0].cpu()  # type: ignore[no-any-return]
 
 
@@ -188,7 +189,7 @@ def test_packed_weights_are_sliced_in_whole_rows(quant: str) -> None:
     assert all(w.rows for w in matrices)
     assert program.schedule is not None
     executor = Executor(program, program.schedule)
-    executor.bind(HeldWeights(tensors, program))
+    executor.bind(ProgramWeights.of_tensors(tensors, program))
     with torch.no_grad():
         assert torch.allclose(executor([X.to(program.main.torch)])[0].cpu(), module(X), rtol=1e-4, atol=1e-5)
 

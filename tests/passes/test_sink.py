@@ -15,7 +15,7 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.verifier import violations
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .sample import DEVICES, RIG, program_of
 
@@ -88,7 +88,7 @@ def test_a_cast_before_the_first_weight_of_a_block_runs_where_the_block_is() -> 
 def test_sinking_changes_no_bit() -> None:
     module, args = Widened(), call()
     program = program_of(module, args, SUNK)
-    compiled = CompiledModule(program, RIG, HeldWeights.of_module(module, program))
+    compiled = CompiledModule(program, RIG, ProgramWeights.of_module(module, program))
     with torch.no_grad():
         assert torch.equal(compiled(*args), module(*args))
 

@@ -11,7 +11,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, ExecutionError
 from dovetail.runtime.devices.out_of_memory import fetched
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.origin import TensorOrigin
 
 MESSAGES = (
     "MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB)",
@@ -54,15 +54,15 @@ def test_an_error_of_a_device_that_runs_behind_does_not_blame_the_line_for_certa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_weight_that_finds_no_memory_is_fetched_once_more(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, fetch = [times], HeldWeights.__call__
+    left, read = [times], TensorOrigin.read
 
-    def scarce(self: HeldWeights, weight: Any, device: torch.device) -> torch.Tensor:
+    def scarce(self: TensorOrigin, weight: Any, device: torch.device) -> torch.Tensor:
         if weight.name == "0.weight" and left[0]:
             left[0] -= 1
             raise RuntimeError(MESSAGES[0])
-        return fetch(self, weight, device)
+        return read(self, weight, device)
 
-    monkeypatch.setattr(HeldWeights, "__call__", scarce)
+    monkeypatch.setattr(TensorOrigin, "read", scarce)
     if times == 1:
         compiled()(X)
         return

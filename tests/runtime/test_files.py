@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
 from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
-from dovetail.runtime.store.file_weights import FileWeights
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
+from dovetail.runtime.store.reader import WeightReader
+from dovetail.weights.files import types_of
 
 from ..compiler.weight_files import packed, write_gguf
 
@@ -30,16 +32,37 @@ def sim0() -> torch.device:
     return torch.device("sim", 0)
 
 
-def program_of(*weights: Weight) -> Any:
-    return SimpleNamespace(weights={weight.name: weight for weight in weights}, constants={"table": TABLE})
+def program_of(*weights: Weight, device: torch.device = CPU) -> Any:
+    """What a source wants to know of a program whose weights are all read on one device."""
+    (home,) = Rig.parse(str(device).replace(":", "") + "=1GiB").devices
+    return SimpleNamespace(
+        name="net",
+        weights={weight.name: weight for weight in weights},
+        constants={"table": TABLE},
+        devices=(home,),
+        home=dict.fromkeys((weight.name for weight in weights), home),
+        schedule=None,
+        rests="",
+        keeps_staged=False,
+        stages=lambda *_: False,
+    )
 
 
-def source_of(path: Path) -> FileWeights:
-    return FileWeights(WeightIndex.of_file(path), HeldWeights({}, program_of()))
+class Source:
+    """Gives weights of a file, each to a program of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.index = WeightIndex.of_file(path)
+
+    def of(self, *weights: Weight, device: torch.device = CPU) -> ProgramWeights:
+        return ProgramWeights.of_files(self.index, program_of(*weights, device=device))
+
+    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        return self.of(weight, device=device)(weight, device)
 
 
 @pytest.fixture
-def gguf(tmp_path: Path) -> tuple[FileWeights, dict[str, np.ndarray]]:
+def gguf(tmp_path: Path) -> tuple[Source, dict[str, np.ndarray]]:
     sim.enable()
     weights = {
         "w": packed("Q4_K", (4, 256)),
@@ -48,7 +71,7 @@ def gguf(tmp_path: Path) -> tuple[FileWeights, dict[str, np.ndarray]]:
         "bias": packed("F32", (8,)),
     }
     write_gguf(tmp_path / "a.gguf", weights)
-    return source_of(tmp_path / "a.gguf"), {name: data for name, (_, _, data) in weights.items()}
+    return Source(tmp_path / "a.gguf"), {name: data for name, (_, _, data) in weights.items()}
 
 
 def test_packed_weights_and_their_rows_are_given_as_bytes(gguf: Any) -> None:
@@ -92,7 +115,7 @@ def test_the_types_that_weights_rest_in_leave_out_what_is_read_as_plain_numbers(
         Weight("bias", "parameter", (8,), torch.bfloat16),
         Weight("table", "constant", (6,), torch.float32),
     ]
-    assert source.types(program_of(*named)) == {"w": "Q4_K", "half": "F16"}
+    assert types_of(program_of(*named), source.index) == {"w": "Q4_K", "half": "F16"}
 
 
 def test_another_shape_is_refused(gguf: Any) -> None:
@@ -107,9 +130,9 @@ def test_what_no_file_has_comes_from_the_others(gguf: Any) -> None:
     source, _ = gguf
     constant = Weight("table", "constant", (6,), torch.float32)
     assert torch.equal(source(constant, sim0()).cpu(), TABLE)
-    assert source.missing(program_of(constant, MATRIX)) == []
+    assert source.of(constant, MATRIX).missing(program_of(constant, MATRIX)) == []
     lost = Weight("lost", "parameter", (6,), torch.float32)
-    assert source.missing(program_of(constant, lost, MATRIX)) == ["lost"]
+    assert source.of(constant, lost, MATRIX).missing(program_of(constant, lost, MATRIX)) == ["lost"]
     with pytest.raises(WeightError, match="weight lost is not among the weights given"):
         source(lost, CPU)
 
@@ -118,19 +141,19 @@ def test_two_files_with_equal_names_and_shapes_give_each_its_own(tmp_path: Path)
     weight = Weight("w", "parameter", (3,), torch.float32)
     for number in (1, 2):
         save_file({"w": torch.full((3,), float(number))}, tmp_path / f"{number}.safetensors")
-    sources = [source_of(tmp_path / f"{number}.safetensors") for number in (1, 2)]
+    sources = [Source(tmp_path / f"{number}.safetensors") for number in (1, 2)]
     assert [source(weight, CPU).tolist() for source in sources] == [[1.0] * 3, [2.0] * 3]
 
 
 def test_a_tensor_is_filled_with_rows_and_what_is_next_is_advised(gguf: Any) -> None:
-    source, data = gguf
+    files, data = gguf
     rows = Weight("w", "parameter", (4, 256), torch.bfloat16, quant="Q4_K").slice(2, 4)
     constant = Weight("table", "constant", (6,), torch.float32)
-    target, numbers = torch.empty(rows.stored[0], dtype=torch.uint8, device=sim0()), torch.empty(6, device=sim0())
+    target = torch.empty(rows.stored[0], dtype=torch.uint8, device=sim0())
+    source = files.of(rows, constant)
     source.advise([rows, constant])
-    source.read_into(rows, target)
-    source.read_into(constant, numbers)
+    WeightReader().read_into(files.index["w"].slice(2, 4).packed(), target)
     assert np.array_equal(target.cpu().numpy(), data["w"][2:4])
-    assert torch.equal(numbers.cpu(), TABLE)
+    assert torch.equal(source(constant, sim0()).cpu(), TABLE)
     source.release([rows, constant], sim0())
     assert np.array_equal(source(rows, CPU).numpy(), data["w"][2:4])

@@ -106,7 +106,7 @@ def test_the_components_of_a_pipeline_share_what_reads_their_files(tmp_path: Pat
     pipe.save_pretrained(tmp_path)
     _, built = open_pipeline(tmp_path)
     assert len(built) > 1
-    assert len({id(one.reader) for one in built.values()}) == 1
+    assert len({id(origin.reader) for one in built.values() for origin in one.values()}) == 1
 
 
 if hasattr(os, "fork"):

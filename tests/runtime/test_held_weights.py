@@ -8,7 +8,7 @@ import torch
 from dovetail.compiler.errors import WeightError
 from dovetail.compiler.ir.program import Weight
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import check_matches, on_device
+from dovetail.runtime.store.origin import TensorOrigin
 
 CPU = torch.device("cpu")
 WHOLE = torch.arange(24.0).reshape(6, 4)
@@ -16,7 +16,7 @@ WEIGHT = Weight("a.weight", "parameter", (6, 4), torch.float32)
 
 
 def test_a_slice_of_a_weight_is_a_copy_of_its_rows_alone() -> None:
-    rows = on_device(WEIGHT.slice(2, 5), WHOLE, CPU)
+    rows = TensorOrigin(WHOLE).read(WEIGHT.slice(2, 5), CPU)
     assert torch.equal(rows, WHOLE[2:5])
     assert rows.untyped_storage().nbytes() == rows.nbytes
 
@@ -24,13 +24,13 @@ def test_a_slice_of_a_weight_is_a_copy_of_its_rows_alone() -> None:
 def test_only_the_rows_of_a_slice_go_to_a_device() -> None:
     sim.enable({0: 2**30})
     before = sim.stats(0).bytes_in
-    rows = on_device(WEIGHT.slice(0, 2), WHOLE, torch.device("sim", 0))
+    rows = TensorOrigin(WHOLE).read(WEIGHT.slice(0, 2), torch.device("sim", 0))
     assert torch.equal(rows.cpu(), WHOLE[:2])
     assert sim.stats(0).bytes_in - before == 2 * 4 * 4
 
 
 def test_a_whole_weight_that_is_there_already_is_not_copied() -> None:
-    assert on_device(WEIGHT, WHOLE, CPU).data_ptr() == WHOLE.data_ptr()
+    assert TensorOrigin(WHOLE).read(WEIGHT, CPU).data_ptr() == WHOLE.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_whole_weight_that_is_there_already_is_not_copied() -> None:
 )
 def test_a_tensor_that_cannot_hold_a_weight_is_refused(weight: Weight, tensor: torch.Tensor) -> None:
     with pytest.raises(WeightError, match="compile again"):
-        check_matches(weight, tensor)
+        TensorOrigin(tensor).check(weight)
 
 
 def test_packed_bytes_hold_a_packed_weight() -> None:
     weight = Weight("b", "parameter", (2, 32), torch.float32, quant="Q8_0")
-    check_matches(weight, torch.zeros(2, 34, dtype=torch.uint8))
-    check_matches(weight.slice(1, 2), torch.zeros(2, 34, dtype=torch.uint8))
+    TensorOrigin(torch.zeros(2, 34, dtype=torch.uint8)).check(weight)
+    TensorOrigin(torch.zeros(2, 34, dtype=torch.uint8)).check(weight.slice(1, 2))

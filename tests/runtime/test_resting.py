@@ -3,26 +3,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from dovetail.compiler.ir.program import Program, Weight
+from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
-from dovetail.runtime.store.resting import RestingWeights
-from dovetail.runtime.store.source import WeightSource
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 COUNT = 1500
-
-
-class Ones(WeightSource):
-    """Has one number for every weight."""
-
-    def missing(self, program: Program) -> list[str]:
-        return []
-
-    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        return torch.ones(1)
 
 
 @pytest.fixture
@@ -35,10 +30,18 @@ def eager_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("eager_threads")
-def test_a_thread_may_say_what_comes_next_while_another_fetches() -> None:
+def test_a_thread_may_say_what_comes_next_while_another_fetches(tmp_path: Path) -> None:
     sim.enable()
-    source, device = RestingWeights(Ones()), torch.device("sim", 0)
-    weights = [Weight(f"w{index}", "parameter", (1,), torch.float32) for index in range(COUNT)]
+    tensors = {f"w{index}": torch.ones(1) for index in range(COUNT)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    device = torch.device("sim", 0)
+    weights = [Weight(name, "parameter", (1,), torch.float32) for name in tensors]
+    (home,) = Rig.parse("sim0=1GiB").devices
+    program: Any = SimpleNamespace(
+        name="net", weights={one.name: one for one in weights}, constants={}, devices=(home,), schedule=None,
+        home=dict.fromkeys(tensors, home), rests="cpu", keeps_staged=False, stages=lambda *_: True,
+    )  # fmt: skip
+    source = ProgramWeights.of_files(WeightIndex.of_file(tmp_path / "m.safetensors"), program)
     over, problems = threading.Event(), []
 
     def tell() -> None:

@@ -13,7 +13,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import MpsAccelerator, SimAccelerator, accelerator_of
 from dovetail.runtime.devices.ring import Ring
 from dovetail.runtime.devices.transfers import moved
-from dovetail.runtime.store.source import on_device
+from dovetail.runtime.store.origin import TensorOrigin
 
 sim.enable()
 pytestmark = pytest.mark.usefixtures("sim_devices")
@@ -63,14 +63,14 @@ def test_a_weight_waits_for_a_device_without_events(monkeypatch: pytest.MonkeyPa
     """Its source may die at once."""
     monkeypatch.setattr(SimAccelerator, "has_streams", False)
     source = accelerator_of(SIM0).empty_on_host((4,), (1,), torch.float32).fill_(1)
-    arrived, also = on_device(WEIGHT, source, SIM0), moved(source, SIM0)
+    arrived, also = TensorOrigin(source).read(WEIGHT, SIM0), moved(source, SIM0)
     source.zero_()
     assert arrived.tolist() == also.tolist() == [1] * 4
 
 
 def test_a_weight_in_pinned_memory_does_not_block_the_host() -> None:
     source = accelerator_of(SIM0).empty_on_host((4,), (1,), torch.float32).fill_(1)
-    arrived = on_device(WEIGHT, source, SIM0)
+    arrived = TensorOrigin(source).read(WEIGHT, SIM0)
     source.fill_(2)  # which is too early, and so shows that the copy was still to come
     assert arrived.tolist() == [2] * 4
 

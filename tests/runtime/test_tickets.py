@@ -33,7 +33,7 @@ def source(
     for tensor in module.parameters():
         tensor.data = accelerator_of(SIM0).pin(tensor.data)
     files = tmp_path / "m.safetensors" if request.param == "file" else None
-    compiled = dovetail.compile(module, (X,), backend="sim0", weights=files)
+    compiled = dovetail.compile(module, (X,), backend="sim0", weights=files, params_backend="disk" if files else "cpu")
     assert compiled._weights is not None
     assert not compiled._weights.missing(compiled.program)
     return compiled._weights, list(compiled.program.weights.values()), module

@@ -21,7 +21,7 @@ from dovetail.passes.analysis.eligibility import marked_weights
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .tiny import Call, Draw
 from .wide import WIDE
@@ -61,7 +61,7 @@ class Subject:
         program = self.program.copy()
         program.rig = rig
         PassManager(default_passes(SHARES[:count], split_mode=mode)).run(program)
-        return CompiledModule(program, rig, HeldWeights.of_module(self.module, program))
+        return CompiledModule(program, rig, ProgramWeights.of_module(self.module, program))
 
     def error_of(self, compiled: CompiledModule) -> float:
         """How far the compiled module is from exact."""

@@ -16,7 +16,7 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .everything import CLASSES, FIRST, NAMES
 from .tiny import TINY
@@ -73,7 +73,7 @@ def compile_for(program: Program, module: nn.Module, count: int) -> CompiledModu
     copy = program.copy()
     copy.rig = rig
     PassManager(default_passes()).run(copy)
-    return CompiledModule(copy, rig, HeldWeights.of_module(module, copy))
+    return CompiledModule(copy, rig, ProgramWeights.of_module(module, copy))
 
 
 def assert_meaningful(result: Any) -> None:

@@ -11,7 +11,8 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
-from dovetail.runtime.store.source import HeldWeights
+from dovetail.runtime.store.program_weights import ProgramWeights
+from dovetail.runtime.store.source import tensors_of_module
 from dovetail.weights.files import set_types
 
 from .everything import FIRST
@@ -42,7 +43,7 @@ def check(name: str, frozen: bool = False) -> None:
         program = trace(module, (), call)
         matrices = [weight for weight in program.weights.values() if len(weight.shape) == 2 and
                     weight.kind == "parameter"]  # fmt: skip
-        tensors = dict(HeldWeights.of_module(module, program)._tensors)
+        tensors = {**tensors_of_module(module), **program.constants}
         for weight in matrices:
             packed = tensors[weight.name].half()
             tensors[weight.name].copy_(packed)
@@ -51,4 +52,4 @@ def check(name: str, frozen: bool = False) -> None:
     set_types(program, {weight.name: "F16" for weight in matrices})
     program.rig = RIG
     PassManager(default_passes()).run(program)
-    assert_same(CompiledModule(program, RIG, HeldWeights(tensors, program))(**call), expected)
+    assert_same(CompiledModule(program, RIG, ProgramWeights.of_tensors(tensors, program))(**call), expected)

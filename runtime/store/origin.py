@@ -1,0 +1,192 @@
+"""Where the numbers of a weight come from: a tensor, a range of files, or updates that are added to one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ...compiler.checkpoints.entries import WeightEntry
+from ...compiler.errors import WeightError
+from ...compiler.ir.program import Weight
+from .. import quantized as quantized  # registers what unpacks packed weights
+from ..devices.transfers import moved
+from .reader import WeightReader
+
+HOST = torch.device("cpu")
+
+
+class Origin(Protocol):
+    """Gives the numbers of one weight of a checkpoint, whole or as a program takes them."""
+
+    @property
+    def file(self) -> FileOrigin | None:
+        """The range of files that has its bytes, or None where they are in memory."""
+
+    def quant_of(self, weight: Weight) -> str:
+        """The GGUF type in which a weight that is compiled for this origin rests, or nothing for plain numbers."""
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where this cannot be what a program knows as a weight: its shape or type is another."""
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What a program knows as a weight, on a device: all of it, some rows, or packed bytes; raises WeightError."""
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """All numbers on a device, in a dtype; what is packed is unpacked."""
+
+
+@dataclass(frozen=True)
+class TensorOrigin:
+    """A tensor in memory, on any device: a module's, one of a state dict, or a constant of the trace."""
+
+    tensor: torch.Tensor
+
+    @property
+    def file(self) -> FileOrigin | None:
+        """None."""
+        return None
+
+    def quant_of(self, weight: Weight) -> str:
+        """Nothing: it is taken as it is."""
+        return ""
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where the tensor cannot hold the weight, or have its rows."""
+        shape, dtype = weight.stored
+        found = tuple(self.tensor.shape)
+        if weight.rows and found[1:] == shape[1:] and found[0] >= weight.rows[1]:
+            found = shape
+        if found != shape or self.tensor.dtype != dtype:
+            raise WeightError(
+                f"weight {weight.name} is {self.tensor.dtype}{list(self.tensor.shape)}, "
+                f"but the program was traced with {dtype}{list(shape)}: compile again"
+            )
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The tensor on a device, or a copy of its rows alone; itself where it is there already.
+
+        What comes out of pinned host memory is on its way when this returns, on the device's current stream.
+        """
+        self.check(weight)
+        tensor = self.tensor.detach()
+        if weight.rows is not None:
+            rows = tensor[slice(*weight.rows)]
+            tensor = rows.clone() if rows.device == device else rows
+        return moved(tensor, device)
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The tensor on a device."""
+        return moved(self.tensor if self.tensor.dtype == dtype else self.tensor.to(dtype), device)
+
+
+@dataclass(frozen=True)
+class FileOrigin:
+    """A range of files; ``where`` names the checkpoint in messages."""
+
+    entry: WeightEntry
+    reader: WeightReader
+    where: Path
+
+    @property
+    def file(self) -> FileOrigin:
+        """Itself."""
+        return self
+
+    def quant_of(self, weight: Weight) -> str:
+        """The type that it has in the file, unless it is read as plain numbers.
+
+        That is what has the weight's dtype, and floats of another width unless they are a matrix: they are converted
+        while they are read.
+        """
+        entry = self.entry
+        if entry.is_packed or not entry.quant:
+            return entry.quant
+        is_matrix = weight.dtype.is_floating_point and len(entry.shape) == 2
+        return entry.quant if is_matrix and entry.dtype != weight.dtype else ""
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where the file has another shape or type."""
+        self.fitting(weight)
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What the file has of it on a device; on the host a view of the file, where no dtype is changed."""
+        return self.reader.read(self.fitting(weight), weight.stored[1], device)
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """All numbers of it."""
+        if not self.entry.is_packed:
+            return self.reader.read(self.entry, dtype, device)
+        packed = self.reader.read(self.entry.packed(), torch.uint8, HOST)
+        dense: torch.Tensor = torch.ops.dovetail.dequantize(packed, self.entry.quant, dtype)
+        return moved(dense, device)
+
+    def fitting(self, weight: Weight) -> WeightEntry:
+        """The range of what a program knows as a weight: its rows, its bytes."""
+        entry = self.entry
+        rows = entry if weight.rows is None else entry.slice(*weight.rows)
+        if rows.shape != weight.shape:
+            raise WeightError(
+                f"{self.where} has {weight.whole} as {list(entry.shape)}, where {weight.name} of {list(weight.shape)} "
+                "is needed: the files belong to another configuration"
+            )
+        if weight.quant and entry.quant != weight.quant:
+            raise self._unlike(weight, f"the program was compiled for {weight.quant}")
+        if not weight.quant and entry.is_packed:
+            raise self._unlike(weight, "the program was compiled for plain numbers")
+        return rows.packed() if weight.quant else rows
+
+    def _unlike(self, weight: Weight, wanted: str) -> WeightError:
+        return WeightError(
+            f"{self.where} has {weight.whole} as {self.entry.describe()}, but {wanted}: compile again for this file"
+        )
+
+
+class Update(Protocol):
+    """Something that is added to a weight."""
+
+    def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
+        """What is added to some rows, or to all."""
+
+
+@dataclass(frozen=True)
+class MergedOrigin:
+    """An origin with updates added to its numbers, one after the other, each rounded to the dtype."""
+
+    base: Origin
+    updates: Sequence[Update]
+
+    @property
+    def file(self) -> FileOrigin | None:
+        """That of the base."""
+        return self.base.file
+
+    def quant_of(self, weight: Weight) -> str:
+        """Nothing: numbers are added to numbers."""
+        return ""
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where the base does, or where bytes are asked for that nothing can be added to."""
+        self.base.check(weight)
+        if weight.quant:
+            raise WeightError(
+                f"weight {weight.name} has adapters merged into it, and the program was compiled for {weight.quant}: "
+                "compile again"
+            )
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The base with the updates of its rows."""
+        self.check(weight)
+        return self._updated(weight.rows, self.base.read(weight, device))
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """All of the base with the updates."""
+        return self._updated(None, self.base.whole(dtype, device))
+
+    def _updated(self, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
+        for update in self.updates:
+            data = (data + moved(update.rows(rows), data.device)).to(data.dtype)
+        return data

@@ -1,0 +1,210 @@
+"""Gives one program its weights out of a store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from ...compiler.checkpoints.index import WeightIndex
+from ...compiler.errors import WeightError
+from ...compiler.ir.program import Program, Weight
+from ...compiler.ir.schedule import Load
+from ...compiler.spec.devices import Device
+from .origin import FileOrigin
+from .reader import WeightReader
+from .source import WeightSource, tensors_of_module
+from .store import Store
+from .stored_weight import Residency, StoredWeight
+
+Find = Callable[[], Mapping[str, StoredWeight]]
+"""Gives the weights that a program may read, by name."""
+
+
+class ProgramWeights(WeightSource):
+    """The weights of a program: resident ones on the device of each, staged ones from where they rest.
+
+    Args:
+        store: brings them.
+        program: the program.
+        find: gives the weights by their names in the module or file; it is asked when weights are looked for anew.
+    """
+
+    def __init__(self, store: Store, program: Program, find: Find) -> None:
+        self.store = store
+        self.adapters: Mapping[str, torch.Tensor] = {}
+        self._program = program
+        self._find = find
+        self._constants: dict[str, StoredWeight] = {}
+        self._found: dict[str, StoredWeight] | None = None
+        self._readers: dict[str, list[Device]] = {}
+        self._slices: dict[str, list[Weight]] = {}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], program: Program) -> ProgramWeights:
+        """Those of a program whose weights are tensors by name, which stay where they are and as they are."""
+        found = _borrowed(tensors, program)
+        return cls(Store(), program, lambda: found)
+
+    @classmethod
+    def of_module(cls, module: nn.Module, program: Program) -> ProgramWeights:
+        """Those of the module that the program was traced from; they are read when they are loaded."""
+        return cls.of_tensors(tensors_of_module(module), program)
+
+    @classmethod
+    def of_files(
+        cls, index: WeightIndex, program: Program, others: Mapping[str, torch.Tensor] | None = None
+    ) -> ProgramWeights:
+        """Those of files; what no file has is one of the ``others``, which stay as they are."""
+        store, reader = Store(), WeightReader()
+        rest = _borrowed(others or {}, program)
+        known: dict[str, StoredWeight] = {}
+
+        def find() -> Mapping[str, StoredWeight]:
+            for weight in program.weights.values():
+                name = next((name for name in weight.names if name in index), None)
+                if name is not None and weight.whole not in known:
+                    origin = FileOrigin(index[name], reader, index.where)
+                    known[weight.whole] = store.adopt(_in_file(weight, origin, program))
+            return {**rest, **known}
+
+        return cls(store, program, find)
+
+    def missing(self, program: Program) -> list[str]:
+        """The names of weights that are not here, or have no data; looks for them afresh."""
+        self._look()
+        assert self._found is not None
+        there = {name for name, one in self._found.items() if one.has_data}
+        return [name for name, weight in program.weights.items() if name not in there and not self._is_adapter(weight)]
+
+    def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The weight on a device: its own, rows of it, or a copy where another device reads it too.
+
+        Raises WeightError when it is not what was traced, DoesNotFitError when there is no room.
+        """
+        with self.store.lock, torch.inference_mode(False), torch.no_grad():
+            if self._is_adapter(weight):
+                one = StoredWeight(weight.name, self.adapters[weight.whole], owner=self._program.name, borrowed=True)
+                one.check(weight)
+                return one.tensor if weight.is_number else self.store.fetch(one, weight, device)
+            return self._on(self._stored(weight), weight, device).detach()
+
+    def requires_grad(self, weight: Weight) -> bool:
+        """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
+        one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
+        return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
+
+    def advise(self, weights: Iterable[Weight]) -> None:
+        """Has the system read ahead from files what is asked for next."""
+        for file, weight in self._files(weights):
+            file.reader.advise([file.fitting(weight)])
+
+    def release(self, weights: Iterable[Weight], device: torch.device) -> None:
+        """Lets go of the memory that views of files take; what a phase keeps goes with it."""
+        for file, weight in self._files(() if self._program.keeps_staged else weights):
+            file.reader.release([file.fitting(weight)])
+
+    def settle(self, device: torch.device) -> None:
+        """Waits for what was staged new on a device, for it stays for other calls, whose streams may be others."""
+        self.store.settle_staged(device)
+
+    def check(self) -> None:
+        """Raises WeightError when a file was written to, of which weights are views."""
+        self.store.check()
+
+    def forget(self) -> None:
+        """Lets go of what was brought and is in no module; it is read again."""
+        for one in (self._found or {}).values():
+            self.store.drop(one)
+
+    def _look(self) -> None:
+        found = {**_borrowed(self._program.constants, self._program), **self._find()}
+        name_of = self.store.name_of
+        self._readers, self._slices, self._found = _readers(self._program), defaultdict(list), {}
+        for weight in self._program.weights.values():
+            if name := next((name for name in map(name_of, weight.names) if name in found), None):
+                self._found[weight.name] = found[name]
+            if weight.rows:
+                self._slices[weight.whole].append(weight)
+
+    def _stored(self, weight: Weight) -> StoredWeight:
+        if self._found is None:
+            self._look()
+        assert self._found is not None
+        if weight.name not in self._found:
+            raise WeightError(
+                f"weight {weight.name} is not among the weights given: load the weights first, or give them to "
+                "dovetail.load"
+            )
+        return self._found[weight.name]
+
+    def _on(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What this program reads of a weight on a device, brought there unless it is there."""
+        program, store = self._program, self.store
+        if one.borrowed:
+            return store.fetch(one, weight, device)
+        home = self._home(weight)
+        if program.stages(weight, next((d for d in program.devices if d.torch == device), home)):
+            return store.stage(one, weight, device, keeps=program.keeps_staged)
+        if one.residency is Residency.HOST and not weight.quant:
+            store.rest(one, device)
+            one.check(weight)
+            return one.tensor[slice(*weight.rows)] if weight.rows else one.tensor
+        if weight.rows:
+            self._slice(one, weight)
+        if weight.rows or weight.quant:
+            one.home = one.home if weight.rows else one.home or home
+            return store.part(one, weight, device)
+        one.check(weight)
+        placed = store.place(one, home)
+        return placed if placed.device == device else store.part(one, weight, device)
+
+    def _slice(self, one: StoredWeight, weight: Weight) -> None:
+        """Cuts all slices of a weight at once; its data then lies nowhere else, unless a program reads it whole."""
+        for other in self._slices[weight.whole]:
+            self.store.part(one, other, self._home(other).torch)
+        if one.home is None:
+            self.store.take_out(one)
+
+    def _home(self, weight: Weight) -> Device:
+        """The device that the weight was given, or the first that reads it when that one does not."""
+        home = self._program.home[weight.name]
+        readers = self._readers.get(weight.name, [home])
+        return home if home in readers else readers[0]
+
+    def _files(self, weights: Iterable[Weight]) -> Iterator[tuple[FileOrigin, Weight]]:
+        """The files from which weights are read, that are nowhere else."""
+        for weight in weights:
+            one = None if self._is_adapter(weight) else self._stored(weight)
+            if one is not None and one.file is not None and one.tensor.is_meta and not (one.parts or one.staged):
+                yield one.file, weight
+
+    def _is_adapter(self, weight: Weight) -> bool:
+        return weight.kind == "adapter" and weight.whole in self.adapters
+
+
+def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:
+    """Weights whose tensors are somebody else's, and stay where they are and as they are."""
+    return {name: StoredWeight(name, one, owner=program.name, borrowed=True) for name, one in tensors.items()}
+
+
+def _in_file(weight: Weight, origin: FileOrigin, program: Program) -> StoredWeight:
+    """A weight that lies in a file alone, of the shape that it has there."""
+    tensor = torch.empty(origin.entry.shape, dtype=weight.dtype, device="meta")
+    rests = weight.kind == "parameter"
+    if rests:
+        tensor = nn.Parameter(tensor, weight.requires_grad)
+    residency = Residency(program.rests) if rests and program.rests else Residency.DEVICE
+    return StoredWeight(weight.whole, tensor, origin, program.name, residency)
+
+
+def _readers(program: Program) -> dict[str, list[Device]]:
+    """The devices that read each weight, by name."""
+    readers: dict[str, list[Device]] = defaultdict(list)
+    for item in program.schedule or ():
+        if isinstance(item, Load):
+            for weight in item.weights:
+                readers[weight.name].append(item.device)
+    return readers

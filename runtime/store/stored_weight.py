@@ -1,0 +1,118 @@
+"""One weight of a store: where its numbers come from, where they are, and who shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ...compiler.errors import WeightError
+from ...compiler.ir.program import Weight
+from ...compiler.spec.devices import Device
+from ..devices.transfers import moved
+from .origin import HOST, FileOrigin, Origin, TensorOrigin
+
+Place = tuple[dict[str, Any], str]
+"""Where a module holds a weight: a dictionary and a key."""
+
+Part = tuple[tuple[int, int] | None, str, torch.device]
+"""What lies beside a weight's own tensor: the rows, the GGUF type, and the device."""
+
+
+class Residency(Enum):
+    """Where a weight rests while nobody computes with it."""
+
+    DEVICE = "device"
+    HOST = "cpu"
+    DISK = "disk"
+
+
+@dataclass(eq=False)
+class StoredWeight:
+    """One weight.
+
+    Where it has no data in a tensor of its own, ``tensor`` is on meta and has its shape and dtype alone; modules may
+    hold ``shown`` in its place, one number that looks like all, so that libraries see a device. What is in ``parts``
+    stays on its device, what is in ``staged`` until it is released.
+
+    Args:
+        name: its first name, without what adapters put into names.
+        tensor: its own tensor, which it moves with, unless that is ``borrowed``: then it stays where it is.
+        origin: gives its numbers where the tensor has none.
+        owner: whose weight it is, for messages.
+        residency: where it rests while nobody computes with it.
+        places: where modules hold its tensor.
+        home: the device that a program gave it.
+        before: where it was when it was brought elsewhere first.
+        noted: the memory of what was put into the modules last, and how often that had been written.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    origin: Origin | None = None
+    owner: str = ""
+    residency: Residency = Residency.DEVICE
+    borrowed: bool = False
+    places: list[Place] = field(default_factory=list)
+    shown: torch.Tensor | None = None
+    home: Device | None = None
+    before: torch.device | None = None
+    parts: dict[Part, torch.Tensor] = field(default_factory=dict)
+    staged: dict[Part, torch.Tensor] = field(default_factory=dict)
+    noted: tuple[Any, int] | None = None
+
+    @property
+    def file(self) -> FileOrigin | None:
+        """The range of files that has its numbers, if one has."""
+        return None if self.origin is None else self.origin.file
+
+    @property
+    def quant(self) -> str:
+        """The type in whose blocks a file has it packed, while it has no data elsewhere; else nothing."""
+        file = self.file if self.tensor.is_meta else None
+        return file.entry.quant if file is not None and file.entry.is_packed else ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it as it rests."""
+        return self.file.entry.nbytes if self.quant and self.file is not None else self.tensor.nbytes
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it has numbers anywhere: in its tensor, in a file or on devices."""
+        return not self.tensor.is_meta or self.origin is not None or bool(self.parts)
+
+    def is_in(self, place: dict[str, Any], key: str) -> bool:
+        """Whether a module held it there at the last look."""
+        return any(one is place and name == key for one, name in self.places)
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where it cannot be what a program knows as a weight, which was traced with another."""
+        if self.tensor.is_meta and self.origin is not None:
+            self.origin.check(weight)
+        elif not self.tensor.is_meta:
+            TensorOrigin(self.tensor).check(weight)
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What a program knows as a weight, on a device, from where it is: rows of it, packed bytes, or all."""
+        return self._source().read(weight, device)
+
+    def whole(self, device: torch.device) -> torch.Tensor:
+        """All of it, dense, on a device, from where it is."""
+        return self._source().whole(self.tensor.dtype, device)
+
+    def _source(self) -> Origin:
+        if not self.tensor.is_meta:
+            return TensorOrigin(self.tensor)
+        return self.origin or TensorOrigin(self.gathered())
+
+    def gathered(self) -> torch.Tensor:
+        """All of it in host memory, out of its rows on several devices; raises WeightError where it has none."""
+        rows = {span: part for (span, quant, _), part in self.parts.items() if span and not quant}
+        if not rows:
+            raise WeightError(
+                f"weight {self.name} is on meta and has no data: load the weights first, or give them to dovetail.load"
+            )
+        return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
