@@ -229,7 +229,8 @@ def with_dovetail(folder: Path, **options: Any) -> Result:
     clock.lap("load")
     compiled(**call)
     clock.lap("first")
-    loads = {segment.index: sum(weight.nbytes for weight in _read_by(segment)) for segment in compiled.program.segments}
+    program = compiled.program
+    loads = {one.index: program.nbytes_of(_read_by(one)) for one in program.segments}
     return {**clock.result, "compile": compiling, "segments": len(loads), "largest": max(loads.values())}
 
 
@@ -238,10 +239,10 @@ def import_at_detach(device: torch.device) -> None:
     torch.empty(1, device=device).detach()
 
 
-def _read_by(segment: Any) -> set[Any]:
+def _read_by(segment: Any) -> set[str]:
     from dovetail.compiler.ir.program import placement_of
 
-    return {weight for node in segment.nodes for weight in placement_of(node).weights}
+    return {name for node in segment.nodes for name in placement_of(node).weights}
 
 
 def run_variant(variant: str, folder: Path, residency: str, devices: int) -> Result:

@@ -19,7 +19,7 @@ import torch
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import GATHER
-from dovetail.compiler.ir.program import Program, tensors_of, weight_of
+from dovetail.compiler.ir.program import Program, tensors_of, weight_name
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.eligibility import LINEAR, marked_weights
 from dovetail.passes.manager import PassManager
@@ -129,7 +129,8 @@ def _cost(program: Program, size: int) -> str:
     inputs: dict[object, int] = {}
     crossing = flops = 0
     for node in program.ops():
-        weight = weight_of(node.args[1]) if len(node.args) > 1 and hasattr(node.args[1], "meta") else None  # type: ignore[arg-type]
+        name = weight_name(node.args[1]) if len(node.args) > 1 and hasattr(node.args[1], "meta") else None  # type: ignore[arg-type]
+        weight = program.weights[name] if name else None
         convolves = node.target is torch.ops.aten.conv2d.default and weight and weight.shape[-1] == size
         if not convolves and (size or node.target not in LINEAR or node.args[1] not in marked):
             continue

@@ -41,15 +41,15 @@ def assign(
     free = rig.free
     offers = [*shares, *[0.0] * len(free)][: len(free)] if shares else ()
     units = units_of(weights, sum(offer > 0 for offer in offers or free.values()))
-    inside = {weight.name for unit in units for weight in unit.weights}
+    inside = {name for unit in units for name in unit.weights}
     rest = sum(weight.nbytes for weight in weights.values() if weight.name not in inside)
     rooms = list(map(Room, free.values()))
-    counts = split_parts([Part(unit.nbytes) for unit in units], rooms, Part(rest), offers)
+    counts = split_parts([Part(_nbytes(weights, unit)) for unit in units], rooms, Part(rest), offers)
     homes = dict.fromkeys(weights, rig.devices[0])
     queue = iter(units)
     for device, count in zip(rig, counts, strict=True):
         for unit in islice(queue, count):
-            homes.update((weight.name, device) for weight in unit.weights)
+            homes.update(dict.fromkeys(unit.weights, device))
     homes.update(given or {})
     _check(name, weights, homes, rig)
     return homes
@@ -57,9 +57,9 @@ def assign(
 
 def units_of(weights: Mapping[str, Weight], least: int = 1) -> tuple[Block, ...]:
     """What is placed as one: the blocks, and where these are fewer than ``least``, the parts of the largest ones."""
-    units = list(blocks_by_name(weights)) or [Block("", tuple(weights.values()))]
+    units = list(blocks_by_name(weights)) or [Block("", tuple(weights))]
     while len(units) < least:
-        largest = max((unit for unit in units if _parts(unit)), key=lambda unit: unit.nbytes, default=None)
+        largest = max((unit for unit in units if _parts(unit)), key=lambda unit: _nbytes(weights, unit), default=None)
         if largest is None:
             break
         place = units.index(largest)
@@ -67,13 +67,17 @@ def units_of(weights: Mapping[str, Weight], least: int = 1) -> tuple[Block, ...]
     return tuple(units)
 
 
+def _nbytes(weights: Mapping[str, Weight], unit: Block) -> int:
+    return sum(weights[name].nbytes for name in unit.weights)
+
+
 def _parts(unit: Block) -> list[Block]:
     """The parts of a unit one level of modules below it; none where it is one module."""
     depth = len(unit.name.split(".")) if unit.name else 0
-    held: dict[str, list[Weight]] = defaultdict(list)
-    for weight in unit.weights:
-        path = weight.name.split(".")[:-1]
-        held[".".join(path[: depth + 1])].append(weight)
+    held: dict[str, list[str]] = defaultdict(list)
+    for name in unit.weights:
+        path = name.split(".")[:-1]
+        held[".".join(path[: depth + 1])].append(name)
     if len(held) == 1 and next(iter(held)) == unit.name:
         return []
     return [Block(name, tuple(inside)) for name, inside in held.items()]

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.program import Block, Program, Weight, origin_of, weight_of
+from ..compiler.ir.program import Block, Program, Weight, origin_of, weight_name
 from .base import Change, Pass
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def _alike(members: list[_Module]) -> bool:
 def _collect(used: Iterable[tuple[Weight, str]], units: list[str]) -> tuple[Block, ...]:
     """Blocks with their weights, ordered by first use; strays of a stage join the unit used before them."""
     owner = _Owner(units)
-    held: dict[str, list[Weight]] = defaultdict(list)
+    held: dict[str, list[str]] = defaultdict(list)
     waiting: list[tuple[str, Weight]] = []
     last = ""
     for weight, module in used:
@@ -218,7 +218,7 @@ def _collect(used: Iterable[tuple[Weight, str]], units: list[str]) -> tuple[Bloc
         last = unit or last
         early = [item for item in waiting if owner.stage(item[0]) == owner.stage(last)] if waiting else []
         waiting = [item for item in waiting if item not in early] if early else waiting
-        held[last] += [*(item[1] for item in early), weight]
+        held[last] += [*(item[1].name for item in early), weight.name]
     return tuple(Block(name, tuple(weights)) for name, weights in held.items())
 
 
@@ -265,7 +265,7 @@ def _depend(program: Program, members: list[str]) -> bool:
     first = ""
     after: dict[Node, bool] = {}
     for node in program.ops():
-        read = [unit for weight in map(weight_of, node.all_input_nodes) if weight and (unit := owner.unit(weight.name))]
+        read = [unit for name in map(weight_name, node.all_input_nodes) if name and (unit := owner.unit(name))]
         first = first or (read[0] if read else "")
         behind = any(after.get(operand, False) for operand in node.all_input_nodes)
         if behind and any(unit != first for unit in read):
@@ -280,13 +280,13 @@ def _runs_of_modules(program: Program) -> tuple[Block, ...]:
     Modules that are used in turns are one block: a cut anywhere between two blocks is then crossed once.
     """
     uses: dict[str, list[int]] = {}
-    held: dict[str, dict[Weight, None]] = defaultdict(dict)
+    held: dict[str, dict[str, None]] = defaultdict(dict)
     for step, node in enumerate(program.ops()):
-        for weight in filter(None, map(weight_of, node.all_input_nodes)):
-            if weight.kind == "parameter":
-                path = weight.name.rpartition(".")[0]
+        for name in filter(None, map(weight_name, node.all_input_nodes)):
+            if program.weights[name].kind == "parameter":
+                path = name.rpartition(".")[0]
                 uses.setdefault(path, [step, step])[1] = step
-                held[path][weight] = None
+                held[path][name] = None
     blocks: list[tuple[int, Block]] = []
     for path, (first, last) in sorted(uses.items(), key=lambda item: item[1][0]):
         block = Block(path, tuple(held[path]))
@@ -312,8 +312,7 @@ def _by_first_use(program: Program) -> Iterator[tuple[Weight, str]]:
     """Each weight with the module that reads it first, in graph order."""
     seen: set[str] = set()
     for node in program.ops():
-        for operand in node.all_input_nodes:
-            weight = weight_of(operand)
-            if weight is not None and weight.name not in seen:
-                seen.add(weight.name)
-                yield weight, origin_of(node).module
+        for name in map(weight_name, node.all_input_nodes):
+            if name and name not in seen:
+                seen.add(name)
+                yield program.weights[name], origin_of(node).module

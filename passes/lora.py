@@ -9,11 +9,9 @@ place yet, or the branches would be left out when devices are filled.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +19,7 @@ from torch.fx import Node
 
 from ..compiler.errors import PassError
 from ..compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
-from ..compiler.ir.program import Adapter, Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
+from ..compiler.ir.program import Adapter, Program, TensorType, Weight, dense_stride, origin_of, value_of, weight_name
 from .base import Change, Pass
 
 aten = torch.ops.aten
@@ -50,12 +48,12 @@ class Lora(Pass):
         writer = _Writer(program)
         called: dict[str, bool] = {}
         for node in list(program.ops()) if wanted else ():
-            module, weight = origin_of(node).module, _matrix(node)
+            module, name = origin_of(node).module, _matrix(node)
             if module in wanted:
-                found = weight is not None and f"{module}.weight" in weight.names
+                found = name is not None and f"{module}.weight" in program.weights[name].names
                 called[module] = called.get(module, False) or found
-                if weight and found:
-                    writer.add(node, weight, wanted[module])
+                if name and found:
+                    writer.add(node, name, wanted[module])
         for module, found in called.items():
             if not found:
                 raise PassError(f"{program.name} has an adapter for {module}: {module} does not multiply by its weight")
@@ -63,12 +61,12 @@ class Lora(Pass):
         return Change(writer.added, "branches of adapters added")
 
 
-def _matrix(node: Node) -> Weight | None:
-    """The weight that a node multiplies by, which may be unpacked for it."""
+def _matrix(node: Node) -> str | None:
+    """The name of the weight that a node multiplies by, which may be unpacked for it."""
     operand = node.args[1] if node.target in _MATMULS else None
     if isinstance(operand, Node) and operand.target is torch.ops.dovetail.dequantize.default:
         operand = operand.args[0]
-    return weight_of(operand) if isinstance(operand, Node) else None
+    return weight_name(operand) if isinstance(operand, Node) else None
 
 
 class _Writer:
@@ -78,12 +76,11 @@ class _Writer:
         self.added = 0
         self._program = program
         self._nodes: dict[str, Node] = {}
-        self._beside: dict[str, dict[Weight, None]] = defaultdict(dict)
-        taken = (tensor.storage for node in program.graph.nodes for tensor in tensors_of(node))
-        self._storages = count(max(taken, default=-1) + 1)
+        self._beside: dict[str, dict[str, None]] = defaultdict(dict)
+        self._storages = program.fresh_storages()
         self._point = program.output
 
-    def add(self, base: Node, weight: Weight, adapters: Sequence[Adapter]) -> None:
+    def add(self, base: Node, weight: str, adapters: Sequence[Adapter]) -> None:
         """Adds branches to the result of a node, one after another.
 
         The sum takes over the number of the result's memory, for the views of it are views of the sum now.
@@ -100,7 +97,7 @@ class _Writer:
         for reader in readers:
             reader.replace_input_with(base, total)
 
-    def _add_one(self, base: Node, x: Any, total: Node, adapter: Adapter, weight: Weight) -> tuple[Node, Node]:
+    def _add_one(self, base: Node, x: Any, total: Node, adapter: Adapter, weight: str) -> tuple[Node, Node]:
         """One branch; returns its input, which later branches read as this one cast it, and the sum."""
         held = {part: self._weight(one, weight) for part, one in adapter.weights.items()}
         target = base.target if base.target in _CONVOLUTIONS else aten.linear.default
@@ -123,18 +120,17 @@ class _Writer:
         self._point.meta = {"value": replace(value, storage=next(self._storages)), "origin": origin_of(base)}
         return self._point
 
-    def _weight(self, weight: Weight, base: Weight) -> Node:
+    def _weight(self, weight: Weight, base: str) -> Node:
         """The placeholder of a branch's weight, made once: a module may be called several times."""
         if weight.name not in self._nodes:
             first = next(iter(self._program.graph.nodes))
             with self._program.graph.inserting_before(first):
                 node = self._program.graph.placeholder(weight.name.replace(".", "_"))
-            stride = tuple(math.prod(weight.shape[axis + 1 :]) for axis in range(len(weight.shape)))
-            tensor = TensorType(weight.shape, weight.dtype, stride, next(self._storages))
-            node.meta = {"value": None if weight.is_number else tensor, "weight": weight}
+            tensor = TensorType.dense(weight.shape, weight.dtype, next(self._storages))
+            node.meta = {"value": None if weight.is_number else tensor, "weight": weight.name}
             self._nodes[weight.name] = node
             self._program.weights[weight.name] = weight
-            self._beside[base.name][weight] = None
+            self._beside[base][weight.name] = None
         return self._nodes[weight.name]
 
     def settle(self) -> None:
@@ -142,9 +138,9 @@ class _Writer:
         program = self._program
         for name, weights in self._beside.items():
             if name in program.home:
-                program.home.update((weight.name, program.home[name]) for weight in weights)
+                program.home.update(dict.fromkeys(weights, program.home[name]))
         program.blocks = tuple(
-            replace(block, weights=tuple(w for held in block.weights for w in (held, *self._beside.get(held.name, ()))))
+            replace(block, weights=tuple(one for name in block.weights for one in (name, *self._beside.get(name, ()))))
             for block in program.blocks
         )
 
@@ -174,13 +170,6 @@ def _dense(like: TensorType, axis: int, size: int, dtype: torch.dtype) -> Tensor
     order = list(range(len(shape)))
     if all(isinstance(step, int) for step in like.stride):
         order.sort(key=lambda at: -like.stride[at])  # type: ignore[operator]
-    stride = {at: _product([shape[inner] for inner in order[place + 1 :]]) for place, at in enumerate(order)}
+    stride = dict(zip(order, dense_stride([shape[at] for at in order]), strict=True))
     hint = (*like.hint[:axis], size, *like.hint[axis + 1 :]) if like.hint else ()
     return TensorType(shape, dtype, tuple(stride[at] for at in range(len(shape))), like.storage, hint)
-
-
-def _product(sizes: Sequence[int | str]) -> int | str:
-    """A product of sizes; text where one of them is a symbol's."""
-    known = math.prod(size for size in sizes if isinstance(size, int))
-    unknown = [f"({size})" for size in sizes if isinstance(size, str)]
-    return "*".join([*unknown, str(known)]) if unknown else known

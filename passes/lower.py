@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings, writes
 from ..compiler.ir.ops import GATHER, LANDING
-from ..compiler.ir.program import Crossing, Program, Segment, Weight, device_of, placement_of, tensors_of, weight_of
+from ..compiler.ir.program import Crossing, Program, Segment, Weight, device_of, placement_of, tensors_of
 from ..compiler.ir.schedule import (
     Copy,
     Free,
@@ -87,8 +87,7 @@ class _Facts:
         self.resident = {device: {} for device in program.devices}
         seen = {tensor.storage for states in self.yields.values() for one in states for tensor in tensors_of(one.node)}
         for node in program.weight_nodes():
-            weight = weight_of(node)
-            assert weight is not None
+            weight = program.weight(node)
             stays = program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
             for user in node.users:
                 device = device_of(user)

@@ -15,9 +15,8 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.ops import LIBRARY as LIBRARY  # the operations exist once it is imported
-from ..compiler.ir.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
+from ..compiler.ir.program import Program, TensorType, dense_stride, origin_of, value_of
 from ..compiler.ir.sizes import evaluate
-from ..compiler.text.spelling import dense_stride
 from .base import Change, Pass
 
 
@@ -31,10 +30,9 @@ class Quantize(Pass):
 
     def run(self, program: Program) -> Change:
         """Gives each packed weight its bytes as value, and rewrites its readers."""
-        packed = [node for node in program.weight_nodes() if _weight(node).quant]
+        packed = [node for node in program.weight_nodes() if program.weight(node).quant]
         order = {node: index for index, node in enumerate(program.graph.nodes)} if packed else {}
-        storages = {tensor.storage for node in order for tensor in tensors_of(node)}
-        for fresh, node in enumerate(packed, max(storages, default=0) + 1):
+        for node, fresh in zip(packed, program.fresh_storages(), strict=False):
             _lower(program, node, sorted(node.users, key=order.__getitem__), fresh)
         return Change(len(packed), "packed weights")
 
@@ -46,26 +44,22 @@ def _lower(program: Program, node: Node, readers: list[Node], storage: int) -> N
     """
     dense = value_of(node)
     assert isinstance(dense, TensorType)
-    shape, dtype = _weight(node).stored
-    node.meta["value"] = TensorType(shape, dtype, _strides(shape), storage)
+    weight = program.weight(node)
+    node.meta["value"] = TensorType.dense(*weight.stored, storage)
     others = [reader for reader in readers if not _fuse(program, reader, node)]
     if not others:
         return
     with program.graph.inserting_before(others[0]):
-        arguments = (node, _weight(node).quant, dense.dtype)
+        arguments = (node, weight.quant, dense.dtype)
         unpacked = program.graph.call_function(torch.ops.dovetail.dequantize.default, arguments)
-    unpacked.meta = {"value": replace(dense, stride=_strides(dense.sizes)), "origin": origin_of(others[0])}
+    unpacked.meta = {"value": replace(dense, stride=dense_stride(dense.sizes)), "origin": origin_of(others[0])}
     for reader in others:
         reader.replace_input_with(node, unpacked)
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int | str, ...]:
-    return dense_stride(shape) or ()
-
-
 def _fuse(program: Program, reader: Node, node: Node) -> bool:
     """Makes a reader an operation on packed bytes, if there is one that does what it does."""
-    weight, ops, args = _weight(node), torch.ops.dovetail, _arguments(reader)
+    weight, ops, args = program.weight(node), torch.ops.dovetail, _arguments(reader)
     if len(weight.shape) != 2 or args.get("weight") is not node or list(args.values()).count(node) > 1:
         return False
     if reader.target is torch.ops.aten.linear.default and (not weight.frozen or _is_one_matrix(program, args)):
@@ -95,9 +89,3 @@ def _arguments(reader: Node) -> dict[str, Any]:
         return {}
     names = (argument.name for argument in reader.target._schema.arguments)
     return {**dict(zip(names, reader.args, strict=False)), **reader.kwargs}
-
-
-def _weight(node: Node) -> Weight:
-    weight = weight_of(node)
-    assert weight is not None
-    return weight

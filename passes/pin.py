@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import base_of, computes
 from ..compiler.ir.ops import joins_parts
-from ..compiler.ir.program import Placement, Program, Weight, tensors_of, weight_of
+from ..compiler.ir.program import Placement, Program, weight_name
 from ..compiler.spec.devices import Device
 from .analysis.replicated import tables
 from .analysis.weight_chains import consumed_weights, weights_through
@@ -36,32 +36,28 @@ class Pin(Pass):
     def run(self, program: Program) -> Change:
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
         for node, (device, weights) in pinned(program, program.home).items():
-            node.meta["placement"] = _placement(node, device, weights)
+            if not weight_name(node):
+                node.meta["placement"] = Placement(device, weights=weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 
 
-def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Device, tuple[Weight, ...]]]:
-    """The device of each node, and the weights that an operation reads, for weights of such homes."""
+def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Device, tuple[str, ...]]]:
+    """The device of each node, and the names of the weights that an operation reads, for weights of such homes."""
     current, free = program.main, tables(program, home)
-    roots: dict[Node, tuple[Weight, ...]] = {}
-    found: dict[Node, tuple[Device, tuple[Weight, ...]]] = {}
+    roots: dict[Node, tuple[str, ...]] = {}
+    found: dict[Node, tuple[Device, tuple[str, ...]]] = {}
     for node in program.graph.nodes:
-        weight = weight_of(node)
+        name = weight_name(node)
         if node.op != "call_function":
-            roots[node] = (weight,) if weight else ()
-            found[node] = (home[weight.name] if weight else program.main), ()
+            roots[node] = (name,) if name else ()
+            found[node] = (home[name] if name else program.main), ()
             continue
         base, weights = base_of(node), consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
-        drawing = [weight.name for weight in weights if weight.name not in free]
+        drawing = [name for name in weights if name not in free]
         if drawing and (base is None or computes(node.target)):
             current = home[drawing[-1]]
         if joins_parts(node.target):
             current = program.main
         found[node] = (found[base][0] if base else current), weights
     return found
-
-
-def _placement(node: Node, device: Device, weights: tuple[Weight, ...] = ()) -> Placement:
-    nbytes = 0 if node.op == "output" else sum(tensor.nbytes for tensor in tensors_of(node))
-    return Placement(device=device, weights=weights, nbytes=nbytes)

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.aliasing import base_of, computes
-from ..compiler.ir.program import Program, Weight, device_of, weight_of
+from ..compiler.ir.program import Program, weight_name
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from .analysis.liveness import live_bytes
@@ -122,7 +122,7 @@ def needs_at(program: Program, home: Mapping[str, Device], headroom: int | None 
     copy.home = dict(home)
     for step in (Pin(), Hoist(), Sink()):
         step.run(copy)
-    return needs_of(copy, {node: device_of(node) for node in copy.graph.nodes}, headroom)
+    return needs_of(copy, copy.places(), headroom)
 
 
 def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:
@@ -259,7 +259,7 @@ def _weighed(shares: Sequence[float], count: int) -> Sequence[float]:
 
 def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
     """What lies outside blocks and each block, without weights that have a home; alive is what is so anywhere."""
-    of_block = {weight.name: index for index, block in enumerate(program.blocks) for weight in block.weights}
+    of_block = {name: index for index, block in enumerate(program.blocks) for name in block.weights}
     live = _live_by_block(program, of_block) if headroom is None else {}
     nbytes = [0] * (len(program.blocks) + 1)
     for weight in program.weights.values():
@@ -272,11 +272,11 @@ def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
 def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
     """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
     free = tables(program, program.home)
-    roots: dict[Node, tuple[Weight, ...]] = {}
+    roots: dict[Node, tuple[str, ...]] = {}
     block, most = -1, {-1: 0}
     for node, live in live_bytes(program):
-        weight = weight_of(node)
-        roots[node] = (weight,) if weight else ()
+        name = weight_name(node)
+        roots[node] = (name,) if name else ()
         if node.op == "call_function":
             block = _block_of(node, roots, free, of_block, block)
         most[block] = max(most.get(block, 0), live)
@@ -284,10 +284,10 @@ def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, i
 
 
 def _block_of(
-    node: Node, roots: dict[Node, tuple[Weight, ...]], free: frozenset[str], of_block: Mapping[str, int], block: int
+    node: Node, roots: dict[Node, tuple[str, ...]], free: frozenset[str], of_block: Mapping[str, int], block: int
 ) -> int:
     """The block of the weight consumed last, before or at a node."""
-    drawing = [weight.name for weight in consumed_weights(node, roots) if weight.name not in free]
+    drawing = [name for name in consumed_weights(node, roots) if name not in free]
     roots[node] = weights_through(node, roots)
     if not drawing or (base_of(node) and not computes(node.target)):
         return block
@@ -299,7 +299,7 @@ def _homes(program: Program, counts: Sequence[int]) -> dict[str, Device]:
     blocks = iter(program.blocks)
     for device, count in zip(program.devices, counts, strict=True):
         for block in islice(blocks, count):
-            homes.update((weight.name, device) for weight in block.weights)
+            homes.update(dict.fromkeys(block.weights, device))
     return homes
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from torch.fx import Node
@@ -20,8 +19,9 @@ from torch.fx.node import map_arg
 
 from ..compiler.ir.aliasing import Alias, alias_class, writes
 from ..compiler.ir.ops import GATHER, LANDING
-from ..compiler.ir.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_of
+from ..compiler.ir.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_name
 from ..compiler.ir.slices import Bounds, bounds_of
+from ..compiler.spec.devices import Device
 from .analysis.eligibility import LINEAR, bias_of
 from .analysis.pointwise import is_elementwise, is_number
 
@@ -34,7 +34,7 @@ def split_matmuls(program: Program, marks: Mapping[Node, Weight], shares: Sequen
     work = _Work(program, marks, tuple(shares))
     for node in [*program.ops(), program.output]:
         work.take(node)
-    _put_slices_in_place(program, work.slices)
+    _put_slices_in_place(program, work)
     return work.gathers
 
 
@@ -47,13 +47,13 @@ class _Work:
     shares: tuple[float, ...]
     batch: dict[Node, Bounds] = field(default_factory=dict)
     slices: dict[Node, list[Node | None]] = field(default_factory=dict)
+    pieces: dict[str, tuple[Weight, Device]] = field(default_factory=dict)
     gathers: int = 0
 
     def __post_init__(self) -> None:
-        tensors = [tensor for node in self.program.graph.nodes for tensor in tensors_of(node)]
-        self.storages = count(max((tensor.storage for tensor in tensors), default=0) + 1)
+        self.storages = self.program.fresh_storages()
         self.written = {storage for node in self.program.ops() for storage in writes(node)}
-        self.blocks = {weight: block.name for block in self.program.blocks for weight in block.weights}
+        self.blocks = {name: block.name for block in self.program.blocks for name in block.weights}
         self.order = sorted(range(len(self.shares)), key=self._turn)
         self.done: set[Node] = set()
 
@@ -85,7 +85,7 @@ class _Work:
         if self._is_linear(node):
             return bounds_of(self.marks[node.args[1]].shape[0], self.shares)  # type: ignore[index]
         if self._follows(node):
-            return bounds_of(weight_of(node.args[1]).shape[0], self.shares)  # type: ignore[arg-type, union-attr]
+            return bounds_of(self.program.weight(node.args[1]).shape[0], self.shares)  # type: ignore[arg-type]
         return self._common(node) if is_elementwise(node) else None
 
     def _common(self, node: Node) -> Bounds | None:
@@ -98,9 +98,10 @@ class _Work:
         """Whether a node is the last matmul of an adapter, whose result is added to an open one."""
         if node.target not in LINEAR or node.args[0] in self.batch:
             return False
-        weight, bias = weight_of(node.args[1]), bias_of(node)  # type: ignore[arg-type]
-        if weight is None or weight.kind != "adapter" or (bias and weight_of(bias) is None):
+        name, bias = weight_name(node.args[1]), bias_of(node)  # type: ignore[arg-type]
+        if name is None or self.program.weights[name].kind != "adapter" or (bias and not weight_name(bias)):
             return False
+        weight = self.program.weights[name]
         bounds, reader = bounds_of(weight.shape[0], self.shares), node
         while len(reader.users) == 1:
             operand, reader = reader, next(iter(reader.users))
@@ -123,7 +124,7 @@ class _Work:
                     self.batch[user] = self._bounds(user)  # type: ignore[assignment]
 
     def _block(self, node: Node) -> str | None:
-        return self.blocks.get(self.marks[node.args[1]])  # type: ignore[index]
+        return self.blocks.get(self.marks[node.args[1]].name)  # type: ignore[index]
 
     def _close(self, before: Node) -> None:
         """Writes the batch into the graph: a place for each result, the parts device by device, the gathers."""
@@ -171,7 +172,8 @@ class _Work:
 
     def _slice(self, node: Node, index: int) -> Node | None:
         """The slice of a weight on a device, and of a bias along with it."""
-        weight = weight_of(node)
+        name = weight_name(node)
+        weight = self.program.weights[name] if name else None
         if weight is None or not weight.shape:
             return None
         if node not in self.slices:
@@ -183,30 +185,21 @@ class _Work:
         if start == stop:
             return None
         piece = weight.slice(start, stop)
-        shape, dtype = piece.stored
         with self.program.graph.inserting_before(node):
             made = self.program.graph.placeholder(f"{node.name}_{self.program.devices[index]}")
-        made.meta = {"value": TensorType(shape, dtype, _contiguous(shape), next(self.storages)), "weight": piece}
+        made.meta = {"value": TensorType.dense(*piece.stored, next(self.storages)), "weight": piece.name}
+        self.pieces[piece.name] = piece, self.program.devices[index]
         return made
 
     def _part(self, value: Any, columns: int) -> TensorType:
         shape = (*value.shape[:-1], columns)
         hint = (*value.hint[:-1], columns) if value.hint else ()
-        return TensorType(shape, value.dtype, _contiguous(shape), next(self.storages), hint)
+        return TensorType.dense(shape, value.dtype, next(self.storages), hint)
 
     def _make(self, name: str, target: Any, args: Any, source: Node, value: Any, kwargs: Any = None) -> Node:
         made = self.program.graph.create_node("call_function", target, args, kwargs or {}, name=name)
         made.meta = {"value": value, "origin": origin_of(source)}
         return made
-
-
-def _contiguous(shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The strides of rows that follow each other; sizes may be expressions."""
-    strides: list[int | str] = [1]
-    for size in reversed(shape[1:]):
-        last = strides[-1]
-        strides.append(last * size if isinstance(last, int) and isinstance(size, int) else f"({last})*({size})")
-    return tuple(reversed(strides))
 
 
 def _trim(batch: dict[Node, Bounds]) -> list[Node]:
@@ -234,25 +227,21 @@ def _writes(node: Node) -> bool:
     return node.op == "call_function" and alias_class(node.target) is Alias.WRITE
 
 
-def _put_slices_in_place(program: Program, slices: Mapping[Node, Sequence[Node | None]]) -> None:
+def _put_slices_in_place(program: Program, work: _Work) -> None:
     """Lets the program know the slices in place of the weights; a bias that others read whole stays beside them."""
-    pieces: dict[str, list[Weight]] = {}
-    for node, held in slices.items():
-        weight = weight_of(node)
-        assert weight is not None
-        pieces[weight.name] = [piece for one in held if one and (piece := weight_of(one))]
-        program.home |= {
-            piece.name: device
-            for device, one in zip(program.devices, held, strict=True)
-            if one and (piece := weight_of(one))
-        }
+    stand_ins: dict[str, list[str]] = {}
+    for node, held in work.slices.items():
+        whole = node.meta["weight"]
+        stand_ins[whole] = [one.meta["weight"] for one in held if one]
         if node.users:
-            pieces[weight.name].append(weight)
+            stand_ins[whole].append(whole)
         else:
             program.graph.erase_node(node)
-            program.home.pop(weight.name, None)
-    program.weights = {piece.name: piece for w in program.weights.values() for piece in pieces.get(w.name, [w])}
+            program.home.pop(whole, None)
+    known = program.weights | {name: piece for name, (piece, _) in work.pieces.items()}
+    program.weights = {one: known[one] for name in program.weights for one in stand_ins.get(name, [name])}
+    program.home |= {name: device for name, (_, device) in work.pieces.items()}
     program.blocks = tuple(
-        replace(block, weights=tuple(piece for w in block.weights for piece in pieces.get(w.name, [w])))
+        replace(block, weights=tuple(one for name in block.weights for one in stand_ins.get(name, [name])))
         for block in program.blocks
     )

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import Alias, alias_class, argument_of, possible_memory, touched_memory
-from ..compiler.ir.program import Program, TensorType, tensors_of, value_of, weight_of
+from ..compiler.ir.program import Program, TensorType, tensors_of, value_of, weight_name
 from .analysis.storages import rename_storages
 from .base import Change, Pass
 
@@ -88,7 +88,7 @@ def _storage_bytes(program: Program) -> dict[int, int]:
     """Bytes of each piece of memory that a call makes, as far as its largest tensor tells."""
     sizes: dict[int, int] = {}
     for node in program.graph.nodes:
-        for tensor in () if weight_of(node) else tensors_of(node):
+        for tensor in () if weight_name(node) else tensors_of(node):
             sizes[tensor.storage] = max(tensor.nbytes, sizes.get(tensor.storage, 0))
     return sizes
 
@@ -135,7 +135,7 @@ def _is_needless_copy(node: Node, source: Node, sizes: dict[int, int]) -> bool:
 
     A copy of a part of memory is needed: it lets go of the rest.
     """
-    dense = weight_of(source) is not None or _is_elementwise(source)
+    dense = bool(weight_name(source)) or _is_elementwise(source)
     fills = sizes.get(tensors_of(source)[0].storage, 0) <= tensors_of(node)[0].nbytes
     return _name(node) in _COPIES and dense and fills and _keeps_format(node)
 
@@ -160,10 +160,10 @@ def _drop_dead(program: Program) -> None:
     for node in reversed(list(program.graph.nodes)):
         if node.users or node.op == "output":
             continue
-        weight = weight_of(node)
-        if weight is not None:
-            program.weights.pop(weight.name)
-            program.constants.pop(weight.name, None)
+        name = weight_name(node)
+        if name:
+            program.weights.pop(name)
+            program.constants.pop(name, None)
         elif node.op != "call_function" or _has_effect(node):
             continue
         program.graph.erase_node(node)

@@ -28,7 +28,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import Alias, alias_class, base_of, possible_memory, readings, written_by
 from ..compiler.ir.ops import joins_parts
-from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_of
+from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_name
 from ..compiler.spec.devices import Device
 from .analysis.memory_needs import arriving
 from .base import Change, Pass
@@ -91,7 +91,7 @@ class _Walk:
         for node in reversed(list(self.program.ops())):
             if self.root[node] is node:
                 count += self.sink(node)
-            elif weight_of(self.root[node]) and self.interrupts(node):
+            elif weight_name(self.root[node]) and self.interrupts(node):
                 self.move(node)
                 count += 1
         return count

@@ -24,7 +24,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place, writes
-from ..compiler.ir.program import HERE, Segment, device_of, origin_of, tensors_of, weight_of
+from ..compiler.ir.program import HERE, Segment, device_of, origin_of, tensors_of, weight_name
 from ..compiler.ir.schedule import Copy, Run, State
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
@@ -139,12 +139,12 @@ class _Writer:
                 return self.bind(str(value).replace(".", "_").replace("torch_", ""), value)
 
     def operand(self, reader: Node, value: Node) -> str:
-        weight = weight_of(value)
+        weight = weight_name(value)
         if weight is None:
             return self.local(self.state(reader, value))
         name = self.weight_names.get(value) or self.name_weight(value)
-        if weight.name in self.staged:
-            self.fetched[name] = self.staged[weight.name]
+        if weight in self.staged:
+            self.fetched[name] = self.staged[weight]
         else:
             self.weights[name] = value
         return name
@@ -221,7 +221,7 @@ def write_segment(
     for node in run.segment.nodes:
         target = writer.local(State(node))
         for operand in node.all_input_nodes if late else ():
-            if weight_of(operand) is None and (local := writer.local(writer.state(node, operand))) in late:
+            if not weight_name(operand) and (local := writer.local(writer.state(node, operand))) in late:
                 _write_read(writer, late.pop(local), ".wait()")
         writer.write(f"{target} = {writer.call(node)}", node)
         for copy in copies[node]:
@@ -270,7 +270,7 @@ def _last_uses(writer: _Writer, segment: Segment) -> dict[Node, list[str]]:
     for node in segment.nodes:
         last[writer.local(State(node))] = node
         for operand in node.all_input_nodes:
-            if weight_of(operand) is None:
+            if not weight_name(operand):
                 last[writer.local(writer.state(node, operand))] = node
     ends: dict[Node, list[str]] = defaultdict(list)
     for local, node in last.items():

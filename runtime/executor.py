@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
 from ..compiler.ir.aliasing import readings
-from ..compiler.ir.program import Program, Weight, device_of, origin_of, tensors_of, weight_of
+from ..compiler.ir.program import Program, Weight, device_of, origin_of, tensors_of, weight_name
 from ..compiler.ir.schedule import Copy, Free, Instruction, Load, Release, Return, Run, Schedule, State, Wait
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
@@ -143,9 +143,9 @@ class Executor:
                     held[weight.name, load.device] = self._fetch(weight, load.device)
         self._held = held
         self._constants = {
-            slot: held[_weight(item).name, self._program.main]
+            slot: held[item.meta["weight"], self._program.main]
             for slot, item in enumerate(self._leaves)
-            if isinstance(item, Node) and weight_of(item)
+            if isinstance(item, Node) and weight_name(item)
         }
         self._make_steps()
 
@@ -288,7 +288,7 @@ class Executor:
                 return [self._release_step(instruction)]
             case Run(segment):
                 source = sources[segment.index]
-                weights = {name: self._held[_weight(n).name, segment.device] for name, n in source.weights.items()}
+                weights = {name: self._held[n.meta["weight"], segment.device] for name, n in source.weights.items()}
                 return [source.bind(weights)]
             case Copy(value, origin, target, into):
                 place = (slots[into.value, target], into.start, into.length) if into else None
@@ -404,9 +404,3 @@ def _as_in_module(weight: Weight, data: torch.Tensor, requires_grad: bool) -> An
     if weight.is_number:
         return data.item()
     return data if data.is_inference() else data.detach().requires_grad_(requires_grad)
-
-
-def _weight(node: Node) -> Weight:
-    weight = weight_of(node)
-    assert weight is not None
-    return weight

@@ -27,7 +27,7 @@ from torch.utils._sympy.numbers import int_oo
 from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
 from ..ir.aliasing import writes
-from ..ir.program import Program, Weight, origin_of, tensors_of, weight_of
+from ..ir.program import Program, Weight, origin_of, tensors_of, weight_name
 from ..ir.signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
 from ..ir.sizes import symbols_of
 from ..ir.targets import name_of
@@ -347,7 +347,7 @@ def _bind_weights(module: nn.Module, exported: ExportedProgram) -> dict[str, Wei
         frozen = spec.kind is InputKind.PARAMETER and not module.get_parameter(name).requires_grad
         others = aliases.get(name, ())
         weights[name] = Weight(name, kinds[spec.kind], kind.sizes, kind.dtype, others, persistent, frozen)
-        node.meta["weight"] = weights[name]
+        node.meta["weight"] = name
         nodes[name] = node
     return weights
 
@@ -382,9 +382,9 @@ def _refuse_outside_writes(program: Program) -> None:
     outside = {t.storage: node for node in program.graph.find_nodes(op="placeholder") for t in tensors_of(node)}
     for node in program.ops():
         for storage in (writes(node) | _statistics(node)) & outside.keys():
-            what = weight_of(outside[storage])
+            what = weight_name(outside[storage])
             raise TraceError(
-                f"{program.name} writes into {f'its weight {what.name}' if what else f'its input {outside[storage]}'} "
+                f"{program.name} writes into {f'its weight {what}' if what else f'its input {outside[storage]}'} "
                 f"at {origin_of(node).source}: dovetail compiles modules without side effects: clone it first"
             )
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .program import Program, TensorType, tensors_of, value_of, weight_of
+from .program import Program, TensorType, tensors_of, value_of, weight_name
 
 
 class Alias(Enum):
@@ -220,7 +220,7 @@ def readings(program: Program) -> Iterator[tuple[Node, Node, int]]:
     written: Counter[int] = Counter()
     for node in program.graph.nodes:
         for operand in node.all_input_nodes:
-            if weight_of(operand) is None:
+            if not weight_name(operand):
                 yield node, operand, max((written[tensor.storage] for tensor in tensors_of(operand)), default=0)
         if node.op == "call_function":
             written.update(writes(node))

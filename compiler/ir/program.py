@@ -2,14 +2,16 @@
 
 A node carries four facts, each under one key of ``node.meta`` and read through the functions at the end of this file:
 its *value* (what it yields), its *placement* (where it runs), its *origin* (the module and source line it came from)
-and, on a placeholder that stands for one, its *weight*.
+and, on a placeholder that stands for one, the name of its *weight*. What a weight is stands in ``Program.weights``, and
+where it is placed in ``Program.home``: nowhere else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -52,6 +54,21 @@ class TensorType:
     def nbytes(self) -> int:
         """Bytes of a dense tensor of this shape and dtype."""
         return math.prod(self.sizes) * self.dtype.itemsize
+
+    @staticmethod
+    def dense(shape: Sequence[int | str], dtype: torch.dtype, storage: int, hint: tuple[int, ...] = ()) -> TensorType:
+        """The type of a contiguous tensor that fills memory of its own."""
+        return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
+
+
+def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The strides of a contiguous tensor, text of an expression behind a dynamic dimension."""
+    strides: list[int | str] = [1]
+    for size in reversed(shape[1:]):
+        step = strides[-1]
+        fixed = isinstance(step, int) and isinstance(size, int)
+        strides.append(step * max(size, 1) if fixed else f"({step})*({size})")  # type: ignore[operator]
+    return tuple(reversed(strides[: len(shape)]))
 
 
 Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
@@ -160,25 +177,19 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a node runs and what it takes there."""
+    """Where a node that is no weight runs, and the names of the weights that it takes there."""
 
     device: Device | None = None
     segment: int | None = None
-    weights: tuple[Weight, ...] = ()
-    nbytes: int = 0
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One repeated unit: its name, and the weights that rest with it."""
+    """One repeated unit: its name, and the names of the weights that are placed with it."""
 
     name: str
-    weights: tuple[Weight, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights of the block."""
-        return sum(weight.nbytes for weight in self.weights)
+    weights: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,11 +257,29 @@ class Program:
 
     def inputs(self) -> Iterator[Node]:
         """The placeholders that stand for inputs, in order."""
-        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None)
+        return (node for node in self.graph.find_nodes(op="placeholder") if not weight_name(node))
 
     def weight_nodes(self) -> Iterator[Node]:
         """The placeholders that stand for weights, in order."""
-        return (node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is not None)
+        return (node for node in self.graph.find_nodes(op="placeholder") if weight_name(node))
+
+    def weight(self, node: Node) -> Weight:
+        """The weight that a placeholder stands for; raises KeyError for another node."""
+        return self.weights[node.meta["weight"]]
+
+    def nbytes_of(self, weights: Iterable[str]) -> int:
+        """The bytes of some weights by their names."""
+        return sum(self.weights[name].nbytes for name in weights)
+
+    def places(self) -> dict[Node, Device]:
+        """The device of each node of a pinned program; that of a weight is where it is at home."""
+        names = {node: weight_name(node) for node in self.graph.nodes}
+        return {node: self.home[name] if name else device_of(node) for node, name in names.items()}
+
+    def fresh_storages(self) -> Iterator[int]:
+        """Numbers of memory in which no value lies yet, one after another."""
+        taken = (tensor.storage for node in self.graph.nodes for tensor in tensors_of(node))
+        return count(max(taken, default=-1) + 1)
 
     def ops(self) -> Iterator[Node]:
         """The nodes that compute or view something, in order."""
@@ -294,8 +323,8 @@ def _flatten(value: Value) -> Iterator[TensorType]:
             yield from _flatten(item)
 
 
-def weight_of(node: Node) -> Weight | None:
-    """The weight a placeholder stands for, if it does."""
+def weight_name(node: Node) -> str | None:
+    """The name of the weight that a placeholder stands for, if it does."""
     return node.meta.get("weight")
 
 

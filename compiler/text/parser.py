@@ -28,9 +28,8 @@ from ..ir.program import (
     Weight,
     place_node,
     placement_of,
-    tensors_of,
     value_of,
-    weight_of,
+    weight_name,
 )
 from ..ir.signature import Constant, Signature, Tensor, leaf_path
 from ..ir.sizes import holds, symbols_of
@@ -73,7 +72,7 @@ class _Reader:
     graph: Graph = field(default_factory=Graph)
     nodes: dict[str, Node] = field(default_factory=dict)
     weights: dict[str, Weight] = field(default_factory=dict)
-    blocks: dict[str, list[Weight]] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
     home: dict[str, Device] = field(default_factory=dict)
     rig: Rig = field(default_factory=Rig)
     devices: dict[str, Device] = field(default_factory=dict)
@@ -204,7 +203,7 @@ class _Reader:
             node = self.graph.placeholder(name)
         elif word in ("parameter", "buffer", "constant", "adapter"):
             node = self.graph.placeholder(name)
-            node.meta["weight"] = self._weight(word, value, line)
+            node.meta["weight"] = self._weight(word, value, line).name
         else:
             node = self._call(name, word, line)
         if name in self.nodes:
@@ -230,7 +229,7 @@ class _Reader:
             raise ValueError(f"weight {name} stands twice")
         self.weights[name] = weight
         if line.accept("in"):
-            self.blocks[line.text_in_quotes()].append(weight)
+            self.blocks[line.text_in_quotes()].append(name)
         return weight
 
     def _rows(self, line: Line) -> tuple[int, int]:
@@ -251,19 +250,17 @@ class _Reader:
 
     def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
-        direct = tuple(found for operand in node.all_input_nodes if (found := weight_of(operand)))
+        weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if line.accept("@"):
             device = self.devices[line.take()]
             segment = line.count() if line.accept("#") else None
             if line.accept("uses"):
                 line.take("[")
-                direct = tuple(self.weights[name] for name in line.items("]", line.text_in_quotes))
-            if "pinned" in self.facts:
-                nbytes = sum(tensor.nbytes for tensor in tensors_of(node))
-                node.meta["placement"] = Placement(device, segment, direct, nbytes)
-            weight = weight_of(node)
-            if weight:
-                self.home[weight.name] = device
+                weights = tuple(self.weights[name].name for name in line.items("]", line.text_in_quotes))
+            if weight := weight_name(node):
+                self.home[weight] = device
+            elif "pinned" in self.facts:
+                node.meta["placement"] = Placement(device, segment, weights)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//"):
@@ -325,7 +322,7 @@ class _Reader:
         return None
 
     def _signature(self) -> Signature:
-        nodes = [node for node in self.graph.find_nodes(op="placeholder") if weight_of(node) is None]
+        nodes = [node for node in self.graph.find_nodes(op="placeholder") if not weight_name(node)]
         inputs = iter([value for node in nodes if isinstance(value := value_of(node), TensorType)])
         if len(nodes) != sum(leaf is None for _, found, _ in self.arguments for leaf in found):
             raise ProgramTextError(f"there are {len(nodes)} inputs, the arguments have another number of tensors")

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..ir.aliasing import overwrites
-from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_of
+from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import Constant, Signature
 from ..ir.structure import count_leaves, is_leaf, show_structure
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
@@ -32,12 +32,13 @@ def lines_of(program: Program) -> Iterator[str]:
     yield from _header(program)
     yield from _signature_lines(program.signature)
     for block in program.blocks:
-        yield f"block {json.dumps(block.name)}  // {len(block.weights)} weights, {block.nbytes} bytes"
+        nbytes = program.nbytes_of(block.weights)
+        yield f"block {json.dumps(block.name)}  // {len(block.weights)} weights, {nbytes} bytes"
     for crossing in program.crossings:
         version = f"'{crossing.version}" if crossing.version else ""
         ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
         yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
-    block_of = {weight.name: block.name for block in program.blocks for weight in block.weights}
+    block_of = {name: block.name for block in program.blocks for name in block.weights}
     for node in program.graph.nodes:
         yield _node_line(program, node, block_of)
 
@@ -85,9 +86,9 @@ def _leaf(leaf: Any) -> str:
 def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
     if node.op == "output":
         return f"return {show_argument(node.args[0])}"
-    weight = weight_of(node)
     head = f"%{node.name}: {show_value(value_of(node))} = "
-    if weight is not None:
+    if weight_name(node):
+        weight = program.weight(node)
         aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
         rows = f" rows {weight.rows[0]}:{weight.rows[1]}" if weight.rows else ""
         packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
@@ -116,10 +117,10 @@ def _place(node: Node) -> str:
 def _uses(node: Node) -> str:
     """The weights a node consumes, where they are not simply the weights among its operands."""
     weights = placement_of(node).weights
-    direct = tuple(weight for operand in node.all_input_nodes if (weight := weight_of(operand)))
+    direct = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
     if weights == direct or placement_of(node).device is None:
         return ""
-    return f" uses {json.dumps([weight.name for weight in weights])}"
+    return f" uses {json.dumps(weights)}"
 
 
 def _over(node: Node) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from ..ir.program import HERE, TensorType, Value
+from ..ir.program import HERE, TensorType, Value, dense_stride
 from ..ir.targets import name_of
 
 DTYPES: dict[str, torch.dtype] = {short: dtype for dtype, short in dtype_abbrs.items()}
@@ -27,16 +27,9 @@ _SINGLETONS: dict[Any, str] = {
 SINGLETONS: dict[str, Any] = {word: value for value, word in _SINGLETONS.items()} | {"true": True, "false": False}
 
 
-def dense_stride(shape: tuple[int | str, ...]) -> tuple[int | str, ...] | None:
-    """The strides of a contiguous tensor; None where a size is dynamic."""
-    if any(isinstance(size, str) for size in shape):
-        return None
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(int(size), 1)
-    return tuple(reversed(strides))
+def implied_stride(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The strides of a tensor whose text names none: contiguous ones; none where a size is dynamic."""
+    return () if any(isinstance(size, str) for size in shape) else dense_stride(shape)
 
 
 def show_value(value: Value) -> str:
@@ -45,7 +38,7 @@ def show_value(value: Value) -> str:
         return "number"
     if not isinstance(value, TensorType):
         return f"({', '.join(map(show_value, value))})"
-    stride = "" if value.stride == dense_stride(value.shape) else f"({', '.join(map(str, value.stride))})"
+    stride = "" if value.stride == implied_stride(value.shape) else f"({', '.join(map(str, value.stride))})"
     return f"{dtype_abbrs[value.dtype]}[{', '.join(map(str, value.shape))}]{stride}~{value.storage}"
 
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..checkpoints.entries import can_be_shape
 from ..ir.program import TensorType, Value
 from ..ir.sizes import evaluate
-from .spelling import DTYPES, SINGLETONS, dense_stride
+from .spelling import DTYPES, SINGLETONS, implied_stride
 
 _TOKEN = re.compile(
     r'\s*(%[A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|-?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)|[A-Za-z_][\w.]*|//|[^\s\w])',
@@ -139,7 +139,7 @@ class Line:
         if self.accept("("):
             return tuple(self.items(")", lambda: self.value(symbols)))
         shape, dtype = self.numbers()
-        stride = self._sizes(")") if self.accept("(") else dense_stride(shape) or ()
+        stride = self._sizes(")") if self.accept("(") else implied_stride(shape)
         self.take("~")
         dynamic = any(isinstance(size, str) for size in shape)
         sizes = tuple(evaluate(size, symbols) for size in shape)

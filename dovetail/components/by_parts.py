@@ -223,7 +223,7 @@ class Parts:
         homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
         component.homes.assign({held[name]: home for name, home in homes.items()})
         units = units_of(weights, len(rig.devices))
-        self._units = {held[weight.name]: unit.name for unit in units for weight in unit.weights}
+        self._units = {held[name]: unit.name for unit in units for name in unit.weights}
 
     def _site(self, module: nn.Module) -> _Site:
         if self.component.adapters.stamp is not self._adapters:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..compiler.ir.program import Program, Weight, weight_of
+from ..compiler.ir.program import Program, Weight
 from ..compiler.spec.devices import Device, canonical_name
 from ..lora.adapters import plain_name
 from ..runtime.store.stored_weight import StoredWeight
@@ -49,7 +49,7 @@ class Homes:
     def read_by(self, module: nn.Module, program: Program) -> list[StoredWeight]:
         """The weights of the component that a program reads."""
         known = self._view.by_name(module)
-        read = (weight for node in program.weight_nodes() if node.users and (weight := weight_of(node)))
+        read = (program.weight(node) for node in program.weight_nodes() if node.users)
         return [one for weight in read if (one := _find(weight, known))]
 
     @locked
@@ -87,12 +87,11 @@ class Homes:
     def set_types(self, module: nn.Module, program: Program) -> None:
         """Lets each weight of a fresh program that has no data rest in the type in which its file has it."""
         known = self._view.by_name(module)
-        for node in program.weight_nodes():
-            weight: Weight = node.meta["weight"]
+        for weight in list(program.weights.values()):
             one = _find(weight, known)
             quant = one.origin.quant_of(weight) if one and one.tensor.is_meta and one.origin else ""
             if quant:
-                node.meta["weight"] = program.weights[weight.name] = replace(weight, quant=quant)
+                program.weights[weight.name] = replace(weight, quant=quant)
 
     @locked
     def rehome(self, device: Device, home: Device) -> None:

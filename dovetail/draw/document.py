@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_of
+from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.spec.devices import Device
 from .outline import crossing_bytes, outline
 
@@ -20,14 +20,14 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
         "class": program.name,
         "passes": list(program.history),
         "devices": [_device(device, program) for device in program.devices],
-        "blocks": [{"name": block.name, "bytes": block.nbytes} for block in program.blocks],
+        "blocks": [{"name": block.name, "bytes": program.nbytes_of(block.weights)} for block in program.blocks],
         "segments": [
             _segment(segment, list(parts[segment.index].modules), parts[segment.index].nbytes)
             for segment in program.segments
         ],
         "crossings": [_crossing(crossing) for crossing in program.crossings],
         "schedule": [str(instruction) for instruction in program.schedule or ()],
-        **({"nodes": [_node(node) for node in program.graph.nodes]} if nodes else {}),
+        **({"nodes": [_node(program, node) for node in program.graph.nodes]} if nodes else {}),
     }
 
 
@@ -65,17 +65,18 @@ def _crossing(crossing: Crossing) -> dict[str, Any]:
     }
 
 
-def _node(node: Node) -> dict[str, Any]:
-    placement, origin, weight = placement_of(node), origin_of(node), weight_of(node)
+def _node(program: Program, node: Node) -> dict[str, Any]:
+    placement, origin, weight = placement_of(node), origin_of(node), weight_name(node)
+    device = program.home.get(weight) if weight else placement.device
     return {
         "name": node.name,
         "op": str(node.target) if node.op == "call_function" else node.op,
         "inputs": [source.name for source in node.all_input_nodes],
         "shapes": [list(tensor.shape) for tensor in tensors_of(node)] if node.op != "output" else [],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors_of(node)] if node.op != "output" else [],
-        "device": placement.device.name if placement.device else None,
+        "device": device.name if device else None,
         "segment": placement.segment,
-        "weight": weight.name if weight else None,
+        "weight": weight,
         "module": origin.module,
         "source": origin.source,
     }

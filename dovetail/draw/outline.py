@@ -69,10 +69,10 @@ def outline(program: Program, name: str = "") -> Outline:
 
 
 def _part(program: Program, segment: Segment) -> Part:
-    weights = dict.fromkeys(weight for node in segment.nodes for weight in placement_of(node).weights)
-    paths = [weight.name.rpartition(".")[0] for weight in weights] or [origin_of(node).module for node in segment.nodes]
+    weights = dict.fromkeys(name for node in segment.nodes for name in placement_of(node).weights)
+    paths = [name.rpartition(".")[0] for name in weights] or [origin_of(node).module for node in segment.nodes]
     units = dict.fromkeys(_unit(path, [block.name for block in program.blocks]) for path in paths if path)
-    nbytes = sum(weight.nbytes for weight in weights)
+    nbytes = program.nbytes_of(weights)
     return Part(segment.index, segment.device, len(segment.nodes), spans([*units]), len(weights), nbytes)
 
 

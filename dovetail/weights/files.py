@@ -11,7 +11,7 @@ from pathlib import Path
 from ..compiler.checkpoints.entries import WeightEntry
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import WeightError
-from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.program import Program
 from ..runtime.store.origin import FileOrigin
 from ..runtime.store.reader import WeightReader
 from .name_matching import Wanted, find_weights
@@ -117,7 +117,5 @@ def origins_of(index: WeightIndex, reader: WeightReader | None = None) -> dict[s
 
 def set_types(program: Program, types: Mapping[str, str]) -> None:
     """Lets weights of a program that is new rest in GGUF types, by name."""
-    for node in program.weight_nodes():
-        weight: Weight = node.meta["weight"]
-        if weight.name in types:
-            node.meta["weight"] = program.weights[weight.name] = replace(weight, quant=types[weight.name])
+    for name in types.keys() & program.weights.keys():
+        program.weights[name] = replace(program.weights[name], quant=types[name])

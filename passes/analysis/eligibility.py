@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
-from ...compiler.ir.program import Program, TensorType, Weight, value_of, weight_of
+from ...compiler.ir.program import Program, TensorType, Weight, value_of, weight_name
 
 LEAST = 256
 """A side shorter than this is not worth a message to another device."""
@@ -17,10 +17,10 @@ LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_
 
 def marked_weights(program: Program) -> dict[Node, Weight]:
     """The weights whose rows are sliced: contiguous, two-dimensional, no side short, in a block, only multiplied by."""
-    inside = {weight.name for block in program.blocks for weight in block.weights}
-    found = ((node, weight_of(node)) for node in program.weight_nodes())
+    inside = {name for block in program.blocks for name in block.weights}
+    found = ((node, program.weight(node)) for node in program.weight_nodes())
     return {
-        node: weight for node, weight in found if weight and weight.name in inside and _is_large_matrix(node, weight)
+        node: weight for node, weight in found if weight.name in inside and _is_large_matrix(node, weight)
         and all(is_multiplied(user, node) for user in node.users)
     }  # fmt: skip
 
@@ -37,7 +37,7 @@ def is_multiplied(user: Node, weight: Node) -> bool:
     if user.target not in LINEAR or user.all_input_nodes.count(weight) != 1 or user.args[1] is not weight:
         return False
     bias = bias_of(user)
-    return user.args[0] is not weight and bias is not weight and (bias is None or weight_of(bias) is not None)
+    return user.args[0] is not weight and bias is not weight and (bias is None or bool(weight_name(bias)))
 
 
 def bias_of(node: Node) -> Node | None:

@@ -20,7 +20,7 @@ from torch.fx import Node
 from ...compiler.checkpoints.unpacking import scratch_bytes, sizes_on
 from ...compiler.ir.aliasing import readings
 from ...compiler.ir.ops import GATHER, LANDING
-from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_of
+from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_name
 from ...compiler.spec.devices import Device
 
 _PACKED = torch.ops.dovetail
@@ -109,8 +109,7 @@ class _Count:
         """Each weight on each device that reads it, or with each segment that it comes for."""
         seen = self._seen_outside()
         for node in self.program.weight_nodes():
-            weight = weight_of(node)
-            assert weight is not None
+            weight = self.program.weight(node)
             stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
             for user in node.users:
                 device = self.places.get(user, self.program.main)
@@ -140,7 +139,7 @@ class _Count:
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
                 if node.target in _UNPACKING:
-                    lives[device, node] = [_scratch(node, device), step, step]
+                    lives[device, node] = [_scratch(self.program, node, device), step, step]
         for reader, value, version in readings(self.program):
             if tensors_of(value):
                 self._note_reading(lives, reader, value, version)
@@ -172,9 +171,9 @@ class _Count:
         return isinstance(out, Node) and out.target is LANDING and self.segment[out] < self.segment[value]
 
 
-def _scratch(node: Node, device: Device) -> int:
+def _scratch(program: Program, node: Node, device: Device) -> int:
     """The least bytes in which an operation on a packed weight unpacks it: it takes more where there is room."""
-    weight = next((weight for read in node.all_input_nodes if (weight := weight_of(read)) and weight.quant), None)
+    weight = next((w for read in node.all_input_nodes if weight_name(read) and (w := program.weight(read)).quant), None)
     if weight is None:
         return 0
     columns, sizes = weight.shape[-1], sizes_on(device.is_host, room=0)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import in_place
-from ...compiler.ir.program import TensorType, tensors_of, value_of, weight_of
+from ...compiler.ir.program import TensorType, tensors_of, value_of, weight_name
 
 _CASTS = frozenset({"to.dtype", "_to_copy.default"})
 """Elementwise operations that torch does not tag as such."""
@@ -39,4 +39,4 @@ def is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def is_number(node: Node) -> bool:
     """Whether a node yields a Python number, or is no weight and has no dimensions: it is the same for all parts."""
-    return not tensors_of(node) or (weight_of(node) is None and not any(one.shape for one in tensors_of(node)))
+    return not tensors_of(node) or (not weight_name(node) and not any(one.shape for one in tensors_of(node)))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import base_of, computes
-from ...compiler.ir.program import Program, Weight, weight_of
+from ...compiler.ir.program import Program, weight_name
 from ...compiler.spec.devices import Device
 from .weight_chains import consumed_weights, weights_through
 
@@ -24,7 +24,7 @@ SMALL = 2**20
 
 def tables(program: Program, home: Mapping[str, Device]) -> frozenset[str]:
     """The names of weights that are read wherever an operation is; ``home`` is where they rest, as far as decided."""
-    inside = {weight.name for block in program.blocks for weight in block.weights if not weight.is_number}
+    inside = {name for block in program.blocks for name in block.weights if not program.weights[name].is_number}
     loose = [weight for weight in program.weights.values() if weight.name not in inside]
     found = {weight.name for weight in loose if weight.kind != "parameter"}
     small = {
@@ -39,7 +39,7 @@ def tables(program: Program, home: Mapping[str, Device]) -> frozenset[str]:
 
 def _read_between(program: Program, inside: set[str]) -> set[str]:
     """The weights in no block that are read behind the first reading of a block's weight, and before the last one."""
-    read: list[list[str]] = [[weight.name for weight in weights] for weights in _readings(program)]
+    read = list(_readings(program))
     of_blocks = [step for step, names in enumerate(read) if not inside.isdisjoint(names)]
     if not of_blocks:
         return set()
@@ -47,12 +47,12 @@ def _read_between(program: Program, inside: set[str]) -> set[str]:
     return {name for names in between for name in names if name not in inside}
 
 
-def _readings(program: Program) -> Iterator[tuple[Weight, ...]]:
+def _readings(program: Program) -> Iterator[tuple[str, ...]]:
     """The weights that each operation reads that is more than a view or cast, in order."""
-    roots: dict[Node, tuple[Weight, ...]] = {}
+    roots: dict[Node, tuple[str, ...]] = {}
     for node in program.graph.nodes:
-        weight = weight_of(node)
-        roots[node] = (weight,) if weight else ()
+        name = weight_name(node)
+        roots[node] = (name,) if name else ()
         if node.op != "call_function":
             continue
         weights = consumed_weights(node, roots)

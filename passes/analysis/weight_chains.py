@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import computes
-from ...compiler.ir.program import Weight, tensors_of
+from ...compiler.ir.program import tensors_of
 
 
-def consumed_weights(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
-    """The weights that a node reads, each once, in argument order, through chains of views, casts and transposes."""
+def consumed_weights(node: Node, roots: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
+    """The weights that a node reads, by name, each once, in argument order, through views, casts and transposes."""
     return tuple(dict.fromkeys(weight for operand in node.all_input_nodes for weight in roots[operand]))
 
 
-def weights_through(node: Node, roots: dict[Node, tuple[Weight, ...]]) -> tuple[Weight, ...]:
+def weights_through(node: Node, roots: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
     """The weights that reading a node amounts to reading: those behind what it views, casts or transposes."""
     viewed = node.args[0] if node.args else None
     if not isinstance(viewed, Node) or computes(node.target) or not tensors_of(node):

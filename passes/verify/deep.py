@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, value_of, weight_of
+from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, value_of, weight_name
 from ...compiler.ir.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
 from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.targets import bounded
@@ -71,7 +71,7 @@ class _Rehearsal:
         self.program = program
         self.places = places
         self.versions = {(reader, value): version for reader, value, version in readings(program) if version}
-        self.nodes = {weight.name: node for node in program.weight_nodes() if (weight := weight_of(node))}
+        self.nodes = {node.meta["weight"]: node for node in program.weight_nodes()}
         self.weights: dict[tuple[Node, Device], Any] = {}
         self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
 
@@ -106,7 +106,7 @@ class _Rehearsal:
 
     def node(self, node: Node, device: Device, local: Mapping[State, Any]) -> Any:
         def operand(value: Node) -> Any:
-            if weight_of(value) is not None:
+            if weight_name(value):
                 return self.weights[value, device]
             moved = device_of(value) != device
             return local[State(value, self.versions.get((node, value), 0) if moved else 0)]

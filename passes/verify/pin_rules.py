@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, computes, overwrites
 from ...compiler.ir.ops import joins_parts
-from ...compiler.ir.program import Weight, placement_of
+from ...compiler.ir.program import placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import weights_through
 from .snapshot import UNKNOWN, Evidence, Violation
@@ -20,24 +20,24 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
     """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
     beside = {node: base for node, base in evidence.bases.items() if not overwrites(node)}
     homes, free = evidence.homes(), _free(evidence, beside)
-    roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
+    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}
     following: set[Node] = set()
     current = 0
     for node in evidence.ops:
-        consumed: tuple[Weight, ...] = ()
+        consumed: tuple[str, ...] = ()
         for operand in evidence.operands[node]:
             if operand in roots:
                 consumed += roots[operand]
         if consumed:
             consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
-            drawing = [weight.name for weight in consumed if weight.name not in free]
+            drawing = [name for name in consumed if name not in free]
             if drawing and (node not in beside or computes(node.target)):
                 current = homes.get(drawing[-1], UNKNOWN)
         if joins_parts(node.target):
             current = 0
         if placement_of(node).weights != consumed:
-            said, names = [[one.name for one in some] for some in (placement_of(node).weights, consumed)]
+            names, said = list(consumed), list(placement_of(node).weights)
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
         if evidence.device[node] == current or node in beside:
             continue
@@ -66,7 +66,7 @@ def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
 def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
     """The weights that draw no operation: numbers, what is no parameter and in no block, small ones read in between."""
     program = evidence.program
-    inside = {weight.name for block in program.blocks for weight in block.weights}
+    inside = {name for block in program.blocks for name in block.weights}
     weights = evidence.weights.values()
     free = {one.name for one in weights if one.kind != "parameter" and (one.is_number or one.name not in inside)}
     small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= SMALL} - inside
@@ -74,9 +74,9 @@ def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
     if not small or program.shares:
         return free
     steps: dict[str, list[int]] = {}
-    roots: dict[Node, tuple[Weight, ...]] = {node: (weight,) for node, weight in evidence.weights.items()}
+    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}
     for step, node in enumerate(evidence.ops):
-        read = {weight.name for operand in evidence.operands[node] for weight in roots.get(operand, ())}
+        read = {name for operand in evidence.operands[node] for name in roots.get(operand, ())}
         roots[node] = weights_through(node, roots) if read else ()
         if node not in beside or computes(node.target):
             for name in read:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.ir.program import Program, placement_of
+from ...compiler.ir.program import Program, placement_of, weight_name
 
 
 def placed(program: Program) -> bool:
@@ -13,8 +13,8 @@ def placed(program: Program) -> bool:
 
 
 def pinned(program: Program) -> bool:
-    """Every node is on a device."""
-    return all(placement_of(node).device is not None for node in program.graph.nodes)
+    """Every node that is no weight is on a device."""
+    return all(placement_of(node).device is not None for node in program.graph.nodes if not weight_name(node))
 
 
 def cut(program: Program) -> bool:

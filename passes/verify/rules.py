@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias
-from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of
+from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from .snapshot import UNKNOWN, Evidence, Violation
@@ -102,13 +102,14 @@ def order(evidence: Evidence) -> Iterator[Violation]:
 
 
 def weights(evidence: Evidence) -> Iterator[Violation]:
-    """Every weight stands in the graph once, under the name by which the program knows it."""
+    """Every weight that the program describes stands in the graph once, and no other does."""
     known = evidence.program.weights
-    count = Counter(weight.name for weight in evidence.weights.values())
-    for node, weight in evidence.weights.items():
-        if known.get(weight.name) != weight or count[weight.name] > 1:
-            what = "stands in the graph twice" if count[weight.name] > 1 else "is not among the program's weights"
-            yield Violation("weights", f"weight {weight.name} {what}", node)
+    names = {node: name for node in evidence.nodes if (name := weight_name(node))}
+    count = Counter(names.values())
+    for node, name in names.items():
+        if name not in known or count[name] > 1:
+            what = "stands in the graph twice" if count[name] > 1 else "is not among the program's weights"
+            yield Violation("weights", f"weight {name} {what}", node)
     for name in known.keys() - count.keys():
         yield Violation("weights", f"weight {name} has no node in the graph")
 
@@ -164,18 +165,14 @@ def home(evidence: Evidence) -> Iterator[Violation]:
 
 
 def device(evidence: Evidence) -> Iterator[Violation]:
-    """Every node is on a device of the program: inputs and results on the main device, weights at home."""
-    homes = evidence.homes()
+    """Every node is on a device of the program, inputs and results on the main device."""
     for node in evidence.nodes:
         place = evidence.device[node]
         if place == UNKNOWN:
             yield Violation("device", f"%{node.name} is on no device of the program", node)
-        elif node.op != "call_function":
-            weight = evidence.weights.get(node)
-            wanted = homes.get(weight.name, UNKNOWN) if weight else 0
-            if place != wanted:
-                here, there = evidence.name(place), evidence.name(wanted)
-                yield Violation("device", f"%{node.name} is on {here}, it belongs on {there}", node)
+        elif place and node.op != "call_function" and node not in evidence.weights:
+            here, there = evidence.name(place), evidence.name(0)
+            yield Violation("device", f"%{node.name} is on {here}, it belongs on {there}", node)
 
 
 def dtypes(evidence: Evidence) -> Iterator[Violation]:

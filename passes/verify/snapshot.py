@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, writes
-from ...compiler.ir.program import Program, TensorType, Weight, tensors_of
+from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_name
 from ...compiler.spec.devices import Device
 
 UNKNOWN = -1
@@ -53,13 +53,13 @@ class Evidence:
             evidence.operands[node] = node.all_input_nodes
             evidence.storages[node] = _storages(node, meta.get("value"))
             placement = meta.get("placement")
-            where = placement.device if placement else None
+            where = placement.device if placement else program.home.get(meta.get("weight", ""))
             place = known.get(id(where))
             evidence.device[node] = evidence.place(where) if place is None else place
             if node.op == "call_function":
                 evidence._note_op(node)
-            elif "weight" in meta:
-                evidence.weights[node] = meta["weight"]
+            elif (name := weight_name(node)) in program.weights:
+                evidence.weights[node] = program.weights[name]
         return evidence
 
     def _note_op(self, node: Node) -> None:

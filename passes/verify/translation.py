@@ -29,7 +29,7 @@ from ...compiler.ir.aliasing import (
     touched_memory,
     written_by,
 )
-from ...compiler.ir.program import Program, TensorType, tensors_of, weight_of
+from ...compiler.ir.program import Program, TensorType, tensors_of, weight_name
 
 Key: TypeAlias = Any
 Table: TypeAlias = dict[Key, int]
@@ -143,7 +143,7 @@ class _Reader:
     def is_needless(self, node: Node, source: Node) -> bool:
         """Whether a copy has the strides of its operand, and neither is written or handed out."""
         origin = self.same.get(source, source)
-        dense = self.ops[origin].dense if origin in self.ops else weight_of(origin) is not None
+        dense = self.ops[origin].dense if origin in self.ops else bool(weight_name(origin))
         return dense and self.touched.isdisjoint((self.piece[node], self.piece[source]))
 
 

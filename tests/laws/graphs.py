@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dovetail.compiler.frontend.annotate import annotate
-from dovetail.compiler.ir.program import HERE, Program, Weight, weight_of
+from dovetail.compiler.ir.program import HERE, Program, Weight, weight_name
 from dovetail.compiler.ir.signature import Signature, Tensor
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.printer import print_program
@@ -308,11 +308,13 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
     draft.graph.output(tuple(outputs))
     given = {node.name: tensor for node, tensor in draft.tensors.items()}
     annotate(draft.graph, "Generated")
+    known: dict[str, Weight] = {}
     for name, node in draft.weights.items():
         tensor = draft.tensors[node]
         frozen = not tensor.requires_grad
-        node.meta["weight"] = Weight(name, "parameter", tuple(tensor.shape), tensor.dtype, frozen=frozen)
-    names = [node.name for node in draft.graph.find_nodes(op="placeholder") if weight_of(node) is None]
+        node.meta["weight"] = name
+        known[name] = Weight(name, "parameter", tuple(tensor.shape), tensor.dtype, frozen=frozen)
+    names = [node.name for node in draft.graph.find_nodes(op="placeholder") if not weight_name(node)]
     leaf = pytree.tree_structure(0)
     program = Program(
         name="Generated",
@@ -325,7 +327,7 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
             leaves=tuple(Tensor(n, tuple(given[n].shape), given[n].dtype, given[n].stride()) for n in names),
             out_spec=pytree.tree_structure([0] * len(outputs)),
         ),
-        weights={name: node.meta["weight"] for name, node in draft.weights.items()},
+        weights=known,
         rig=draw(rigs()),
         rests=draw(st.sampled_from(["", "cpu", "disk"])),
     )

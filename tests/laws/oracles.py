@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from dovetail.compiler.ir.aliasing import Alias, alias_class
-from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_of
+from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
 from dovetail.compiler.ir.schedule import Copy, Free, Return, Run, Schedule, Wait
 from dovetail.compiler.spec.devices import Device
 
@@ -42,14 +42,14 @@ def written(node: Node) -> set[int]:
     return set()
 
 
-def weights_behind(node: Node) -> list[Any]:
-    """The weights that a value is a view, cast or transposition of."""
-    while weight_of(node) is None:
+def weights_behind(node: Node) -> list[str]:
+    """The names of the weights that a value is a view, cast or transposition of."""
+    while not (name := weight_name(node)):
         first = node.args[0] if node.args else None
         if not isinstance(first, Node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE):
             return []
         node = first
-    return [weight_of(node)]
+    return [name]
 
 
 def drawing(program: Program) -> set[str]:
@@ -58,9 +58,9 @@ def drawing(program: Program) -> set[str]:
     A parameter of at most 1 MiB on the main device that is in no block, and is read between two blocks, draws nobody.
     """
     weights = [weight for weight in program.weights.values() if weight.kind != "adapter" or weight.shape]
-    of_blocks = {weight.name for block in program.blocks for weight in block.weights} & {one.name for one in weights}
+    of_blocks = {name for block in program.blocks for name in block.weights} & {one.name for one in weights}
     reads = [
-        {weight.name for operand in node.all_input_nodes for weight in weights_behind(operand)}
+        {name for operand in node.all_input_nodes for name in weights_behind(operand)}
         for node in program.ops()
         if not is_view(node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE)
     ]
@@ -71,24 +71,32 @@ def drawing(program: Program) -> set[str]:
     return of_blocks | ({weight.name for weight in weights if weight.kind == "parameter"} - (small & between & at_main))
 
 
+def placed_by(program: Program) -> set[str]:
+    """The weights by which operations are placed: of those that one reads, the last that draws."""
+    draws = drawing(program)
+    read = ([w for operand in node.all_input_nodes for w in weights_behind(operand)] for node in program.ops())
+    last = [list(dict.fromkeys(names)) for names in read]
+    return {drawn[-1] for names in last if (drawn := [name for name in names if name in draws])}
+
+
 def check_law_3(program: Program) -> None:
     """Every node that is no view has the device of the weight, tables apart, consumed last; views follow their base.
 
     A node that reads no weight may be on the device of its only readers instead.
     """
-    current, draws = program.devices[0], drawing(program)
+    current, draws, places = program.devices[0], drawing(program), program.places()
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
         consumed = list(dict.fromkeys(w for operand in node.all_input_nodes for w in weights_behind(operand)))
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
-        drawn_by = [weight.name for weight in consumed if weight.name in draws]
+        drawn_by = [name for name in consumed if name in draws]
         if drawn_by and not pure:
             current = program.home[drawn_by[-1]]
         if str(node.target) in ("dovetail.landing.default", "dovetail.gather.default"):  # wholes are on the main device
             current = program.devices[0]
         if is_view(node):
-            assert device(node) == device([*bases(node), node.args[0]][0]), node
+            assert places[node] == places[[*bases(node), node.args[0]][0]], node
         else:
             assert device(node) == current or (not consumed and follows_readers(node)), node
     for storage in set().union(*(written(node) for node in program.ops())):
@@ -126,7 +134,7 @@ def check_law_4(program: Program) -> None:
     read = set()
     for node in program.graph.nodes:
         for operand in node.all_input_nodes:
-            if weight_of(operand) is None and tensors_of(operand) and device(operand) != device(node):
+            if not weight_name(operand) and tensors_of(operand) and device(operand) != device(node):
                 read.add((operand, max(writes[storage] for storage in storages(operand)), device(node)))
         writes.update(written(node))
     assert {(value.node, value.version, target) for value, target in sent} == read
@@ -185,7 +193,7 @@ class Clockwork:
         self.compute[segment.device] = begin + takes
         for node in segment.nodes:
             for operand in node.all_input_nodes:
-                if weight_of(operand) is None and operand not in set(segment.nodes):
+                if not weight_name(operand) and operand not in set(segment.nodes):
                     self.check_reading(operand, segment.device, begin)
             for storage in written(node):
                 assert self.read_until[storage] <= begin, "written while a copy may still be reading it"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 import dovetail
@@ -21,7 +22,9 @@ from dovetail.compiler.errors import DovetailError, VerificationError
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
 from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Schedule, Wait
+from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
+from dovetail.passes.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim, steps
@@ -32,7 +35,7 @@ from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .graphs import same_bits
 from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
-from .oracles import Clockwork
+from .oracles import Clockwork, placed_by
 from .wide_modules import Gated
 
 
@@ -205,13 +208,25 @@ def misplaced(subject: Subject) -> Iterator[tuple[Weight, torch.device]]:
 
 
 def test_every_misplaced_weight_is_caught_by_the_verifier(subject: Subject) -> None:
-    verdicts, homes = [], subject.program.home
+    """One by which no operation is placed (a matrix with a bias) is read where it was: then nothing is elsewhere."""
+    program, verdicts, homes = subject.program, [], subject.program.home
+    followed, places = placed_by(program), ops_of(program, homes)
     for weight, elsewhere in misplaced(subject):
-        other = next(one for one in subject.program.devices if one.torch == elsewhere)
-        subject.program.home = {**homes, weight.name: other}
-        verdicts.append(subject.is_accepted(subject.compiled.schedule))
-    subject.program.home = homes
+        other = next(one for one in program.devices if one.torch == elsewhere)
+        program.home = {**homes, weight.name: other}
+        verdict = subject.is_accepted(subject.compiled.schedule)
+        if weight.name in followed or weight.rows:
+            verdicts.append(verdict)
+        else:
+            assert verdict
+            assert ops_of(program, program.home) == places
+    program.home = homes
     count(verdicts, "misplaced weights", "verifier")
+
+
+def ops_of(program: Program, home: dict[str, Device]) -> dict[Node, Device]:
+    found = pinned(program, home)
+    return {node: found[node][0] for node in program.ops()}
 
 
 def test_every_weight_that_is_loaded_elsewhere_is_caught_by_the_verifier(subject: Subject) -> None:

@@ -110,7 +110,7 @@ def test_a_unit_that_is_a_chain_of_blocks_counts_as_many() -> None:
 
 def test_every_weight_of_a_stage_belongs_to_one_block() -> None:
     program = blocks(Staged(depth=3))
-    inside = [weight.name for block in program.blocks for weight in block.weights]
+    inside = [name for block in program.blocks for name in block.weights]
     assert len(inside) == len(set(inside))
     assert {name for name in program.weights if name.startswith("stages")} <= set(inside)
     assert not {name for name in inside if name.startswith("inward")}

@@ -155,7 +155,7 @@ def test_what_moves_to_the_only_device_with_weights_is_counted_there() -> None:
     accepted = needs_at(program, program.home)
     PassManager(parse_passes("place,pin,hoist,sink")).run(program)
     assert "aten.to.dtype" in {str(node.target) for node in program.ops() if device_of(node) != program.main}
-    assert accepted == needs_of(program, {node: device_of(node) for node in program.graph.nodes})
+    assert accepted == needs_of(program, program.places())
 
 
 class Telling(nn.Module):
@@ -176,5 +176,5 @@ def test_a_weight_that_is_returned_counts_as_one_that_stays_on_each_device_that_
     program = found_blocks(rig(8 * MIB, 8 * MIB), module=Telling())
     program.rests = "cpu"
     PassManager(parse_passes("place{shares=1:2},pin,hoist,sink")).run(program)
-    needs = needs_of(program, {node: device_of(node) for node in program.graph.nodes})
+    needs = needs_of(program, program.places())
     assert needs[program.devices[1]].weights == 2 * LAYER - 4 * 256, "but for the bias of the one that is returned"

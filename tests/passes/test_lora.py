@@ -9,7 +9,7 @@ from torch import nn
 
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Adapter, Program, device_of, weight_of
+from dovetail.compiler.ir.program import Adapter, Program, device_of
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.manager import PassManager
@@ -191,8 +191,8 @@ def test_the_weights_of_a_branch_rest_with_the_weight_they_belong_to() -> None:
         if weight.kind == "adapter":
             base = traced.weights[f"{name.partition('.lora.')[0]}.weight"]
             assert traced.home[name] == traced.home[base.name]
-            inside = [block.name for block in traced.blocks if weight in block.weights]
-            assert inside == [block.name for block in traced.blocks if base in block.weights]
+            inside = [block.name for block in traced.blocks if name in block.weights]
+            assert inside == [block.name for block in traced.blocks if base.name in block.weights]
     assert len({traced.home[name] for name, weight in traced.weights.items() if weight.kind == "adapter"}) == 3
 
 
@@ -201,7 +201,7 @@ def test_a_branch_runs_on_the_device_of_its_weight() -> None:
     readers = [
         (weight.name, device_of(user))
         for node in traced.weight_nodes()
-        if (weight := weight_of(node)) and weight.kind == "adapter"
+        if (weight := traced.weight(node)).kind == "adapter"
         for user in node.users
     ]
     assert len(readers) == 19  # inward is called twice

@@ -38,7 +38,7 @@ def placed(devices: Rig, step: Place | None = None, length: int = 12, rows: int 
 
 
 def counts(program: Program) -> list[int]:
-    homes = [program.home[block.weights[0].name] for block in program.blocks]
+    homes = [program.home[block.weights[0]] for block in program.blocks]
     return [homes.count(device) for device in program.devices]
 
 
@@ -75,7 +75,7 @@ def test_with_fewer_blocks_than_devices_every_block_has_a_place() -> None:
 
 def test_ranges_of_blocks_follow_the_order_of_the_devices() -> None:
     program = placed(rig(MIB, 2 * MIB, MIB))
-    order = [program.devices.index(program.home[block.weights[0].name]) for block in program.blocks]
+    order = [program.devices.index(program.home[block.weights[0]]) for block in program.blocks]
     assert order == sorted(order)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
 from dovetail.compiler.checkpoints.unpacking import scratch_bytes, sizes_on
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Program, TensorType, origin_of, value_of, weight_of
+from dovetail.compiler.ir.program import Program, TensorType, origin_of, value_of
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
@@ -118,7 +118,7 @@ def test_matmuls_and_lookups_read_packed_bytes_and_the_rest_one_unpacked_weight(
 
 def test_a_packed_weight_yields_its_bytes_and_its_views_name_the_unpacked_memory() -> None:
     program = lowered(program_in("Q4_K"))
-    words = next(node for node in program.weight_nodes() if weight_of(node).shape == (12, WIDE))  # type: ignore[union-attr]
+    words = next(node for node in program.weight_nodes() if program.weight(node).shape == (12, WIDE))
     assert value_of(words) == TensorType((12, 144), torch.uint8, (144, 1), value_of(words).storage)  # type: ignore[union-attr]
     (unpacked,) = (node for node in words.users if "dequantize" in str(node.target))
     sliced = next(node for node in unpacked.users if "slice" in str(node.target))
@@ -232,7 +232,7 @@ def test_blocks_and_devices_are_sized_by_packed_bytes() -> None:
     program, tensors = packed(reader(), "Q4_0")
     lowered(program, "simplify,quantize,blocks")
     held = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("layers."))
-    assert sum(block.nbytes for block in program.blocks) == held
+    assert sum(program.nbytes_of(block.weights) for block in program.blocks) == held
 
 
 def test_the_ledger_counts_one_op_and_its_result() -> None:

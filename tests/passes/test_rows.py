@@ -13,7 +13,7 @@ from torch.fx import Node
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import GATHER, LANDING
-from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of, weight_of
+from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of
 from dovetail.compiler.ir.schedule import Copy
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.passes.analysis.eligibility import LINEAR
@@ -118,7 +118,7 @@ def test_a_cast_to_more_bytes_waits_until_the_parts_are_together() -> None:
 def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
     program = check(lambda x, one, two, three: x + (one + two + three), 1)
     for node in (node for node in program.ops() if node.target in LINEAR):
-        weight, bias = (weight_of(operand) for operand in node.args[1:3])  # type: ignore[arg-type]
+        weight, bias = (program.weight(operand) for operand in node.args[1:3])  # type: ignore[arg-type]
         assert weight is not None
         assert bias is not None
         assert weight.rows == bias.rows

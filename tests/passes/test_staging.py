@@ -57,8 +57,8 @@ def test_a_run_finds_the_weights_that_it_reads_and_no_others(rests: str) -> None
     for index in loads:
         load, run = schedule[index : index + 2]
         assert isinstance(run, Run)
-        read = {weight for node in run.segment.nodes for weight in node.meta["placement"].weights}
-        assert set(load.weights) == read
+        read = {name for node in run.segment.nodes for name in node.meta["placement"].weights}
+        assert {weight.name for weight in load.weights} == read
 
 
 def placed(module: nn.Module, x: Tensor, rests: str, *devices: str) -> Program:

@@ -16,7 +16,7 @@ from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.ops import GATHER
-from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_of
+from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.text.printer import print_program
@@ -92,9 +92,8 @@ def leave_a_weight_homeless(program: Program) -> None:
 
 
 def give_two_devices_the_same_rows(program: Program) -> None:
-    one, other = [node for node in program.weight_nodes() if "blocks.0.weight" in weight_of(node).name][:2]  # type: ignore[union-attr]
-    piece = replace(weight_of(other), rows=weight_of(one).rows)  # type: ignore[type-var, union-attr]
-    program.weights[piece.name] = other.meta["weight"] = piece  # type: ignore[union-attr]
+    one, other = [name for name in program.weights if "blocks.0.weight" in name][:2]
+    program.weights[other] = replace(program.weights[other], rows=program.weights[one].rows)
 
 
 def gather_parts_in_another_order(program: Program) -> None:
@@ -205,7 +204,7 @@ def put_on_a_device_a_dtype_that_it_lacks(program: Program) -> None:
     program.rig = program.rig.with_device(apple, Memory(2**20, 2**20)).only((apple, *program.devices[1:]))
     program.home = {name: apple if home == DEVICES[0] else home for name, home in program.home.items()}
     for node in program.graph.nodes:
-        if device_of(node) == DEVICES[0]:
+        if placement_of(node).device == DEVICES[0]:
             place_node(node, device=apple)
     node = op(program, "zeros")
     node.meta["value"] = replace(value_of(node), dtype=torch.float64)  # type: ignore[type-var]

@@ -116,7 +116,7 @@ def eligible(module: nn.Module, program: Program) -> set[str]:
     They are those of linear layers, with 256 rows and columns or more, that lie in a block and that no other kind of
     module holds.
     """
-    inside = {weight.name for block in program.blocks for weight in block.weights}
+    inside = {name for block in program.blocks for name in block.weights}
     linear = {f"{path}.weight": one.weight for path, one in module.named_modules() if isinstance(one, nn.Linear)}
     others = (one for one in module.modules() if not isinstance(one, nn.Linear))
     elsewhere = {id(parameter) for one in others for parameter in one._parameters.values()}

@@ -86,11 +86,11 @@ def check_every_node(compiled: Program) -> None:
 
 def check_blocks(name: str, compiled: Program) -> None:
     """Blocks are those of the model's paper, share no weight, and hold nearly all bytes but tables of words."""
-    names = [weight.name for block in compiled.blocks for weight in block.weights]
+    names = [name for block in compiled.blocks for name in block.weights]
     assert len(names) == len(set(names))
     assert compiled.weights.keys() >= set(names)
     tables = [weight for weight in compiled.weights.values() if weight.shape[:1] > (30_000,)]
-    inside = sum(block.nbytes for block in compiled.blocks)
+    inside = compiled.nbytes_of(names)
     assert inside >= 0.8 * (sum(weight.nbytes for weight in compiled.weights.values()) - sum(t.nbytes for t in tables))
     assert len(compiled.blocks) == BLOCKS.get(name, len(compiled.blocks))
     assert len(compiled.blocks) >= 12
@@ -98,8 +98,8 @@ def check_blocks(name: str, compiled: Program) -> None:
 
 def check_homes(compiled: Program) -> None:
     """Ranges of blocks follow the order of the devices, and what is in no block lies on the main device."""
-    order = [compiled.devices.index(compiled.home[block.weights[0].name]) for block in compiled.blocks]
+    order = [compiled.devices.index(compiled.home[block.weights[0]]) for block in compiled.blocks]
     assert order == sorted(order)
     assert set(order) == set(range(len(compiled.devices)))
-    inside = {weight.name for block in compiled.blocks for weight in block.weights}
+    inside = {name for block in compiled.blocks for name in block.weights}
     assert {compiled.home[name] for name in compiled.weights if name not in inside} <= {compiled.main}
