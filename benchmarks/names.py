@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from dovetail.weights.name_matching import Wanted, find_weights
-from tests.dovetail.test_single_file import FULL, shapes
+from testbed.published import FULL, shapes
 
 _ROUNDS = 5
 

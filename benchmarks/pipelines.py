@@ -13,7 +13,7 @@ import time
 from typing import Any, NoReturn
 
 from dovetail.runtime import sim
-from tests.dovetail.every_pipeline import DEVICES, EVERY_PIPELINE, compare
+from testbed.pipelines.every_pipeline import DEVICES, EVERY_PIPELINE, compare
 
 LIMIT = 600  # seconds a pipeline
 

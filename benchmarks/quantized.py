@@ -28,7 +28,6 @@ from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter, dequantiz
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.memory import peak_bytes
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
@@ -41,6 +40,7 @@ from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
 from dovetail.runtime.quantized.native import native_unpack
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.weights.files import set_types
+from testbed.memory import peak_bytes
 
 SHAPE = (3072, 12288)
 OURS = ("torch", "libgguf")

@@ -24,9 +24,9 @@ from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.eligibility import LINEAR, marked_weights
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
-from tests.zoo.full_size import FULL_SIZE, crossing_bytes, trace_entry
-from tests.zoo.row_split import SHARES, Subject, marks, sliced_bytes
-from tests.zoo.wide import WIDE
+from testbed.zoo.full_size import FULL_SIZE, crossing_bytes, trace_entry
+from testbed.zoo.row_split import SHARES, Subject, marks, sliced_bytes
+from testbed.zoo.wide import WIDE
 
 UNETS = ("sd15-unet", "sdxl-unet", "controlnet-sdxl")
 MODELS = ("flux-dev", "qwen-image", "wan2.1-14b", "sd3.5-large", "sdxl-unet", "te-t5-xxl-mask")

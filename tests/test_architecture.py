@@ -1,8 +1,10 @@
 """How the code is laid out: which folder uses which, and that the page about it says what is there."""
 
+import re
+
 import networkx as nx
 
-from scripts.draw_folders import PAGE, filled, uses
+from scripts.draw_folders import PAGE, ROOT, filled, uses
 
 MAY_USE = {
     "compiler": {"compiler"},
@@ -30,6 +32,18 @@ def test_folders_are_used_in_one_direction() -> None:
         if used.split("/")[0] not in MAY_USE[user.split("/")[0]]
     }
     assert wrong == {}
+
+
+def test_tests_and_benchmarks_do_not_know_each_other() -> None:
+    apart = {"tests": {"benchmarks"}, "benchmarks": {"tests"}, "testbed": {"tests", "benchmarks"}, "scripts": {"tests"}}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for folder, others in apart.items()
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        if name in others
+    ]
+    assert wrong == []
 
 
 def test_the_page_says_what_is_there() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bad_input import CASES, Answer, Case, answers, page
+from scripts.bad_input import CASES, Answer, Case, answers, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
@@ -34,4 +34,4 @@ def test_the_documentation_shows_what_really_comes_back(answered: dict[str, Answ
     written = page([(case, answered[case.typed]) for case in CASES])
     shown = DOCS.read_text()
     told = [text.partition("## The longer")[0].splitlines() for text in (shown, written)]
-    assert told[0] == told[1], "run python -m benchmarks.bad_input > docs/errors.md"
+    assert told[0] == told[1], "run python -m scripts.bad_input > docs/errors.md"

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.runtime import sim
+from testbed.pipelines import tiny_pipelines, tiny_text
+from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
 
-from . import tiny_pipelines, tiny_text
 from .tiny_loras import save_lora
-from .tiny_pipelines import paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 RESTS = (None, "*=cpu", "*=disk")

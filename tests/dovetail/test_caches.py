@@ -13,11 +13,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dovetail
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
 
-from . import tiny_pipelines
 from .small_pipeline import Model, Pipeline
-from .tiny_pipelines import paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from dovetail import demo
 from dovetail.cli.subject import Pipeline, find_pipeline
 from dovetail.cli.weight_options import WeightFiles
+from testbed import published
 
-from . import published
 from .test_cli import data, done, run
 
 SIZE = ("--width", "16", "--height", "16", "--backend", "cpu")

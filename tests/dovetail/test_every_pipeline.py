@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.runtime import sim
-
-from .every_pipeline import DEVICES, EVERY_PIPELINE, compare
+from testbed.pipelines.every_pipeline import DEVICES, EVERY_PIPELINE, compare
 
 FAST = ("if_img2img_upscale", "sd_inpaint_channels_last")
 SOME = tuple(EVERY_PIPELINE)[::9]

@@ -17,10 +17,10 @@ from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.components.component import Component
 from dovetail.conventions.libraries import HOOK
 from dovetail.conventions.replacements import Replacement
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
 
-from . import tiny_pipelines
 from .small_pipeline import WIDTH, Model, Pipeline
-from .tiny_pipelines import paint
 
 
 def _ours(module: nn.Module) -> list[str]:

@@ -16,8 +16,7 @@ import dovetail
 from dovetail.cli.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
 from dovetail.conventions.dtypes import AUTO, read_dtypes
-
-from . import tiny_pipelines
+from testbed.pipelines import tiny_pipelines
 
 
 @pytest.fixture(scope="module")

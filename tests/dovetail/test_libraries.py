@@ -14,8 +14,7 @@ from diffusers.hooks import group_offloading
 from transformers import initialization
 
 from dovetail.conventions import libraries
-
-from . import tiny_pipelines
+from testbed.pipelines import tiny_pipelines
 
 pytestmark = pytest.mark.smoke
 VERSIONS = f"diffusers {diffusers.__version__}, transformers {transformers.__version__}, peft {peft.__version__}"

@@ -15,10 +15,9 @@ import dovetail
 from dovetail.compiler.errors import CallError, DoesNotFitError
 from dovetail.runtime import sim
 from dovetail.runtime.sim import tensor as sim_tensor
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
-
-from . import tiny_pipelines
-from .tiny_pipelines import paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 

@@ -16,10 +16,10 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.runtime import sim
 from dovetail.runtime.devices import transfers
 from dovetail.runtime.devices.accelerator import accelerator_of
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
 
-from . import tiny_pipelines
 from .tiny_loras import save_lora
-from .tiny_pipelines import paint
 
 sim.enable()
 SIM0, SIM1 = torch.device("sim", 0), torch.device("sim", 1)

@@ -19,11 +19,10 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.runtime import sim
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.more_pipelines import MORE_PIPELINES
+from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but
-
-from . import tiny_pipelines
-from .more_pipelines import MORE_PIPELINES
-from .tiny_pipelines import PIPELINES, paint
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 ALL = {**PIPELINES, **MORE_PIPELINES}

@@ -17,9 +17,9 @@ from dovetail.compiler.errors import UsageError
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.merging import Update
 from dovetail.runtime import sim
+from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
 
-from . import tiny_pipelines
 from .tiny_loras import save_lora
 
 FILE = "pytorch_lora_weights.safetensors"

@@ -16,9 +16,8 @@ import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.convert import plan_conversion
 from dovetail.runtime import sim
+from testbed.pipelines.tiny_pipelines import wide_flux
 from tests.cases import slow_but
-
-from .tiny_pipelines import wide_flux
 
 SPLITS = ("layer", "row")
 RESTS = ("auto", "cpu", "disk")

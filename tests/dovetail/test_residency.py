@@ -24,10 +24,9 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.runtime.store.store import Store
 from dovetail.weights.files import origins_of
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but
-
-from . import tiny_pipelines
-from .tiny_pipelines import PIPELINES, paint
 
 APART = "diffusion=sim0&sim1,te=sim2,vae=sim0"
 SLOW = pytest.mark.slow

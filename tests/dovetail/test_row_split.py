@@ -16,8 +16,7 @@ from dovetail.compiler.ir.schedule import Copy
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes import rows
-
-from .tiny_pipelines import paint, wide_flux
+from testbed.pipelines.tiny_pipelines import paint, wide_flux
 
 X = torch.linspace(-1, 1, 2 * 256).reshape(2, 256)
 

@@ -12,8 +12,8 @@ from diffusers.models.attention_processor import AttnProcessor
 from torch import nn
 
 import dovetail
+from testbed.pipelines import tiny_pipelines
 
-from . import tiny_pipelines
 from .small_pipeline import WIDTH, Block, Pipeline
 
 

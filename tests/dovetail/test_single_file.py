@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from torch import nn
@@ -15,41 +14,17 @@ from torch import nn
 from dovetail.compiler.errors import WeightError
 from dovetail.weights.name_matching import Wanted, find_weights
 from dovetail.weights.single_file import Arranged, Piece, as_stored, converted
+from testbed import published
+from testbed.pipelines import tiny_pipelines
 
-from ..zoo.full_size_diffusion import SD35
-from . import published, tiny_pipelines
-
-Inverse = Callable[[published.State], dict[str, torch.Tensor]]
 WHERE = Path("model.safetensors")
-TINY: dict[str, tuple[Callable[[], Any], Inverse]] = {
+TINY: dict[str, tuple[Callable[[], Any], published.Inverse]] = {
     "flux": (lambda: tiny_pipelines.flux()[0].transformer, published.flux),
     "sd3": (lambda: tiny_pipelines.sd3()[0].transformer, published.sd3),
     "wan": (lambda: tiny_pipelines.wan()[0].transformer, published.wan),
     "unet": (lambda: tiny_pipelines.sd()[0].unet, functools.partial(published.unet, layers=1)),
     "vae": (lambda: tiny_pipelines.sd()[0].vae, functools.partial(published.vae, levels=2)),
 }
-FULL: dict[str, tuple[Callable[[], Any], Inverse]] = {
-    "FLUX.1-dev": (lambda: diffusers.FluxTransformer2DModel(guidance_embeds=True), published.flux),
-    "SD3.5-large": (lambda: diffusers.SD3Transformer2DModel(**SD35, num_layers=38), published.sd3),
-    "SD1.5": (
-        lambda: diffusers.UNet2DConditionModel(cross_attention_dim=768),
-        functools.partial(published.unet, layers=2),
-    ),
-    "SD1.5-vae": (
-        lambda: diffusers.AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(128, 256, 512, 512),
-            layers_per_block=2,
-        ),
-        functools.partial(published.vae, levels=4),
-    ),
-    "Wan2.1-14B": (lambda: diffusers.WanTransformer3DModel(), published.wan),
-}
-
-
-def shapes(state: published.State) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def gathered(weight: Arranged, state: published.State) -> torch.Tensor:
@@ -58,7 +33,7 @@ def gathered(weight: Arranged, state: published.State) -> torch.Tensor:
 
 
 def assert_finds_every_number(module: nn.Module, file: published.State) -> None:
-    layout = find_weights(Wanted.of_module(module), shapes(file), WHERE)
+    layout = find_weights(Wanted.of_module(module), published.shapes(file), WHERE)
     assert layout is not None
     assert layout.keys() == module.state_dict().keys()
     for name, tensor in module.state_dict().items():
@@ -96,16 +71,16 @@ def test_a_file_of_a_whole_pipeline_gives_each_component_its_own() -> None:
         assert_finds_every_number(component, file)
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", published.FULL)
 def test_every_weight_of_a_full_size_model_is_found_in_its_published_layout(name: str) -> None:
-    make, publish = FULL[name]
+    make, publish = published.FULL[name]
     with torch.device("meta"):
         module = make()
-    layout = find_weights(Wanted.of_module(module), shapes(publish(module.state_dict())), WHERE)
+    layout = find_weights(Wanted.of_module(module), published.shapes(publish(module.state_dict())), WHERE)
     assert layout is not None
     assert layout.keys() == module.state_dict().keys()
     assert all(weight.pieces for weight in layout.values())
-    assert {n: weight.shape for n, weight in layout.items()} == shapes(module.state_dict())
+    assert {n: weight.shape for n, weight in layout.items()} == published.shapes(module.state_dict())
 
 
 def test_what_a_conversion_cuts_and_joins_is_known_as_ranges_of_what_is_stored() -> None:
@@ -144,11 +119,11 @@ def test_a_split_at_the_published_width_is_taken_in_proportion() -> None:
 
 def test_a_file_that_lacks_a_weight_says_which() -> None:
     module = tiny_pipelines.flux()[0].transformer
-    file = shapes(published.flux(module.state_dict()))
+    file = published.shapes(published.flux(module.state_dict()))
     del file["img_in.bias"]
     with pytest.raises(WeightError, match=r"lacks img_in.bias of FluxTransformer2DModel: download it again"):
         find_weights(Wanted.of_module(module), file, WHERE)
-    own = shapes(module.state_dict())
+    own = published.shapes(module.state_dict())
     del own["x_embedder.bias"]
     with pytest.raises(WeightError, match=r"lacks x_embedder.bias of FluxTransformer2DModel: download it again"):
         find_weights(Wanted.of_module(module), own, WHERE)
@@ -156,7 +131,7 @@ def test_a_file_that_lacks_a_weight_says_which() -> None:
 
 def test_a_file_of_another_configuration_says_both_shapes() -> None:
     module = tiny_pipelines.flux()[0].transformer
-    file = shapes(published.flux(module.state_dict()))
+    file = published.shapes(published.flux(module.state_dict()))
     file["img_in.weight"] = (32, 64)
     with pytest.raises(WeightError, match=r"has x_embedder.weight as \[32, 64\], \w+ needs \[32, 16\]: the files"):
         find_weights(Wanted.of_module(module), file, WHERE)
@@ -165,7 +140,7 @@ def test_a_file_of_another_configuration_says_both_shapes() -> None:
 def test_a_file_of_another_model_says_what_it_seems_to_be() -> None:
     pipe = tiny_pipelines.flux()[0]
     with pytest.raises(WeightError, match=r"not for AutoencoderKL: it looks like black-forest-labs/FLUX.1"):
-        find_weights(Wanted.of_module(pipe.vae), shapes(published.flux(pipe.transformer.state_dict())), WHERE)
+        find_weights(Wanted.of_module(pipe.vae), published.shapes(published.flux(pipe.transformer.state_dict())), WHERE)
     with pytest.raises(WeightError, match=r"not for AutoencoderKL: its weights are called shared.weight: give it"):
         find_weights(Wanted.of_module(pipe.vae), {"shared.weight": (4, 4)}, WHERE)
 
@@ -179,7 +154,7 @@ def test_a_weight_that_the_file_has_in_another_order_is_refused_by_name(monkeypa
 
     monkeypatch.setitem(SINGLE_FILE_LOADABLE_CLASSES, "FluxTransformer2DModel", {"checkpoint_mapping_fn": convert})
     module = tiny_pipelines.flux()[0].transformer
-    file = {f"theirs_{name}": shape for name, shape in shapes(module.state_dict()).items()}
+    file = {f"theirs_{name}": shape for name, shape in published.shapes(module.state_dict()).items()}
     file["theirs_x_embedder.weight"] = (16, 32)
     with pytest.raises(WeightError, match=r"stores x_embedder.weight of FluxTransformer2DModel in another order of"):
         find_weights(Wanted.of_module(module), file, WHERE)

@@ -17,9 +17,9 @@ from torch import nn
 import dovetail
 from dovetail.conventions import libraries
 from dovetail.runtime import sim
+from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 
 from .tiny_loras import save_lora
-from .tiny_pipelines import PIPELINES, paint
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow]
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"

@@ -17,9 +17,8 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import CallError, UsageError
+from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
-
-from . import tiny_pipelines
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 

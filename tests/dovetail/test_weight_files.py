@@ -17,8 +17,9 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.runtime import sim
+from testbed import published
+from testbed.pipelines import tiny_pipelines
 
-from . import published, tiny_pipelines
 from .weight_files import save_gguf
 
 SPREAD = "sim0&sim1"

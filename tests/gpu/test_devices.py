@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.gpu import accelerators, groups
-from benchmarks.gpu_checks import CHECKS
+from testbed.gpu import accelerators, groups
+from testbed.gpu_checks import CHECKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

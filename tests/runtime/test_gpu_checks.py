@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks
 from dovetail.runtime.quantized import kernels
+from testbed import gpu, gpu_checks
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scaling import make_executor, split, traced
 from dovetail.compiler.ir.program import Program
+from testbed.scaling import make_executor, split, traced
 
 
 def operations(call: Callable[[], Any]) -> int:

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.memory import peak_bytes
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
 from dovetail.compiler.checkpoints.unpacking import DEVICE, HOST, Sizes, scratch_bytes, sizes_on
 from dovetail.runtime import sim
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch
 from dovetail.runtime.quantized.native import native_unpack
+from testbed.memory import peak_bytes
 
 ops = torch.ops.dovetail
 PACKED = tuple(quant for quant in QUANT_TYPES if quant not in ("F32", "F16", "BF16"))

@@ -17,9 +17,8 @@ from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
-
-from .everything import CLASSES, FIRST, NAMES
-from .tiny import TINY
+from testbed.zoo.everything import CLASSES, FIRST, NAMES
+from testbed.zoo.tiny import TINY
 
 RIG = Rig.parse("sim0=512MiB,sim1=1GiB,sim2=256MiB,sim3=768MiB,sim4=384MiB")
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import dovetail
+from testbed.zoo.tiny import Draw, draw_weights
+from testbed.zoo.untraceable import UNTRACEABLE
 from tests.cases import slow_but
 
 from .test_bit_equality import assert_meaningful, assert_same
-from .tiny import Draw, draw_weights
-from .untraceable import UNTRACEABLE
 
 
 class Pipe:

@@ -12,10 +12,9 @@ from dovetail.compiler.ir.program import Program
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
+from testbed.zoo.full_size import FULL_SIZE, compile_entry
+from testbed.zoo.row_split import marks
 from tests.cases import slow_but
-
-from .full_size import FULL_SIZE, compile_entry
-from .row_split import marks
 
 # Text encoders, a UNet's stages, an encoder whose units stand in one mixed list, and double and single blocks.
 QUICK = ("te-clip-l", "vae-sd15-dec", "vae-qwenimage-enc")

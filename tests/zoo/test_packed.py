@@ -14,10 +14,10 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.source import tensors_of_module
 from dovetail.weights.files import set_types
+from testbed.zoo.everything import FIRST
+from testbed.zoo.tiny import TINY
 
-from .everything import FIRST
 from .test_bit_equality import assert_same
-from .tiny import TINY
 
 RIG = Rig.parse("sim0=512MiB,sim1=1GiB")
 

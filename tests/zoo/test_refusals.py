@@ -10,10 +10,9 @@ import torch
 import dovetail
 from dovetail.compiler.errors import TraceError
 from dovetail.compiler.frontend.trace import trace
-
-from .tiny import Draw
-from .tiny_video import COGVIDEO
-from .untraceable import hidream, lumina2, mochi, omnigen
+from testbed.zoo.tiny import Draw
+from testbed.zoo.tiny_video import COGVIDEO
+from testbed.zoo.untraceable import hidream, lumina2, mochi, omnigen
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import torch
 
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.verify.deep import verify_deep
+from testbed.zoo.row_split import SHARES, Subject, gathers, sliced_bytes
+from testbed.zoo.wide import WIDE
 from tests.cases import slow_but
-
-from .row_split import SHARES, Subject, gathers, sliced_bytes
-from .wide import WIDE
 
 QUICK = ("T5EncoderModel",)
 NAMES = slow_but(QUICK, WIDE)

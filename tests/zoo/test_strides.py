@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.runtime import sim
+from testbed.zoo.everything import NAMES
+from testbed.zoo.tiny import TINY
 
-from .everything import NAMES
 from .test_bit_equality import RIG, assert_same, compile_for
-from .tiny import TINY
 
 PICTURES = (
     "AutoencoderKL-encode",

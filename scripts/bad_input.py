@@ -1,4 +1,4 @@
-"""What wrong input gets: `python -m benchmarks.bad_input > docs/errors.md` runs every case and writes the page."""
+"""What wrong input gets: `python -m scripts.bad_input > docs/errors.md` runs every case and writes the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ An error says what was asked, what is there, and the way out. It goes to stderr,
 There is no traceback unless `--debug` asks for one. In Python every error is a `dovetail.compiler.errors.DovetailError`
 with the same message, and its `exit_code`.
 
-`python -m benchmarks.bad_input` typed everything below, and wrote down what came back.
+`python -m scripts.bad_input` typed everything below, and wrote down what came back.
 """
 RIG = "--rig cuda0=24GiB,cuda1=16GiB"
 

@@ -5,11 +5,17 @@ Written from the published checkpoints' names, not from diffusers' converters. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import diffusers
 import torch
 
+from .zoo.full_size_diffusion import SD35
+
 State = Mapping[str, torch.Tensor]
+Inverse = Callable[[State], dict[str, torch.Tensor]]
 QKV, ADDED = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj")
 
 
@@ -225,3 +231,29 @@ def wan(state: State) -> dict[str, torch.Tensor]:
             tensor
         )
     return found
+
+
+FULL: dict[str, tuple[Callable[[], Any], Inverse]] = {
+    "FLUX.1-dev": (lambda: diffusers.FluxTransformer2DModel(guidance_embeds=True), flux),
+    "SD3.5-large": (lambda: diffusers.SD3Transformer2DModel(**SD35, num_layers=38), sd3),
+    "SD1.5": (
+        lambda: diffusers.UNet2DConditionModel(cross_attention_dim=768),
+        functools.partial(unet, layers=2),
+    ),
+    "SD1.5-vae": (
+        lambda: diffusers.AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+        ),
+        functools.partial(vae, levels=4),
+    ),
+    "Wan2.1-14B": (lambda: diffusers.WanTransformer3DModel(), wan),
+}
+"""Models as they are published: how to build one, and its state dict in its authors' file."""
+
+
+def shapes(state: State) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a file."""
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""What must hold on real devices, as functions of the devices' names; `benchmarks.gpu` and tests/gpu run them there.
+"""What must hold on real devices, as functions of the devices' names; `testbed.gpu` and tests/gpu run them there.
 
 The tests run the same functions on simulated devices, so that it is known that they can pass and what they ask. Each
 raises AssertionError where something does not hold, and returns a line that says what was seen. Names are those of a
@@ -26,7 +26,7 @@ from dovetail.compiler.spec.devices import Device
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.quantized import fused
-from tests.dovetail.tiny_pipelines import flux, paint
+from testbed.pipelines.tiny_pipelines import flux, paint
 
 Call = dict[str, Any]
 TOLERANCE = 1e-3

@@ -1,10 +1,10 @@
 """What must hold on this machine's accelerators, looked at once, with a line for each: for a report of a device.
 
-    python -m benchmarks.gpu [NAME …] [--calls 200]
+    python -m testbed.gpu [NAME …] [--calls 200]
 
 NAME is a device (`cuda0`), all accelerators that there are if left out; simulated ones (`sim0`) may be named to see
 what is asked. Everything is asked of the first device, and of all together where there are several. Exit code 1 if
-something does not hold, 2 if there is no accelerator. The checks are in benchmarks/gpu_checks.py;
+something does not hold, 2 if there is no accelerator. The checks are in testbed/gpu_checks.py;
 `pytest tests/gpu -m gpu` runs them as tests.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import diffusers
 import torch
 
-from benchmarks.gpu_checks import CHECKS, delays, torch_device
 from dovetail.compiler.spec.devices import Rig
+from testbed.gpu_checks import CHECKS, delays, torch_device
 
 
 def accelerators() -> list[str]:

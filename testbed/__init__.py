@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: model classes, pipelines, checks for real devices. It is not installed."""

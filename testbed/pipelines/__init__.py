@@ -1,0 +1,1 @@
+"""Whole pipelines of diffusers, with tiny components."""
