@@ -37,7 +37,6 @@ class ProgramWeights(WeightSource):
         self.adapters: Mapping[str, torch.Tensor] = {}
         self._program = program
         self._find = find
-        self._constants: dict[str, StoredWeight] = {}
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._slices: dict[str, list[Weight]] = {}
@@ -82,14 +81,12 @@ class ProgramWeights(WeightSource):
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """The weight on a device: its own, rows of it, or a copy where another device reads it too.
 
-        Raises WeightError when it is not what was traced, DoesNotFitError when there is no room.
+        It requires a gradient as the module's own does, for kernels are picked by that even in inference. Raises
+        WeightError when it is not what was traced, DoesNotFitError when there is no room.
         """
         with self.store.lock, torch.inference_mode(False), torch.no_grad():
-            if self._is_adapter(weight):
-                one = StoredWeight(weight.name, self.adapters[weight.whole], owner=self._program.name, borrowed=True)
-                one.check(weight)
-                return one.tensor if weight.is_number else self.store.fetch(one, weight, device)
-            return self._on(self._stored(weight), weight, device).detach()
+            data = self._on(self._stored(weight), weight, device).detach()
+            return data if data.is_inference() else data.requires_grad_(self.requires_grad(weight))
 
     def requires_grad(self, weight: Weight) -> bool:
         """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
@@ -130,6 +127,8 @@ class ProgramWeights(WeightSource):
                 self._slices[weight.whole].append(weight)
 
     def _stored(self, weight: Weight) -> StoredWeight:
+        if self._is_adapter(weight):
+            return StoredWeight(weight.name, self.adapters[weight.whole], owner=self._program.name, borrowed=True)
         if self._found is None:
             self._look()
         assert self._found is not None
@@ -144,7 +143,8 @@ class ProgramWeights(WeightSource):
         """What this program reads of a weight on a device, brought there unless it is there."""
         program, store = self._program, self.store
         if one.borrowed:
-            return store.fetch(one, weight, device)
+            one.check(weight)
+            return one.tensor if weight.is_number else store.fetch(one, weight, device)
         home = self._home(weight)
         if program.stages(weight, next((d for d in program.devices if d.torch == device), home)):
             return store.stage(one, weight, device, keeps=program.keeps_staged)
@@ -177,8 +177,8 @@ class ProgramWeights(WeightSource):
     def _files(self, weights: Iterable[Weight]) -> Iterator[tuple[FileOrigin, Weight]]:
         """The files from which weights are read, that are nowhere else."""
         for weight in weights:
-            one = None if self._is_adapter(weight) else self._stored(weight)
-            if one is not None and one.file is not None and one.tensor.is_meta and not (one.parts or one.staged):
+            one = self._stored(weight)
+            if one.file is not None and one.tensor.is_meta and not (one.parts or one.staged):
                 yield one.file, weight
 
     def _is_adapter(self, weight: Weight) -> bool:
