@@ -16,8 +16,9 @@ from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
 from .compiler.spec.units import format_bytes
+from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
-from .components.component import Component, Finish
+from .components.component import Component
 from .conventions.device_map import home_of
 from .runtime.store.origin import HOST, FileOrigin
 from .runtime.store.source import tensors_of_module

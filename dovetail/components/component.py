@@ -13,20 +13,15 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MethodType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from ..compiler.errors import CallError, TraceError, UsageError
+from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend.autocast import autocast_state
-from ..compiler.frontend.trace import trace
-from ..compiler.frontend.trace_lock import alone
-from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
@@ -36,26 +31,21 @@ from ..lora.loading import guard_module
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 from .by_parts import Parts
+from .call_compiler import CallCompiler, Finish
 from .call_key import call_key
 from .calls import (
     BY_PARTS,
-    Answering,
     Call,
     answer_late,
     has_ended,
     refuse_gradients,
-    refuse_what_is_no_function,
-    without_caches,
 )
 from .compiled import CompiledModule
 from .homes import Homes
-from .lengths import Form
 from .merging import Merges
 from .module_view import ModuleView
 from .sharing import Sharing
-from .skeleton import skeleton
-from .stamp import Stamp, State
-from .weight_stamp import WeightStamp
+from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +53,6 @@ _METHODS = VAE_METHODS
 _SAVE = "save_pretrained"
 _GENERATE = "generate"
 _MOVES = ("to", "enable_group_offload")
-_MANY = 16
-"""So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
-
-Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
-"""Takes a traced program of a part of a component through the passes."""
 
 
 class Component:
@@ -127,16 +112,12 @@ class Component:
         self.shares = shares
         self.rows = rows and len(rig.devices) > 1
         self.parts = Parts(self)
-        self._why = why
-        self._finish = finish
+        self._compiler = CallCompiler(self, finish, why, dynamic_shapes)
+        self._watch = Watch(self)
         self._offer = offer
         self._enter = enter
         self.whole_on = whole_on or rig.devices[0]
-        self._dynamic_shapes = dynamic_shapes
-        self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
-        self.view.moved = functools.partial(_renew_stamps, weakref.ref(self))  # no cycle keeps weights alive
-        self._live: dict[Call, Mapping[nn.Module, str]] = {}
-        self._told = False
+        self.view.moved = self._watch.renew
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
@@ -250,7 +231,7 @@ class Component:
         if call.is_over:
             return answer_late(call, args, kwargs)
         refuse_gradients(self.title(call), call.module, args, kwargs)
-        state = self._look(call)
+        state = self._watch.look(call)
         if self._enter:
             self._enter(self)
         factor, others = self.adapters.without_factor(kwargs)
@@ -263,7 +244,7 @@ class Component:
         program = call.programs.get(key) or call.whole
         if program is None and self.parts.is_unsteady(call):
             program = BY_PARTS
-        program = program or self._make(call, key, args, others, branches)
+        program = program or self._compiler.make(call, key, args, others, branches)
         with contextlib.suppress(KeyError):  # another thread may have forgotten it
             call.programs.move_to_end(key)
         if not isinstance(program, CompiledModule):
@@ -282,68 +263,6 @@ class Component:
         with program.turn:  # taken last, after the pipeline's sharing
             program.exchange(branches.held)
             return self.parts.answer(program, args, kwargs)
-
-    def _look(self, call: Call) -> State:
-        """The state of a part, after what others changed in it was taken in."""
-        stamp, weights = self._stamps.get(call) or self._stamp_of(call)
-        with self.sharing.shared():  # nobody puts stand-ins in place of weights meanwhile
-            state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
-        if is_changed:
-            with self.alone():
-                self.view.survey()
-                self.parts.forget()
-                self.refresh_weights()
-                for one, _ in list(self._stamps.values()):
-                    one.forget()  # what was one weight may be two now
-                state = stamp.look()
-        if weights.has_turned():
-            with self.alone():
-                call.unload()
-        if state.live is not self._live.get(call):
-            self._leave(call, stamp, state)
-        return state
-
-    def _stamp_of(self, call: Call) -> tuple[Stamp, WeightStamp]:
-        adapters, root = self.adapters, self._module
-
-        def bases() -> dict[nn.Module, nn.Module]:
-            module = root()
-            return adapters.bases(module) if module is not None else {}
-
-        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.view.store)))
-
-    def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
-        """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
-        self._live[call] = state.live
-        looked_at = {*stamp.modules, *({self.module} & {call.module})}  # the hooks of a part are its parent's to see
-        left = (self.parts.left - looked_at) | state.live.keys()
-        if left == self.parts.left:
-            return
-        self.parts.leave(left)
-        names = {module: path for path, module in self.module.named_modules()}
-        told = sorted(f"{names.get(one) or self.name} ({why})" for one, why in state.live.items())
-        if told and not self._told:
-            self._told = True
-            logger.warning(
-                "these parts of %s run as they are, because dovetail cannot trace them: %s%s; the rest of it is "
-                "compiled by its parts, so that values cross between devices more often",
-                self.title(call), ", ".join(told[:3]), f", … ({len(told)} in all)" if len(told) > 3 else "",
-            )  # fmt: skip
-
-    def _make(
-        self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
-    ) -> Answering:
-        """The program of a key that is not there yet; another thread may have made it meanwhile."""
-        with alone():
-            program = call.programs.get(key) or call.whole
-            if program is None:
-                self._check_number(call)
-                state = key[:-1]
-                program = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
-                with self.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
-                    if not call.is_over:
-                        call.keep(key, program, _MANY)
-            return program
 
     def _renew_merged(self) -> None:
         if self.merges.are_pending:
@@ -377,8 +296,7 @@ class Component:
         for call in self.calls:
             call.end()
         self.calls.clear()
-        self._stamps.clear()
-        self._live.clear()
+        self._watch.clear()
         take_methods_out(self.module)
         for module in self._generating:
             take_methods_out(module)
@@ -421,91 +339,10 @@ class Component:
             f"{' & '.join(map(str, self.devices))}: name other devices in backend, or call undo() first"
         )
 
-    @contextlib.contextmanager
-    def _traceable(self, call: Call) -> Iterator[nn.Module]:
-        """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
-        with skeleton(call.module, self.view.store.behind, self.adapters.bases(self.module)) as copied:
-            if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
-                vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
-            without_caches(copied)
-            yield copied
-
-    def _check_number(self, call: Call) -> None:
-        call.traces += 1
-        if call.traces == _MANY:
-            logger.warning(
-                "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
-                "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
-                self.title(call), _MANY,
-            )  # fmt: skip
-
-    def _reuse(
-        self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> CompiledModule | None:
-        """A program with dynamic shapes, of a module in the same state, that takes this call too."""
-        for key, program in list(call.programs.items()):
-            if not isinstance(program, CompiledModule) or not program.program.symbols or key[:-1] != state:
-                continue
-            if _accepts(program, args, kwargs):
-                call.traces -= 1
-                return program
-        return None
-
-    def _compile(
-        self, call: Call, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
-    ) -> Answering:
-        known, self._why = self._why, None
-        if known:
-            return self.parts.refuse(call, known)
-        try:
-            refuse_what_is_no_function(call, self.module, args, kwargs)
-            with self._traceable(call) as copied:
-                program = self._trace(call, state, copied, args, kwargs)
-        except TraceError as error:
-            return self.parts.refuse(call, error)
-        program.adapters = branches.form
-        compiled = self._finish(self, program, call.module)
-        logger.info("compiled %s: %s", self.title(call), repr(compiled))  # a kept record must not keep the weights
-        return compiled
-
-    def _trace(
-        self, call: Call, state: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Program:
-        """Traces a call, with the shapes that were given as dynamic, or those in which it differs from earlier ones."""
-        kind = self.devices[0].traced_as
-        if call.module is not self.module or call.method != "forward" or self._dynamic_shapes is not None:
-            shapes = self._shapes(kwargs) if call.module is self.module and call.method == "forward" else None
-            return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind)
-        form = Form.of(module.forward, args, kwargs)
-        varying = call.lengths.varying(state, form)
-        if varying:
-            try:
-                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind)
-                if call.lengths.is_of_use(varying, program):
-                    return program
-            except TraceError as error:
-                call.lengths.fix(varying, str(error))
-        return trace(module, args, kwargs, kind=kind)
-
-    def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""
-        if self._dynamic_shapes is None:
-            return None
-        containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
-        return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
-
     def title(self, call: Call) -> str:
         """The name of a call in messages."""
         kind = type(self.module).__name__
         return f"{self.name} ({kind}).{call}" if self.name else f"{kind}.{call}"
-
-
-def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        program.program.signature.flatten(args, kwargs)
-    except CallError:
-        return False
-    return True
 
 
 def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -517,9 +354,3 @@ def _generate(owner: Callable[[], Component | None], original: Callable[..., Any
 
 def _device_of(module: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in module.parameters()), None)
-
-
-def _renew_stamps(owner: Callable[[], Component | None]) -> None:
-    component = owner()
-    for _, weights in list(component._stamps.values()) if component else ():
-        weights.renew()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.components import component as components
+from dovetail.components import call_compiler
 
 SPREAD = "sim0&sim1"
 
@@ -51,13 +51,13 @@ class Pipe(diffusers.DiffusionPipeline):  # type: ignore[misc]
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The dynamic shapes of each trace."""
     done: list[Any] = []
-    own = components.trace
+    own = call_compiler.trace
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         done.append(kwargs.get("dynamic_shapes"))
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(components, "trace", counted)
+    monkeypatch.setattr(call_compiler, "trace", counted)
     return done
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_fixes_its_lengths_has_a_program_for_each(traces: list[Any]
 def test_programs_are_kept_in_a_bounded_number_and_forgotten_ones_are_made_again(
     monkeypatch: pytest.MonkeyPatch, traces: list[Any]
 ) -> None:
-    monkeypatch.setattr(components, "_MANY", 3)
+    monkeypatch.setattr(call_compiler, "_MANY", 3)
     module, lengths = Fixed().eval(), (5, 6, 7, 5, 8, 5, 6)
     expected = [call(module, length) for length in lengths]
     handle = dovetail.compile_pipeline(Pipe(module), SPREAD)

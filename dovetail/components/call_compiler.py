@@ -1,0 +1,161 @@
+"""Compiles a call of a component, or of a part of it, at its first call of each kind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..compiler.errors import CallError, TraceError
+from ..compiler.frontend.trace import trace
+from ..compiler.frontend.trace_lock import alone
+from ..compiler.ir.program import Program
+from ..lora.adapters import Branches
+from .calls import Answering, Call, refuse_what_is_no_function, without_caches
+from .compiled import CompiledModule
+from .lengths import Form
+from .skeleton import skeleton
+
+if TYPE_CHECKING:
+    from .component import Component
+
+logger = logging.getLogger(__name__)
+
+_MANY = 16
+"""So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
+
+Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
+"""Takes a traced program of a part of a component through the passes."""
+
+
+class CallCompiler:
+    """Makes the programs of the calls of a component.
+
+    Args:
+        component: the component.
+        finish: runs the passes on a traced program.
+        why: what tracing said of the call that comes first, if it is known not to be traceable.
+        dynamic_shapes: as torch.export takes them, for the component's forward.
+    """
+
+    def __init__(
+        self,
+        component: Component,
+        finish: Finish,
+        why: TraceError | None = None,
+        dynamic_shapes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._component = weakref.ref(component)
+        self._finish = finish
+        self._why = why
+        self._dynamic_shapes = dynamic_shapes
+
+    @property
+    def component(self) -> Component:
+        """The component, which keeps this alive, and not the other way round."""
+        component = self._component()
+        assert component is not None
+        return component
+
+    def make(
+        self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Answering:
+        """The program of a key that is not there yet; another thread may have made it meanwhile."""
+        with alone():
+            program = call.programs.get(key) or call.whole
+            if program is None:
+                self._check_number(call)
+                state = key[:-1]
+                program = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
+                with self.component.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
+                    if not call.is_over:
+                        call.keep(key, program, _MANY)
+            return program
+
+    @contextlib.contextmanager
+    def _traceable(self, call: Call) -> Iterator[nn.Module]:
+        """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
+        component = self.component
+        with skeleton(call.module, component.view.store.behind, component.adapters.bases(component.module)) as copied:
+            if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
+                vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
+            without_caches(copied)
+            yield copied
+
+    def _check_number(self, call: Call) -> None:
+        call.traces += 1
+        if call.traces == _MANY:
+            logger.warning(
+                "%s was compiled %d times: its shapes, or arguments that are no tensors, change from call to call, "
+                "which costs the time of compiling each time: keep sizes alike, or give dynamic_shapes",
+                self.component.title(call), _MANY,
+            )  # fmt: skip
+
+    def _reuse(
+        self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CompiledModule | None:
+        """A program with dynamic shapes, of a module in the same state, that takes this call too."""
+        for key, program in list(call.programs.items()):
+            if not isinstance(program, CompiledModule) or not program.program.symbols or key[:-1] != state:
+                continue
+            if _accepts(program, args, kwargs):
+                call.traces -= 1
+                return program
+        return None
+
+    def _compile(
+        self, call: Call, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Answering:
+        component, known, self._why = self.component, self._why, None
+        if known:
+            return component.parts.refuse(call, known)
+        try:
+            refuse_what_is_no_function(call, component.module, args, kwargs)
+            with self._traceable(call) as copied:
+                program = self._trace(call, state, copied, args, kwargs)
+        except TraceError as error:
+            return component.parts.refuse(call, error)
+        program.adapters = branches.form
+        compiled = self._finish(component, program, call.module)
+        logger.info("compiled %s: %s", component.title(call), repr(compiled))  # a record must not keep the weights
+        return compiled
+
+    def _trace(
+        self, call: Call, state: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Program:
+        """Traces a call, with the shapes that were given as dynamic, or those in which it differs from earlier ones."""
+        kind = self.component.devices[0].traced_as
+        if call.module is not self.component.module or call.method != "forward" or self._dynamic_shapes is not None:
+            shapes = self._shapes(kwargs) if call.module is self.component.module and call.method == "forward" else None
+            return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind)
+        form = Form.of(module.forward, args, kwargs)
+        varying = call.lengths.varying(state, form)
+        if varying:
+            try:
+                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind)
+                if call.lengths.is_of_use(varying, program):
+                    return program
+            except TraceError as error:
+                call.lengths.fix(varying, str(error))
+        return trace(module, args, kwargs, kind=kind)
+
+    def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""
+        if self._dynamic_shapes is None:
+            return None
+        containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
+        return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
+
+
+def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        program.program.signature.flatten(args, kwargs)
+    except CallError:
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""Notices, before each call, what others changed in the module of a component."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from .calls import Call
+from .stamp import Stamp, State
+from .weight_stamp import WeightStamp
+
+if TYPE_CHECKING:
+    from .component import Component
+
+logger = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks at the modules of a component's calls, and has it take in what others changed."""
+
+    def __init__(self, component: Component) -> None:
+        self._component = weakref.ref(component)
+        self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
+        self._live: dict[Call, Mapping[nn.Module, str]] = {}
+        self._told = False
+
+    @property
+    def component(self) -> Component:
+        """The component, which keeps this alive, and not the other way round."""
+        component = self._component()
+        assert component is not None
+        return component
+
+    def look(self, call: Call) -> State:
+        """The state of a part, after what others changed in it was taken in."""
+        component = self.component
+        stamp, weights = self._stamps.get(call) or self._stamp_of(call)
+        with component.sharing.shared():  # nobody puts stand-ins in place of weights meanwhile
+            state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
+        if is_changed:
+            with component.alone():
+                component.view.survey()
+                component.parts.forget()
+                component.refresh_weights()
+                for one, _ in list(self._stamps.values()):
+                    one.forget()  # what was one weight may be two now
+                state = stamp.look()
+        if weights.has_turned():
+            with component.alone():
+                call.unload()
+        if state.live is not self._live.get(call):
+            self._leave(call, stamp, state)
+        return state
+
+    def _stamp_of(self, call: Call) -> tuple[Stamp, WeightStamp]:
+        adapters, root = self.component.adapters, weakref.ref(self.component.module)
+
+        def bases() -> dict[nn.Module, nn.Module]:
+            module = root()
+            return adapters.bases(module) if module is not None else {}
+
+        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.component.view.store)))
+
+    def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
+        """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
+        component, self._live[call] = self.component, state.live
+        module, parts = component.module, component.parts
+        looked_at = {*stamp.modules, *({module} & {call.module})}  # the hooks of a part are its parent's to see
+        left = (parts.left - looked_at) | state.live.keys()
+        if left == parts.left:
+            return
+        parts.leave(left)
+        names = {one: path for path, one in module.named_modules()}
+        told = sorted(f"{names.get(one) or component.name} ({why})" for one, why in state.live.items())
+        if told and not self._told:
+            self._told = True
+            logger.warning(
+                "these parts of %s run as they are, because dovetail cannot trace them: %s%s; the rest of it is "
+                "compiled by its parts, so that values cross between devices more often",
+                component.title(call), ", ".join(told[:3]), f", … ({len(told)} in all)" if len(told) > 3 else "",
+            )  # fmt: skip
+
+    def renew(self) -> None:
+        """Looks at the weights again after they were moved by us, so that none is kept alive here."""
+        for _, weights in list(self._stamps.values()):
+            weights.renew()
+
+    def clear(self) -> None:
+        """Forgets all that was seen."""
+        self._stamps.clear()
+        self._live.clear()
