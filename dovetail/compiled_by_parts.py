@@ -15,6 +15,7 @@ from .compiler.errors import DovetailError, TraceError
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
+from .compiler.spec.residency import Residency
 from .compiler.spec.units import format_bytes
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
@@ -107,7 +108,7 @@ def compile_by_parts(
     rig: Rig,
     offered: Rig,
     finish: Finish,
-    rests: str = "",
+    residency: Residency = Residency.DEVICE,
     rows: bool = False,
     shares: tuple[float, ...] = (),
     index: WeightIndex | None = None,
@@ -121,7 +122,7 @@ def compile_by_parts(
         module, args, kwargs: as for ``compile``.
         why: what tracing it said.
         rig: the machine it is compiled for.
-        offered, finish, rests, rows, shares: as for ``Component``, its rig being what is offered.
+        offered, finish, residency, rows, shares: as for ``Component``, its rig being what is offered.
         index: files that have its weights.
         homes: the devices of modules by their path.
 
@@ -133,7 +134,9 @@ def compile_by_parts(
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     if lacking or not rig.present or any(leaf.is_meta for leaf in leaves):
         raise why
-    component = Component("", "", twin, offered, finish=finish, origins=origins, rests=rests, rows=rows, shares=shares)
+    component = Component(
+        "", "", twin, offered, finish=finish, origins=origins, residency=residency, rows=rows, shares=shares
+    )
     if homes is not None:
         held = component.view.weights()
         component.homes.assign({one: home_of(one.name, homes) for one in held})

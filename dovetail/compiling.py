@@ -13,6 +13,7 @@ from .compiler.frontend.trace import trace
 from .compiler.frontend.trace_lock import alone
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig, canonical_name
+from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
 from .conventions.device_map import give_homes, named_devices
@@ -98,7 +99,7 @@ def compile(
     offered = request.rig_for()
     if places is not None:
         offered = offered.only(dict.fromkeys(places.values()))
-    rests = _rests_for(request, name, offered.devices, index is not None)
+    residency = _residency_for(request, name, offered.devices, index is not None)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
 
     def finish(program: Program, mode: str) -> None:
@@ -106,10 +107,10 @@ def compile(
         PassManager(steps, callbacks).run(program)
 
     def finish_part(component: Component, program: Program, part: nn.Module) -> CompiledModule:
-        program.rests = rests
+        program.keep(residency)
         component.parts.place(part, program)
         finish(program, "layer" if component.parts.settled else mode)
-        if rests:
+        if program.residency:
             component.homes.settle(part, program)
         return CompiledModule(program, request.rig, component.view.of_program(part, program))
 
@@ -119,12 +120,13 @@ def compile(
             tensors = tensors_of_module(module)
     except TraceError as error:
         return compile_by_parts(
-            module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part, rests=rests,
-            rows=mode == "row", shares=shares, index=index, homes=places,
+            module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part,
+            residency=residency, rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
     if index is not None:
         set_types(program, types_of(program, index))
-    program.rig, program.rests = offered, rests
+    program.rig = offered
+    program.keep(residency)
     if places is not None:
         give_homes(program, places)
     finish(program, mode)
@@ -133,14 +135,14 @@ def compile(
     return CompiledModule(program, request.rig, source)
 
 
-def _rests_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> str:
-    rests = request.rests_for("", "", devices)
-    if rests == "disk" and not has_files:
+def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> Residency:
+    residency = request.residency_for("", "", devices)
+    if residency is Residency.DISK and not has_files:
         raise UsageError(
             f"the weights of {name} are in memory and cannot rest on disk: name their files (weights=…), load "
             "the pipeline with load_pipeline, or let them rest in host memory (params_backend=cpu)"
         )
-    return rests
+    return residency
 
 
 def _refuse_rows(request: Request) -> None:

@@ -133,7 +133,7 @@ def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:
 
 
 def _refusal(program: Program, device: Device, need: Need) -> str:
-    staged = " that are there together" if program.rests else ""
+    staged = " that are there together" if program.residency else ""
     memory = program.rig[device]
     why = f" ({memory.why})" if memory.why else ""
     return (

@@ -241,6 +241,8 @@ def _put_slices_in_place(program: Program, work: _Work) -> None:
     known = program.weights | {name: piece for name, (piece, _) in work.pieces.items()}
     program.weights = {one: known[one] for name in program.weights for one in stand_ins.get(name, [name])}
     program.home |= {name: device for name, (_, device) in work.pieces.items()}
+    kept = {name: rests for name, (one, _) in work.pieces.items() if (rests := program.residency.get(one.whole))}
+    program.residency = {name: rests for name, rests in program.residency.items() if name in program.weights} | kept
     program.blocks = tuple(
         replace(block, weights=tuple(one for name in block.weights for one in stand_ins.get(name, [name])))
         for block in program.blocks

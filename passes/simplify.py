@@ -164,6 +164,7 @@ def _drop_dead(program: Program) -> None:
         if name:
             program.weights.pop(name)
             program.constants.pop(name, None)
+            program.residency.pop(name, None)
         elif node.op != "call_function" or _has_effect(node):
             continue
         program.graph.erase_node(node)

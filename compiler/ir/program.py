@@ -9,6 +9,7 @@ where it is placed in ``Program.home``: nowhere else.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -19,6 +20,7 @@ from torch.fx import Graph, Node
 
 from ..checkpoints.quantized_types import packed_shape
 from ..spec.devices import Device, Rig
+from ..spec.residency import Residency
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -231,7 +233,7 @@ class Program:
     blocks: tuple[Block, ...] = ()
     adapters: tuple[Adapter, ...] = ()  # branches that the graph does not have yet
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
-    rests: str = ""  # where parameters rest while nobody reads them: "cpu", "disk", or on the device that reads them
+    residency: dict[str, Residency] = field(default_factory=dict)  # of weights that do not stay where they are read
     keeps_staged: bool = False  # what was brought for one run stays until the caller lets go of it, at a phase's end
     shares: tuple[float, ...] = ()  # of each device in what is split by rows
     segments: tuple[Segment, ...] = ()
@@ -252,8 +254,18 @@ class Program:
 
     def stages(self, weight: Weight, device: Device) -> bool:
         """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
-        there = self.rests == "disk" or (self.rests == "cpu" and not device.is_host)
-        return there and weight.kind == "parameter"
+        return self.residency.get(weight.name, Residency.DEVICE).stages_on(device)
+
+    def keep(self, residency: Residency) -> None:
+        """Has all parameters kept in one place while nobody computes with them."""
+        names = (weight.name for weight in self.weights.values() if weight.kind == "parameter")
+        self.residency = {} if residency is Residency.DEVICE else dict.fromkeys(names, residency)
+
+    @property
+    def kept(self) -> Residency:
+        """Where most parameters are kept."""
+        places = (self.residency.get(one.name) for one in self.weights.values() if one.kind == "parameter")
+        return next(iter(Counter(places).most_common(1)), (None, 0))[0] or Residency.DEVICE
 
     def inputs(self) -> Iterator[Node]:
         """The placeholders that stand for inputs, in order."""
@@ -298,7 +310,12 @@ class Program:
         output = graph.output(graph.graph_copy(self.graph, {}))
         output.meta = dict(self.output.meta)
         return replace(
-            self, graph=graph, weights=dict(self.weights), constants=dict(self.constants), home=dict(self.home)
+            self,
+            graph=graph,
+            weights=dict(self.weights),
+            constants=dict(self.constants),
+            home=dict(self.home),
+            residency=dict(self.residency),
         )
 
 

@@ -36,6 +36,7 @@ from ..ir.sizes import holds, symbols_of
 from ..ir.structure import count_leaves
 from ..ir.targets import find_target
 from ..spec.devices import Device, Rig
+from ..spec.residency import Residency
 from .spelling import read_plain
 from .tokens import Line
 
@@ -77,7 +78,8 @@ class _Reader:
     rig: Rig = field(default_factory=Rig)
     devices: dict[str, Device] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    rests: str = ""
+    kept: Residency = Residency.DEVICE
+    residency: dict[str, Residency] = field(default_factory=dict)
     shares: tuple[float, ...] = ()
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -121,9 +123,7 @@ class _Reader:
         self.autocast = LOWERED[line.take()]
 
     def _read_rests(self, line: Line) -> None:
-        self.rests = line.take()
-        if self.rests not in ("cpu", "disk"):
-            raise ValueError("weights rest on the cpu or the disk")
+        self.kept = _residency(line)
 
     def _read_shares(self, line: Line) -> None:
         self.shares = tuple(map(float, line.rest().split(":")))
@@ -230,6 +230,9 @@ class _Reader:
         self.weights[name] = weight
         if line.accept("in"):
             self.blocks[line.text_in_quotes()].append(name)
+        rests = _residency(line) if line.accept("rests") else self.kept if kind == "parameter" else None
+        if rests not in (None, Residency.DEVICE):
+            self.residency[name] = rests
         return weight
 
     def _rows(self, line: Line) -> tuple[int, int]:
@@ -284,7 +287,7 @@ class _Reader:
             blocks=tuple(Block(name, tuple(weights)) for name, weights in self.blocks.items()),
             home=self.home,
             autocast=self.autocast,
-            rests=self.rests,
+            residency=self.residency,
             shares=self.shares,
             history=self.history,
             facts=self.facts - {"scheduled"},
@@ -363,6 +366,13 @@ def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
     held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
     if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
         raise ValueError("a packed weight does not have as many bytes as its rows take")
+
+
+def _residency(line: Line) -> Residency:
+    word = line.take()
+    if word not in {one.value for one in Residency}:
+        raise ValueError("weights rest on the cpu or the disk, or on the device that reads them")
+    return Residency(word)
 
 
 def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:

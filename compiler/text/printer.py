@@ -16,6 +16,7 @@ from ..ir.aliasing import overwrites
 from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import Constant, Signature
 from ..ir.structure import count_leaves, is_leaf, show_structure
+from ..spec.residency import Residency
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
 
 _READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
@@ -38,9 +39,9 @@ def lines_of(program: Program) -> Iterator[str]:
         version = f"'{crossing.version}" if crossing.version else ""
         ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
         yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
-    block_of = {name: block.name for block in program.blocks for name in block.weights}
+    block_of, kept = {name: block.name for block in program.blocks for name in block.weights}, program.kept
     for node in program.graph.nodes:
-        yield _node_line(program, node, block_of)
+        yield _node_line(program, node, block_of, kept)
 
 
 def _header(program: Program) -> Iterator[str]:
@@ -52,8 +53,8 @@ def _header(program: Program) -> Iterator[str]:
         yield f"devices {program.rig}"
     if program.autocast:
         yield f"autocast {str(program.autocast).removeprefix('torch.')}"
-    if program.rests:
-        yield f"rests {program.rests}"
+    if program.kept is not Residency.DEVICE:
+        yield f"rests {program.kept.value}"
     if program.shares:
         yield f"shares {':'.join(map(repr, program.shares))}"
     for symbol, size in program.symbols.items():
@@ -83,7 +84,7 @@ def _leaf(leaf: Any) -> str:
     return f"= {show_argument(leaf.value)}" if isinstance(leaf, Constant) else "tensor"
 
 
-def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
+def _node_line(program: Program, node: Node, block_of: dict[str, str], common: Residency) -> str:
     if node.op == "output":
         return f"return {show_argument(node.args[0])}"
     head = f"%{node.name}: {show_value(value_of(node))} = "
@@ -94,6 +95,9 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str]) -> str:
         packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
         kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
         block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
+        usual = common if weight.kind == "parameter" else Residency.DEVICE
+        rests = program.residency.get(weight.name, Residency.DEVICE)
+        block += f" rests {rests.value}" if rests is not usual else ""
         home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
         return f"{head}{weight.kind} {json.dumps(weight.whole)}{aliases}{rows}{packed}{kept}{block}{home}"
     if node.op == "placeholder":

@@ -90,7 +90,7 @@ def _weights(part: CompiledModule) -> dict[str, int]:
 
 def _row(name: str, part: CompiledModule) -> tuple[str, ...]:
     weights = " + ".join(format_bytes(nbytes) for nbytes in _weights(part).values())
-    weights += f" from {part.program.rests}" if part.program.rests else ""
+    weights += f" from {part.program.kept.value}" if part.program.residency else ""
     devices = " & ".join(device.name for device in part.program.devices)
     return name, devices, str(len(part.program.segments)), weights, format_bytes(_crossing_bytes(part))
 
@@ -101,7 +101,7 @@ def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
         "devices": [device.name for device in part.program.devices],
         "segments": len(part.program.segments),
         "weight_bytes": _weights(part),
-        "weights_rest": part.program.rests or None,
+        "weights_rest": part.program.kept.value if part.program.residency else None,
         "crossings": len(part.program.crossings),
         "crossing_bytes": _crossing_bytes(part),
         "plan": str(file) if file else None,

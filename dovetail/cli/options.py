@@ -89,7 +89,7 @@ class Where:
         """
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
-            request.rests_for(attribute, role, request.devices_for(attribute, role))
+            request.residency_for(attribute, role, request.devices_for(attribute, role))
         return request
 
 

@@ -28,6 +28,7 @@ from ..compiler.errors import TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.ir.program import Program, Weight
 from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
 from ..passes.assign import assign, units_of
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
@@ -242,7 +243,7 @@ class Parts:
         units = {self._units[one] for one in inside if one in self._units}
         homes = _homes(inside)
         main = component.whole_on if component.whole_on in component.devices else None
-        several = len(homes) > 1 or bool(component.view.rests) or self._contains_left(module)
+        several = len(homes) > 1 or component.view.residency is not Residency.DEVICE or self._contains_left(module)
         packed = any(one.quant for one in inside)
         opens = next(module.children(), None) is not None and (
             packed or (several and (len(units) > 1 or main is None or module in self.left))
@@ -252,7 +253,7 @@ class Parts:
             return _Site(None, opens, ())
         if not opens:
             return _Site(device, False, tuple(inside))
-        shared = [] if component.view.rests or packed or main is None else inside
+        shared = [] if component.view.residency is not Residency.DEVICE or packed or main is None else inside
         loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
         return _Site(device, True, tuple(dict.fromkeys([*own, *loose])))
 

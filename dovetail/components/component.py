@@ -23,6 +23,7 @@ from torch import nn
 from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend.autocast import autocast_state
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, put_method, take_methods_out
@@ -72,7 +73,7 @@ class Component:
         origins: where weights come from that have no data yet.
         store: holds the weights of all components of the pipeline.
         sharing: what a call of any component of the pipeline shares, and a change to one takes alone.
-        rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
+        residency: where parameters are kept while nobody reads them.
         enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
@@ -93,7 +94,7 @@ class Component:
         origins: Origins | None = None,
         store: Store | None = None,
         sharing: Sharing | None = None,
-        rests: str = "",
+        residency: Residency = Residency.DEVICE,
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,7 +104,7 @@ class Component:
         self.rig = rig
         self.devices = rig.devices
         self.merges = Merges(self)
-        self.view = ModuleView(module, origins, store=store, rests=rests)
+        self.view = ModuleView(module, origins, store=store, residency=residency)
         self.homes = Homes(self.view)
         self.sharing = sharing or Sharing()
         self.adapters = Adapters(module, self.merges.take_over)

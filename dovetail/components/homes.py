@@ -78,8 +78,7 @@ class Homes:
         """Settles on which devices weights are read, those that have no home yet, and brings none there."""
         for one, device in homes.items():
             one.home = one.home or device
-            resting = self._view.rests == "disk" or (self._view.rests and not one.home.is_host)
-            if resting and isinstance(one.tensor, nn.Parameter):
+            if self._view.residency.stages_on(one.home) and isinstance(one.tensor, nn.Parameter):
                 self._planned[one, None] = one.home.name, one.nbytes
                 self._staged.add(one)
 

@@ -18,12 +18,13 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
 from ..lora.adapters import plain_name
 from ..runtime.store.origin import HOST
 from ..runtime.store.program_weights import ProgramWeights
 from ..runtime.store.source import tensors_of_module
 from ..runtime.store.store import Origins, Store
-from ..runtime.store.stored_weight import Residency, StoredWeight
+from ..runtime.store.stored_weight import StoredWeight
 
 _KEPT_BYTES = 1 << 20
 """A parameter of a component's own module that is no larger stays on its device, for pipelines may compute with it."""
@@ -56,18 +57,23 @@ class ModuleView:
         module: the component.
         origins: where the weights come from that are on meta; without them every weight must have data.
         store: holds the weights of all components of a pipeline.
-        rests: where parameters rest while nobody reads them: "cpu", "disk", or "" for where they are read.
+        residency: where parameters are kept while nobody reads them.
 
     Raises UsageError when weights shall rest on disk that lie in no file.
     """
 
     def __init__(
-        self, module: nn.Module, origins: Origins | None = None, *, store: Store | None = None, rests: str = ""
+        self,
+        module: nn.Module,
+        origins: Origins | None = None,
+        *,
+        store: Store | None = None,
+        residency: Residency = Residency.DEVICE,
     ) -> None:
         self._module = weakref.ref(module)
-        self.rests = rests
+        self.residency = residency
         self.store = store or Store(plain_name)
-        self.store.add(module, origins, Residency(rests) if rests else Residency.DEVICE)
+        self.store.add(module, origins, residency)
         self._has_origins = origins is not None
         self._lent: set[StoredWeight] = set()
         self._users = 0
@@ -76,7 +82,7 @@ class ModuleView:
         """Called when weights that were lent have left their devices."""
         self._names = {one.name for one in self.weights()}
         self._home = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), HOST)
-        if rests == "disk":
+        if residency is Residency.DISK:
             self._check_files()
 
     @property
@@ -203,7 +209,7 @@ class ModuleView:
         One that has no data, such as an adapter's that is being loaded, stays as it is. Raises UsageError where weights
         rest on disk in their files.
         """
-        if self.rests == "disk":
+        if self.residency is Residency.DISK:
             raise UsageError(
                 f"the weights of {type(self.module).__name__} rest on disk, and what is in their files cannot be "
                 "replaced: call undo() first"

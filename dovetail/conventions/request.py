@@ -23,6 +23,7 @@ from ..compiler.spec import (
     parse_tensor_split,
 )
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
 
 logger = logging.getLogger(__name__)
 
@@ -102,19 +103,19 @@ class Request:
         keys = [key for key, _ in setting.named]
         return attribute in keys or role in keys or (not attribute and setting.default is not None)
 
-    def rests_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> str:
-        """Where the weights of a component rest: "cpu", "disk", or "" for the devices that read them.
+    def residency_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> Residency:
+        """Where the weights of a component are kept while nobody computes with them.
 
         Raises UsageError for another device than those.
         """
         place = self.params_backend.resting_place(attribute, role, self.rig)
         names = [device.name for device in devices]
         if place is None or names == [getattr(place, "name", "")]:
-            return ""
+            return Residency.DEVICE
         if place == "disk":
-            return place
+            return Residency.DISK
         if place.is_host:
-            return place.kind
+            return Residency.HOST
         of = f" of {attribute}" if attribute else ""
         raise UsageError(
             f"weights{of} cannot rest on {place} and be read on {' & '.join(names)}: "

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ..compiler.spec.devices import Rig
+from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from ..components.component import Component
 from ..runtime.store.stored_weight import StoredWeight
@@ -39,9 +40,9 @@ class Ledger:
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in list(self._components.values()):
             held = component.homes.bytes_on(read) if other is component else _reserved(other)
-            (staged[phase_of(other.name)] if other.view.rests else resident).update(held)
+            (staged[phase_of(other.name)] if other.view.residency is not Residency.DEVICE else resident).update(held)
         own = staged[phase_of(component.name)]
-        phases = [own] if component.view.rests else staged.values()
+        phases = [own] if component.view.residency is not Residency.DEVICE else staged.values()
         return resident + functools.reduce(operator.or_, phases, Counter())
 
 

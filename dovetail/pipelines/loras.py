@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
+from ..compiler.spec.residency import Residency
 from ..components.component import Component
 from ..conventions import libraries
 from ..lora.requested import Lora, check_mode, refuse_pickle
@@ -89,7 +90,7 @@ def _is_merged(handle: CompiledPipeline, component: Component, mode: str) -> boo
     """Whether a component's adapters are merged; of itself only where that costs nothing later."""
     if mode != "auto":
         return mode == "immediately"
-    if component.view.rests or handle.splits_rows(component):
+    if component.view.residency is not Residency.DEVICE or handle.splits_rows(component):
         return False
     with contextlib.suppress(UsageError):
         component.merges.check()

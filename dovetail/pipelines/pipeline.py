@@ -13,6 +13,7 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.sharing import Sharing
@@ -165,7 +166,7 @@ class CompiledPipeline:
                 origins=(origins or {}).get(name),
                 store=store,
                 sharing=sharing,
-                rests=self._request.rests_for(name, roles[name], rig.devices),
+                residency=self._request.residency_for(name, roles[name], rig.devices),
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
@@ -272,7 +273,8 @@ class CompiledPipeline:
         lines = [f"{type(self.pipe).__name__} on {', '.join(map(str, self.rig))}"]
         for name, one in self.components.items():
             where = " & ".join(map(str, one.devices))
-            rests = f", weights rest on {one.view.rests}" if one.view.rests else ""
+            kept = one.view.residency
+            rests = f", weights rest on {kept.value}" if kept is not Residency.DEVICE else ""
             by_parts = ", by its parts" if one.parts.reasons else ""
             lines.append(f"  {name} ({one.role}): {where}{rests}{by_parts}, {len(one.programs)} programs")
         return "\n".join(lines)
@@ -325,7 +327,7 @@ class CompiledPipeline:
 
     def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
         homes = component.homes
-        program.rests = component.view.rests
+        program.keep(component.view.residency)
         program.keeps_staged = True  # until the component's phase ends
         program.shares = homes.shares
         component.parts.place(module, program)
@@ -335,7 +337,7 @@ class CompiledPipeline:
         mode = "layer" if component.parts.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
         homes.shares = program.shares
-        if program.rests:
+        if program.residency:
             homes.settle(module, program)
         return CompiledModule(program, self.rig, component.view.of_program(module, program))
 

@@ -212,11 +212,12 @@ class _Machine:
     def at_rest(self) -> Broken:
         """What is loaded for good and should not be."""
         program = self.evidence.program
-        for node, weight in self.evidence.weights.items() if program.rests else ():
+        for node, weight in self.evidence.weights.items() if program.residency else ():
             for place, device in enumerate(program.devices):
                 stays = (weight.name, place) in self.loaded and not self.seen.intersection(self.evidence.storages[node])
                 if stays and program.stages(weight, device):
-                    yield "rest", f"weight {weight.name} rests on the {program.rests} and is never released on {device}"
+                    rests = program.residency[weight.name].value
+                    yield "rest", f"weight {weight.name} rests on the {rests} and is never released on {device}"
 
     def key(self, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""

@@ -13,11 +13,12 @@ from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program, Weight
 from ...compiler.ir.schedule import Load
 from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
 from .origin import FileOrigin
 from .reader import WeightReader
 from .source import WeightSource, tensors_of_module
 from .store import Store
-from .stored_weight import Residency, StoredWeight
+from .stored_weight import StoredWeight
 
 Find = Callable[[], Mapping[str, StoredWeight]]
 """Gives the weights that a program may read, by name."""
@@ -193,10 +194,9 @@ def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str
 def _in_file(weight: Weight, origin: FileOrigin, program: Program) -> StoredWeight:
     """A weight that lies in a file alone, of the shape that it has there."""
     tensor = torch.empty(origin.entry.shape, dtype=weight.dtype, device="meta")
-    rests = weight.kind == "parameter"
-    if rests:
+    if weight.kind == "parameter":
         tensor = nn.Parameter(tensor, weight.requires_grad)
-    residency = Residency(program.rests) if rests and program.rests else Residency.DEVICE
+    residency = program.residency.get(weight.name, Residency.DEVICE)
     return StoredWeight(weight.whole, tensor, origin, program.name, residency)
 
 

@@ -20,6 +20,7 @@ from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.frontend.trace import foreign_library
 from ...compiler.ir.program import Weight
 from ...compiler.spec.devices import Device, canonical_name
+from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
@@ -27,7 +28,7 @@ from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import moved
 from .origin import HOST, Origin
 from .reader import WeightReader
-from .stored_weight import Residency, StoredWeight
+from .stored_weight import StoredWeight
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Weight
 from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
 from ..devices.transfers import moved
 from .origin import HOST, FileOrigin, Origin, TensorOrigin
 
@@ -19,14 +19,6 @@ Place = tuple[dict[str, Any], str]
 
 Part = tuple[tuple[int, int] | None, str, torch.device]
 """What lies beside a weight's own tensor: the rows, the GGUF type, and the device."""
-
-
-class Residency(Enum):
-    """Where a weight rests while nobody computes with it."""
-
-    DEVICE = "device"
-    HOST = "cpu"
-    DISK = "disk"
 
 
 @dataclass(eq=False)

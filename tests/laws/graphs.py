@@ -22,6 +22,7 @@ from dovetail.compiler.frontend.annotate import annotate
 from dovetail.compiler.ir.program import HERE, Program, Weight, weight_name
 from dovetail.compiler.ir.signature import Signature, Tensor
 from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.runtime import sim
 
@@ -329,10 +330,12 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
         ),
         weights=known,
         rig=draw(rigs()),
-        rests=draw(st.sampled_from(["", "cpu", "disk"])),
     )
     places = st.sampled_from(program.devices)
     program.home = {name: draw(places) for name in program.weights}
+    program.keep(draw(st.sampled_from(Residency)))
+    others = draw(st.sets(st.sampled_from(sorted(known)))) if known else set()
+    program.residency |= {name: draw(st.sampled_from([Residency.HOST, Residency.DISK])) for name in sorted(others)}
     weights = {name: draft.tensors[node] for name, node in draft.weights.items()}
     return Case(program, weights, [given[name] for name in names], evaluate(draft))
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import MIB
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
@@ -49,7 +50,7 @@ def program_of(
     sim.enable({device.index: RIG[device].total for device in RIG})
     program = trace(module, args)
     program.rig = RIG.only(DEVICES[:devices])
-    program.rests = rests
+    program.keep(Residency(rests or "device"))
     return PassManager(parse_passes(passes)).run(program)
 
 

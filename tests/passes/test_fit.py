@@ -13,6 +13,7 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB, KIB, MIB
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
@@ -174,7 +175,7 @@ class Telling(nn.Module):
 
 def test_a_weight_that_is_returned_counts_as_one_that_stays_on_each_device_that_reads_it() -> None:
     program = found_blocks(rig(8 * MIB, 8 * MIB), module=Telling())
-    program.rests = "cpu"
+    program.keep(Residency.HOST)
     PassManager(parse_passes("place{shares=1:2},pin,hoist,sink")).run(program)
     needs = needs_of(program, program.places())
     assert needs[program.devices[1]].weights == 2 * LAYER - 4 * 256, "but for the bias of the one that is returned"

@@ -14,6 +14,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load, Release, Run, Schedule
 from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.manager import PassManager
@@ -64,7 +65,7 @@ def test_a_run_finds_the_weights_that_it_reads_and_no_others(rests: str) -> None
 def placed(module: nn.Module, x: Tensor, rests: str, *devices: str) -> Program:
     program = trace(module, (x,))
     program.rig = Rig.of(**dict.fromkeys(devices, 2**20))
-    program.rests = rests
+    program.keep(Residency(rests or "device"))
     return PassManager(parse_passes(f"{ALL},verify")).run(program)
 
 
@@ -102,10 +103,22 @@ def test_buffers_stay_and_so_does_what_is_seen_after_the_run() -> None:
 def test_text_says_where_weights_rest() -> None:
     program = sample(rests="disk")
     assert "\nrests disk\n" in print_program(program)
-    assert parse_program(print_program(program)).rests == "disk"
+    assert parse_program(print_program(program)).residency == program.residency
     assert print_program(parse_program(print_program(program))) == print_program(program)
     with pytest.raises(ProgramTextError, match="weights rest on the cpu or the disk"):
         parse_program(print_program(program).replace("rests disk", "rests moon"))
+
+
+def test_text_says_of_a_weight_where_it_rests_only_where_most_rest_elsewhere() -> None:
+    program = sample(rests="cpu")
+    first, second, *_ = program.weights
+    program.residency[first] = Residency.DISK
+    del program.residency[second]
+    text = print_program(program)
+    assert "\nrests cpu\n" in text
+    assert [line.split('"')[1] for line in text.splitlines() if " rests " in line] == [first, second]
+    assert parse_program(text).residency == program.residency
+    assert print_program(parse_program(text)) == text
 
 
 def test_the_deep_verifier_runs_a_staged_schedule() -> None:

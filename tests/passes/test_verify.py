@@ -19,6 +19,7 @@ from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
 from dovetail.compiler.spec.devices import Device, Memory
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.verification import Verify
 from dovetail.passes.verify.deep import _Rehearsal, verify_deep
@@ -133,7 +134,7 @@ def forget_a_load(program: Program) -> None:
 
 
 def leave_weights_that_rest_elsewhere(program: Program) -> None:
-    program.rests = "cpu"
+    program.keep(Residency.HOST)
 
 
 def run_a_segment_twice(program: Program) -> None:

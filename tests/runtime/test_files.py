@@ -42,7 +42,7 @@ def program_of(*weights: Weight, device: torch.device = CPU) -> Any:
         devices=(home,),
         home=dict.fromkeys((weight.name for weight in weights), home),
         schedule=None,
-        rests="",
+        residency={},
         keeps_staged=False,
         stages=lambda *_: False,
     )

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.ir.program import Weight
 from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 
@@ -39,7 +40,8 @@ def test_a_thread_may_say_what_comes_next_while_another_fetches(tmp_path: Path) 
     (home,) = Rig.parse("sim0=1GiB").devices
     program: Any = SimpleNamespace(
         name="net", weights={one.name: one for one in weights}, constants={}, devices=(home,), schedule=None,
-        home=dict.fromkeys(tensors, home), rests="cpu", keeps_staged=False, stages=lambda *_: True,
+        home=dict.fromkeys(tensors, home), residency=dict.fromkeys(tensors, Residency.HOST),
+        keeps_staged=False, stages=lambda *_: True,
     )  # fmt: skip
     source = ProgramWeights.of_files(WeightIndex.of_file(tmp_path / "m.safetensors"), program)
     over, problems = threading.Event(), []
