@@ -4,6 +4,10 @@ A block is what a layer split moves as one: a transformer block, in a UNet a res
 list (``blocks.0``, ``blocks.1``, …) are blocks when most of them hold the same weights in the same shapes. Where they
 do not (the stages of a UNet) and their own lists hold nearly all they have, the search goes on inside. What a stage
 holds beside its units goes with the unit before it in graph order. No class and no model is known by name.
+
+The invariants: a weight is in one block at most; blocks, and the weights in each, stand in the order in which the graph
+uses them first; no block lies inside another. Takes time linear in the weights (times the depth of their names) and in
+the nodes.
 """
 
 from __future__ import annotations
@@ -202,23 +206,25 @@ def _alike(members: list[_Module]) -> bool:
 
 
 def _collect(used: Iterable[tuple[Weight, str]], units: list[str]) -> tuple[Block, ...]:
-    """Blocks with their weights, ordered by first use; strays of a stage join the unit used before them."""
+    """Blocks with their weights, ordered by first use.
+
+    A weight of a stage that lies in none of its units joins the unit that was used before it; one that is used before
+    any unit of its stage is kept in ``waiting``, and joins the first.
+    """
     owner = _Owner(units)
     held: dict[str, list[str]] = defaultdict(list)
-    waiting: list[tuple[str, Weight]] = []
+    waiting: dict[str | None, list[str]] = defaultdict(list)  # by stage
     last = ""
     for weight, module in used:
         name = module if weight.kind == "constant" else weight.name
-        unit = owner.unit(name)
-        if unit is None and owner.stage(name) is None:
+        unit, stage = owner.unit(name), owner.stage(name)
+        if unit is None and stage is None:
             continue
-        if unit is None and owner.stage(last) != owner.stage(name):
-            waiting.append((name, weight))
+        if unit is None and owner.stage(last) != stage:
+            waiting[stage].append(weight.name)
             continue
         last = unit or last
-        early = [item for item in waiting if owner.stage(item[0]) == owner.stage(last)] if waiting else []
-        waiting = [item for item in waiting if item not in early] if early else waiting
-        held[last] += [*(item[1].name for item in early), weight.name]
+        held[last] += [*waiting.pop(owner.stage(last), []), weight.name]
     return tuple(Block(name, tuple(weights)) for name, weights in held.items())
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ..compiler.errors import DovetailError, PassError, VerificationError
 from ..compiler.ir.program import Program
 from .base import Change, Pass
-from .verify.postconditions import EVIDENT
+from .verify.postconditions import POSTCONDITIONS
 from .verify.snapshot import Violation
 from .verify.translation import LAW, Reading, differences, read
 from .verify.verifier import explain
@@ -59,7 +59,7 @@ def _check(step: Pass, program: Program) -> None:
 
 
 def _check_done(step: Pass, program: Program, before: Reading | None) -> None:
-    missing = frozenset(fact for fact in step.ensures if fact in EVIDENT and not EVIDENT[fact](program))
+    missing = frozenset(fact for fact in step.ensures if fact in POSTCONDITIONS and not POSTCONDITIONS[fact](program))
     if missing:
         history = " → ".join(program.history) or "no pass"
         raise PassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")

@@ -1,10 +1,10 @@
 """Gives every node a device: that of the weight consumed last, in graph order.
 
 A node runs where its weights are, and what has no weights stays where the data already is, so a device changes only
-where the weights do. Tables (see ``tables``: rotary angles, small parameters that every block reads) do not count: they
-are loaded wherever they are read. A view never moves: it lives where its base lives, and so does whatever
-writes into memory that exists already, which keeps a storage that is written on one device with all its views. Where
-parts of a value are gathered, the program is on the main device again.
+where the weights do. Replicated weights (``analysis/replicated.py``: rotary angles, small parameters that every block
+reads) do not count: they are loaded wherever they are read. A view never moves: it lives where its base lives, and so
+does whatever writes into memory that exists already, which keeps a storage that is written on one device with all its
+views. Where parts of a value are gathered, the program is on the main device again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..compiler.ir.aliasing import base_of, computes
 from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Placement, Program, weight_name
 from ..compiler.spec.devices import Device
-from .analysis.replicated import tables
+from .analysis.replicated import replicated_weights
 from .analysis.weight_chains import consumed_weights, weights_through
 from .base import Change, Pass
 
@@ -43,7 +43,7 @@ class Pin(Pass):
 
 def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Device, tuple[str, ...]]]:
     """The device of each node, and the names of the weights that an operation reads, for weights of such homes."""
-    current, free = program.main, tables(program, home)
+    current, free = program.main, replicated_weights(program, home)
     roots: dict[Node, tuple[str, ...]] = {}
     found: dict[Node, tuple[Device, tuple[str, ...]]] = {}
     for node in program.graph.nodes:
@@ -54,9 +54,9 @@ def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Dev
             continue
         base, weights = base_of(node), consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
-        drawing = [name for name in weights if name not in free]
-        if drawing and (base is None or computes(node.target)):
-            current = home[drawing[-1]]
+        pinning = [name for name in weights if name not in free]
+        if pinning and (base is None or computes(node.target)):
+            current = home[pinning[-1]]
         if joins_parts(node.target):
             current = program.main
         found[node] = (found[base][0] if base else current), weights

@@ -25,7 +25,7 @@ from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from .analysis.liveness import live_bytes
 from .analysis.memory_needs import Need, needs_of
-from .analysis.replicated import tables
+from .analysis.replicated import replicated_weights
 from .analysis.weight_chains import consumed_weights, weights_through
 from .base import Change, Pass
 from .hoist import Hoist
@@ -271,7 +271,7 @@ def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
 
 def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
     """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
-    free = tables(program, program.home)
+    free = replicated_weights(program, program.home)
     roots: dict[Node, tuple[str, ...]] = {}
     block, most = -1, {-1: 0}
     for node, live in live_bytes(program):
@@ -287,11 +287,11 @@ def _block_of(
     node: Node, roots: dict[Node, tuple[str, ...]], free: frozenset[str], of_block: Mapping[str, int], block: int
 ) -> int:
     """The block of the weight consumed last, before or at a node."""
-    drawing = [name for name in consumed_weights(node, roots) if name not in free]
+    pinning = [name for name in consumed_weights(node, roots) if name not in free]
     roots[node] = weights_through(node, roots)
-    if not drawing or (base_of(node) and not computes(node.target)):
+    if not pinning or (base_of(node) and not computes(node.target)):
         return block
-    return of_block.get(drawing[-1], -1)
+    return of_block.get(pinning[-1], -1)
 
 
 def _homes(program: Program, counts: Sequence[int]) -> dict[str, Device]:

@@ -28,7 +28,7 @@ from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, put_method, take_methods_out
 from ..lora.adapters import Adapters, Branches
-from ..lora.loading import guard_module
+from ..lora.stand_ins import guard_module
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 from .by_parts import Parts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
 from ..conventions import libraries
-from ..lora.loading import on_stand_ins
+from ..lora.stand_ins import on_stand_ins
 
 if TYPE_CHECKING:
     from .pipeline import CompiledPipeline

@@ -1,10 +1,10 @@
-"""Which weights draw no operation to their home: each is copied to every device that reads it.
+"""Finds the weights that do not pin their readers: each is copied to every device that reads it.
 
 These are the numbers of adapters, buffers and constants that lie in no block (rotary angles), and small parameters in
-no block that are read between two blocks (a vector that every block adds). If a small one drew its readers, the program
-would go to the main device and back at each of them, with everything that is alive; a copy on each device costs
-``SMALL`` bytes at most, once. A parameter that is read only before or behind the blocks (an embedding, a head) draws
-its readers, and so does one that a device map puts on another device than the main one.
+no block that are read between two blocks (a vector that every block adds). If a small one pinned its readers, the
+program would go to the main device and back at each of them, with everything that is alive; a copy on each device costs
+``SMALL`` bytes at most, once. A parameter that is read only before or behind the blocks (an embedding, a head) pins its
+readers, and so does one that a device map puts on another device than the main one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL = 2**20
 """The most bytes of a parameter that is copied to every reader: next to nothing on a device that holds a block."""
 
 
-def tables(program: Program, home: Mapping[str, Device]) -> frozenset[str]:
+def replicated_weights(program: Program, home: Mapping[str, Device]) -> frozenset[str]:
     """The names of weights that are read wherever an operation is; ``home`` is where they rest, as far as decided."""
     inside = {name for block in program.blocks for name in block.weights if not program.weights[name].is_number}
     loose = [weight for weight in program.weights.values() if weight.name not in inside]

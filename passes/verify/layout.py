@@ -28,14 +28,14 @@ Call: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def misplaced(program: Program, call: Call) -> Iterator[tuple[Node, str]]:
-    """Nodes whose result has other strides than said, or other company in its memory, and what is wrong.
+    """Nodes whose result has other strides than said, or shares memory with other nodes than said, and what is wrong.
 
     Must run in a FakeTensorMode, on a program whose shapes and dtypes were found right; ``call`` runs an op.
     """
-    yield from _Rehearsal(program, call).run()
+    yield from _LayoutRun(program, call).run()
 
 
-class _Rehearsal:
+class _LayoutRun:
     """The values of one run, and which storage each number stands for."""
 
     def __init__(self, program: Program, call: Call) -> None:

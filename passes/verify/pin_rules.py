@@ -17,7 +17,7 @@ from .snapshot import UNKNOWN, Evidence, Violation
 
 
 def pin(evidence: Evidence) -> Iterator[Violation]:
-    """Every other op names its weights and is where the last is, tables apart, or has none and is with its readers."""
+    """Every other op names its weights and is where the last is that pins, or has none and is with its readers."""
     beside = {node: base for node, base in evidence.bases.items() if not overwrites(node)}
     homes, free = evidence.homes(), _free(evidence, beside)
     roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}
@@ -31,9 +31,9 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
         if consumed:
             consumed = tuple(dict.fromkeys(consumed))
             roots[node] = weights_through(node, roots)
-            drawing = [name for name in consumed if name not in free]
-            if drawing and (node not in beside or computes(node.target)):
-                current = homes.get(drawing[-1], UNKNOWN)
+            pinning = [name for name in consumed if name not in free]
+            if pinning and (node not in beside or computes(node.target)):
+                current = homes.get(pinning[-1], UNKNOWN)
         if joins_parts(node.target):
             current = 0
         if placement_of(node).weights != consumed:
@@ -64,7 +64,7 @@ def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
 
 
 def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
-    """The weights that draw no operation: numbers, what is no parameter and in no block, small ones read in between."""
+    """The weights that pin no operation: numbers, what is no parameter and in no block, small ones read in between."""
     program = evidence.program
     inside = {name for block in program.blocks for name in block.weights}
     weights = evidence.weights.values()

@@ -27,5 +27,7 @@ def scheduled(program: Program) -> bool:
     return program.schedule is not None
 
 
-EVIDENT: dict[str, Callable[[Program], bool]] = {check.__name__: check for check in (placed, pinned, cut, scheduled)}
+POSTCONDITIONS: dict[str, Callable[[Program], bool]] = {
+    check.__name__: check for check in (placed, pinned, cut, scheduled)
+}
 """The facts that a program shows. Others (that blocks were looked for, that rules were checked) leave no trace."""

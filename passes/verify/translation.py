@@ -1,9 +1,14 @@
 """Checks what a pass has done by what every op reads: before and after, the same version of the same value.
 
-Every value gets a number: that of its op over the numbers of what it reads, each with the state of its memory. A write
-puts the memory that it may reach into a new state. Two values with one number are equal, wherever they stand; so a pass
-may move, merge and drop nodes as it likes as long as each node that is left has the number that it had. What counts as
-a view, a copy or a repetition is decided here, for any strides, and not by what the passes say of themselves.
+Every value gets a number: that of its op over the numbers of what it reads, each with the state of its memory. A pass
+may move, merge and drop nodes as long as each node that is left has the number that it had. The invariants:
+
+- Two values with one number are equal, wherever they stand. A random op has a number of its own.
+- A piece of memory (``possible_memory``: whatever may share memory under any strides) has a state. A write puts it into
+  a new one, made of the old state and the write's own number, so that two programs agree on it.
+- A node that repeats its operand under any strides has its operand's number. What repeats one is decided here
+  (``_REPEATS``), and not by what the passes say of themselves.
+
 Takes time linear in the nodes.
 """
 
@@ -44,7 +49,7 @@ class Reading:
 
     table: Table
     numbers: dict[Node, int] = field(default_factory=dict)
-    drawn: list[Node] = field(default_factory=list)
+    random_ops: list[Node] = field(default_factory=list)
     results: list[Key] = field(default_factory=list)
 
 
@@ -60,7 +65,7 @@ def differences(before: Reading, program: Program) -> Iterator[tuple[Node | None
         if before.numbers.get(node) != number:
             known = "reads another value, or another version of it, than before" if node in before.numbers else "is new"
             yield node, f"%{node.name} {known}"
-    if before.drawn != after.drawn:
+    if before.random_ops != after.random_ops:
         yield None, "the ops that draw random numbers are not the same, or not in the same order"
     if before.results != after.results:
         yield program.output, "what is handed out is not what it was"
@@ -71,7 +76,7 @@ class _Reader:
 
     def __init__(self, program: Program, reading: Reading) -> None:
         self.program, self.reading = program, reading
-        self.ops = {node: _facts(node.target) for node in program.graph.nodes if node.op == "call_function"}
+        self.ops = {node: _op(node.target) for node in program.graph.nodes if node.op == "call_function"}
         self.live = _live(program, self.ops)
         self.piece = possible_memory(self.live)
         self.touched = touched_memory(self.piece)
@@ -93,16 +98,16 @@ class _Reader:
     def enter(self, key: Key) -> int:
         return self.reading.table.setdefault(key, len(self.reading.table) + 1)
 
-    def number(self, node: Node, op: _Facts) -> int:
+    def number(self, node: Node, op: _Op) -> int:
         source = self.repeated(node, op) if op.repeats is not None else None
         if source is not None:
             self.same[node] = self.same.get(source, source)
             return self.reading.numbers.get(source, 0)
         read = self.name if op.names else self.key
         named = tuple([(key, read(one)) for key, one in node.kwargs.items()]) if node.kwargs else ()
-        number = self.enter((node if op.draws else op.index, *map(read, node.args), named))
-        if op.draws:
-            self.reading.drawn.append(node)
+        number = self.enter((node if op.is_random else op.index, *map(read, node.args), named))
+        if op.is_random:
+            self.reading.random_ops.append(node)
         if op.kind is Alias.WRITE:
             self.write(node, number)
         elif op.elementwise and overwrites(node):
@@ -128,7 +133,7 @@ class _Reader:
             return self.reading.numbers.get(value, 0), self.shape.get(self.piece[value], 0) if self.shape else 0
         return _literal(value, self.name)
 
-    def repeated(self, node: Node, op: _Facts) -> Node | None:
+    def repeated(self, node: Node, op: _Op) -> Node | None:
         """The first operand, where a node is that under any strides, or a copy that nobody could tell from it."""
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
@@ -190,13 +195,13 @@ Of the views some keep every stride (those of ``view`` and its like not for dime
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Op:
     """What is known of an operation, whatever its operands; ``index`` tells it from all others."""
 
     index: int
     kind: Alias
     names: bool  # reads no element
-    draws: bool
+    is_random: bool
     elementwise: bool
     copies: bool
     repeats: Callable[[_Arguments], bool] | None
@@ -211,28 +216,28 @@ _INDEX = count()
 
 
 @cache
-def _facts(target: Any) -> _Facts:
+def _op(target: Any) -> _Op:
     overload = isinstance(target, torch._ops.OpOverload)
     name, tags = (target.overloadpacket.__name__, target.tags) if overload else ("", ())
     kind = alias_class(target)
-    return _Facts(
+    return _Op(
         index=next(_INDEX),
         kind=kind,
         names=reads_no_element(target),
-        draws=torch.Tag.nondeterministic_seeded in tags,
+        is_random=torch.Tag.nondeterministic_seeded in tags,
         elementwise=torch.Tag.pointwise in tags,
         copies=name in _COPIES,
         repeats=_REPEATS.get(name),
     )
 
 
-def _live(program: Program, ops: Mapping[Node, _Facts]) -> list[Node]:
+def _live(program: Program, ops: Mapping[Node, _Op]) -> list[Node]:
     """The nodes in order without those that are needed by nobody and change nothing."""
     wanted: set[Node] = set()
     nodes = list(program.graph.nodes)
     for node in reversed(nodes):
         op = ops.get(node)
-        if node in wanted or op is None or op.kind is Alias.WRITE or op.draws:
+        if node in wanted or op is None or op.kind is Alias.WRITE or op.is_random:
             wanted.add(node)
             wanted.update(node.all_input_nodes)
     return [node for node in nodes if node in wanted]

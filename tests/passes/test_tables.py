@@ -14,7 +14,7 @@ from dovetail.compiler.ir.schedule import Load
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.analysis.replicated import SMALL, tables
+from dovetail.passes.analysis.replicated import SMALL, replicated_weights
 from dovetail.passes.place import needs_at
 from dovetail.passes.verify.verifier import verify
 
@@ -44,7 +44,7 @@ def compiled(module: nn.Module, **options: Any) -> CompiledModule:
 def test_a_small_parameter_that_every_block_reads_cuts_nothing() -> None:
     program = compiled(Shared()).program
     assert [segment.device.name for segment in program.segments] == ["sim0", "sim1", "sim2", "sim0"]
-    assert tables(program, program.home) == {"scale"}
+    assert replicated_weights(program, program.home) == {"scale"}
     assert program.home["scale"] == program.main
 
 
@@ -67,7 +67,7 @@ def test_no_bit_changes(rests: str | None) -> None:
 
 def test_a_large_parameter_draws_its_readers_to_its_home() -> None:
     program = compiled(Shared(SMALL // 64 // 4 + 1)).program
-    assert tables(program, program.home) == set()
+    assert replicated_weights(program, program.home) == set()
     assert len(program.segments) > 6
 
 
@@ -80,14 +80,14 @@ def test_parameters_before_and_behind_the_blocks_draw_their_readers() -> None:
 def test_a_parameter_that_a_map_puts_elsewhere_draws_its_readers() -> None:
     found = compiled(Shared(), device_map={"": "sim0", "scale": "sim1"}, backend=None, tensor_split=None)
     assert {segment.device.name for segment in found.program.segments} == {"sim0", "sim1"}
-    assert not tables(found.program, found.program.home)
+    assert not replicated_weights(found.program, found.program.home)
 
 
 def test_a_program_read_again_has_the_same_tables() -> None:
     program = compiled(Shared()).program
     again = parse_program(print_program(program))
     verify(again)
-    assert tables(again, again.home) == {"scale"}
+    assert replicated_weights(again, again.home) == {"scale"}
 
 
 def test_a_large_buffer_in_no_block_is_a_table_as_ever() -> None:
@@ -103,5 +103,5 @@ def test_a_large_buffer_in_no_block_is_a_table_as_ever() -> None:
             return x
 
     program = compiled(Buffered()).program
-    assert tables(program, program.home) == {"angles"}
+    assert replicated_weights(program, program.home) == {"angles"}
     assert len(program.segments) == 3
