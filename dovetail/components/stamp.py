@@ -25,7 +25,7 @@ from torch import nn
 
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
-from ..runtime.store.store import version_of
+from ..runtime.store.stored_weight import version_of
 from .calls import Answer
 from .skeleton import is_of_libraries
 

@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from ..compiler.errors import WeightError
-from ..runtime.store.store import Store, memory_of, version_of
+from ..runtime.store.store import Store
+from ..runtime.store.stored_weight import memory_of, version_of
 
 
 @dataclass(frozen=True)

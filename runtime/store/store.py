@@ -28,7 +28,7 @@ from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import moved
 from .origin import HOST, Origin
 from .reader import WeightReader
-from .stored_weight import StoredWeight
+from .stored_weight import StoredWeight, memory_of, version_of
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
@@ -293,18 +293,3 @@ def _refuse_foreign(one: StoredWeight, device: torch.device, error: Exception) -
             f"{one.name} of {one.owner} is a {type(one.tensor).__name__} of {library}, which does not go to {device}: "
             f"{error}: load the component without, and give the file of its quantized weights to dovetail (weights=…)"
         ) from error
-
-
-_ORDINARY = (torch.Tensor, nn.Parameter)
-
-
-def memory_of(tensor: torch.Tensor | None) -> Any:
-    """What tells the memory of a tensor from any other while both are there."""
-    if type(tensor) in _ORDINARY:
-        return tensor.data_ptr()  # type: ignore[union-attr]
-    return getattr(tensor, "memory", None)
-
-
-def version_of(tensor: torch.Tensor | None) -> int:
-    """How often a tensor was written in place."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version

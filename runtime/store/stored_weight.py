@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Weight
@@ -108,3 +109,18 @@ class StoredWeight:
                 f"weight {self.name} is on meta and has no data: load the weights first, or give them to dovetail.load"
             )
         return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
+
+
+_ORDINARY = (torch.Tensor, nn.Parameter)
+
+
+def memory_of(tensor: torch.Tensor | None) -> Any:
+    """What tells the memory of a tensor from any other while both are there."""
+    if type(tensor) in _ORDINARY:
+        return tensor.data_ptr()  # type: ignore[union-attr]
+    return getattr(tensor, "memory", None)
+
+
+def version_of(tensor: torch.Tensor | None) -> int:
+    """How often a tensor was written in place."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

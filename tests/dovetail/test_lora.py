@@ -252,6 +252,19 @@ def test_what_is_merged_stays_when_the_pipeline_is_undone_and_when_the_adapter_i
     assert torch.equal(paint(pipe, call), merged)
 
 
+def test_an_adapter_is_merged_into_the_weights_that_were_loaded_into_the_module_last(wide: Any) -> None:
+    folder, lora = wide
+    eager, call = tiny_pipelines.wide_flux()
+    others = {name: tensor * 0.5 for name, tensor in eager.transformer.state_dict().items()}
+    with dovetail.load_pipeline(folder, "diffusion=sim0,te=cpu,vae=cpu") as handle:
+        paint(handle.pipe, call)
+        for pipe in (eager, handle.pipe):
+            pipe.transformer.load_state_dict(others)
+            pipe.load_lora_weights(lora, adapter_name="one")
+            pipe.fuse_lora(components=["transformer"])
+        assert torch.equal(paint(handle.pipe, call), paint(eager, call))
+
+
 @SLOW
 def test_what_was_merged_before_compiling_cannot_be_taken_out_of_a_compiled_pipeline(loras: Any) -> None:
     pipe, call = with_loras("flux", loras)

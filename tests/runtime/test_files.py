@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from dovetail.compiler.errors import WeightError
 from dovetail.compiler.ir.program import Weight
 from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
+from dovetail.runtime.store.origin import FileOrigin, MergedOrigin
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.weights.files import types_of
@@ -157,3 +159,35 @@ def test_a_tensor_is_filled_with_rows_and_what_is_next_is_advised(gguf: Any) -> 
     assert torch.equal(source(constant, sim0()).cpu(), TABLE)
     source.release([rows, constant], sim0())
     assert np.array_equal(source(rows, CPU).numpy(), data["w"][2:4])
+
+
+@dataclass(frozen=True)
+class Ones:
+    """An update that adds one to every number."""
+
+    width: int
+
+    def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
+        start, stop = rows or (0, 4)
+        return torch.ones(stop - start, self.width)
+
+
+def test_what_is_merged_is_added_to_what_a_file_has_and_to_its_rows(gguf: Any) -> None:
+    files, data = gguf
+    merged = MergedOrigin(FileOrigin(files.index["half"], WeightReader(), files.index.where), (Ones(8), Ones(8)))
+    weight = Weight("half", "parameter", (4, 8), torch.float32)
+    numbers = torch.from_numpy(data["half"]).view(torch.float16).reshape(4, 8).float() + 1 + 1
+    for device in (CPU, sim0()):
+        assert torch.equal(merged.read(weight, device).cpu(), numbers)
+        assert torch.equal(merged.read(weight.slice(1, 3), device).cpu(), numbers[1:3])
+        assert torch.equal(merged.whole(torch.float32, device).cpu(), numbers)
+
+
+def test_what_is_merged_into_a_matrix_of_another_width_is_not_lost_with_its_type(gguf: Any) -> None:
+    files, _ = gguf
+    base = FileOrigin(files.index["half"], WeightReader(), files.index.where)
+    weight = Weight("half", "parameter", (4, 8), torch.bfloat16)
+    assert base.quant_of(weight) == "F16"
+    assert MergedOrigin(base, (Ones(8),)).quant_of(weight) == ""
+    with pytest.raises(WeightError, match="has adapters merged into it, and the program was compiled for F16"):
+        MergedOrigin(base, (Ones(8),)).read(replace(weight, quant="F16"), CPU)
