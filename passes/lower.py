@@ -1,16 +1,18 @@
-"""Lowers a cut program to a schedule: loads, runs, copies, waits and frees in the order in which they are issued.
+"""Lowers a cut program to a schedule: everything that moves, waits, is loaded or freed, and the node at which it does.
 
-A copy starts as soon as its value is ready, a wait stands directly before the first run that needs the value, and a
-value is freed directly after the last instruction that touches it on that device, an input that nobody reads at once.
-Weights are loaded first, once on each device that reads them; those that rest elsewhere are loaded directly before
-each run that reads them and released directly after it. Where the memory that a copy reads is written again later, its
-own device waits for the copy too.
+A copy is sent by the step that makes its value what it is then; it is awaited by the first step that reads it. A value
+is freed by the step that touches it last on that device, an input that nobody reads at once. Weights that stay on a
+device are loaded first. Those that rest elsewhere are loaded directly before the stage that reads them and awaited by
+its first reader; they are released directly after the stage, or kept until the caller ends its phase. Where the memory
+that a copy reads is written later, the step that writes it first waits for the copy.
+
+One pass over the nodes, and one over all readings.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,22 +20,28 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings, writes
 from ..compiler.ir.ops import GATHER, LANDING
-from ..compiler.ir.program import Crossing, Program, Segment, Weight, device_of, placement_of, tensors_of
+from ..compiler.ir.program import Crossing, Program, Segment, device_of, placement_of, tensors_of
 from ..compiler.ir.schedule import (
+    Await,
     Copy,
     Free,
+    Input,
     Instruction,
     Landing,
+    Lifetime,
     Load,
+    Output,
     Release,
-    Return,
     Run,
     Schedule,
     State,
-    Wait,
+    Step,
     resting_place,
 )
 from ..compiler.spec.devices import Device
+from .analysis.liveness import ending_at, last_touches
+from .analysis.scratch import scratch_bytes
+from .analysis.stages import stages
 from .base import Change, Pass
 
 
@@ -46,153 +54,187 @@ class Lower(Pass):
     ensures: ClassVar[frozenset[str]] = frozenset({"scheduled"})
 
     def run(self, program: Program) -> Change:
-        """Issues everything but the frees, then frees each value after its last use."""
-        facts = _Facts.of(program)
-        instructions = [*_loads(program, facts), *_body(program, facts)]
-        program.schedule = Schedule(tuple(_with_frees(program, instructions)))
+        """Collects what happens at each node, then lists stage after stage."""
+        program.schedule = Schedule(tuple(_Lowering(program).instructions()))
         return Change(len(program.schedule), "instructions")
 
 
-@dataclass
-class _Facts:
-    """What each step reads and leaves behind, and which copies it makes possible or needs.
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """Nodes of a segment whose weights come and go together, and the weights that come for it."""
 
-    A step is the index of a segment; the inputs are there at step -1, the outputs are read one step after the last.
-    """
+    segment: Segment
+    nodes: tuple[Node, ...]
+    weights: dict[str, Node] = field(default_factory=dict)  # by name, with their first reader
 
-    outputs: int
-    reads: dict[int, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
-    yields: dict[int, dict[State, None]] = field(default_factory=lambda: defaultdict(dict))
-    ready: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
-    needed: dict[int, list[Crossing]] = field(default_factory=lambda: defaultdict(list))
-    writes: Counter[int] = field(default_factory=Counter)
-    resident: dict[Device, dict[Weight, None]] = field(default_factory=dict)
-    staged: dict[int, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
 
-    @staticmethod
-    def of(program: Program) -> _Facts:
-        facts = _Facts(len(program.segments))
-        for node in program.ops():
-            facts.writes.update(writes(node))
+class _Lowering:
+    """What happens at which node; the placeholders stand for the beginning of the call, the output for its end."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.order = {node: index for index, node in enumerate(program.graph.nodes)}
+        self.stages = [
+            _Stage(segment, nodes)
+            for segment in program.segments
+            for nodes in stages(program, segment.nodes, segment.device)
+        ]
+        self.stage_of = {node: stage for stage in self.stages for node in stage.nodes}
+        self.reads: dict[Node, dict[State, None]] = defaultdict(dict)  # in the state in which it lies there
+        self.first: dict[tuple[Node, int, Device], Node] = {}
         for reader, value, version in readings(program):
-            facts._note_reading(reader, value, version)
-        for crossing in program.crossings:
-            facts.ready[-1 if crossing.producer is None else crossing.producer].append(crossing)
-            facts.needed[facts.outputs if crossing.consumer is None else crossing.consumer].append(crossing)
-        facts._note_weights(program)
-        return facts
-
-    def _note_weights(self, program: Program) -> None:
-        """Which weights stay on which device, and which come for one step: those that nobody can see after it."""
-        self.resident = {device: {} for device in program.devices}
-        seen = {tensor.storage for states in self.yields.values() for one in states for tensor in tensors_of(one.node)}
-        for node in program.weight_nodes():
-            weight = program.weight(node)
-            stays = program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
-            for user in node.users:
-                device = device_of(user)
-                at_rest = stays or not program.stages(weight, device)
-                (self.resident[device] if at_rest else self.staged[self._step(user)])[weight] = None
-
-    def _step(self, node: Node) -> int:
-        segment = placement_of(node).segment
-        outside = self.outputs if node.op == "output" else -1
-        return outside if segment is None else segment
-
-    def _note_reading(self, reader: Node, value: Node, version: int) -> None:
-        where, origin = self._step(reader), self._step(value)
-        if where != origin:
             moved = tensors_of(value) and device_of(reader) != device_of(value)
-            self.reads[where][State(value, version if moved else 0)] = None
-            self.yields[origin][State(value)] = None
+            self.reads[reader][State(value, version if moved else 0)] = None
+            self.first.setdefault((value, version, device_of(reader)), reader)
+        self.awaits: dict[Node, list[Await]] = defaultdict(list)
+        self.sends: dict[Node, list[Copy]] = defaultdict(list)
+        self.resident: dict[Device, dict[str, None]] = {device: {} for device in program.devices}
+        self._place_copies()
+        self._place_weights()
+        self._place_loads()
+        self.frees = self._place_frees()
 
-    def is_written_after(self, crossing: Crossing) -> bool:
-        """Whether the memory that a copy reads is written again later."""
-        return any(self.writes[tensor.storage] > crossing.version for tensor in tensors_of(crossing.value))
+    def instructions(self) -> Iterator[Instruction]:
+        """The whole schedule."""
+        inputs = list(self.program.inputs())
+        main = self.program.main
+        yield Input(tuple(map(State, inputs)), main)
+        yield from self.loads
+        for node in inputs:
+            yield from (*self.sends[node], *self.frees.get(node, ()))
+        for stage in self.stages:
+            yield from self._stage(stage)
+        yield from self.awaits[self.program.output]
+        yield Output(tuple(self.reads[self.program.output]), main)
+
+    def _stage(self, stage: _Stage) -> Iterator[Instruction]:
+        """A run, between the loading and the release of the weights that come for it."""
+        run = Run(stage.segment, stage.segment.device, tuple(map(self._step, stage.nodes)))
+        if not stage.weights:
+            yield run
+            return
+        load = self.load_of[stage]
+        yield load
+        yield run
+        if load.lifetime is Lifetime.STAGE:
+            yield Release(load)
+
+    def _step(self, node: Node) -> Step:
+        return Step(
+            node,
+            tuple(self.awaits.get(node, ())),
+            tuple(self.sends.get(node, ())),
+            tuple(self.frees.get(node, ())),
+            scratch_bytes(self.program, node, device_of(node)),
+        )
+
+    def _place_copies(self) -> None:
+        """Each copy at the node that makes its value what it is then, awaited by its first reader there."""
+        writers = _writers(self.program)
+        for crossing in self.program.crossings:
+            value, source = State(crossing.value, crossing.version), device_of(crossing.value)
+            sender = self._sender(crossing, writers)
+            copy = Copy(value, source, crossing.target, self._landing(crossing))
+            self.sends[sender].append(copy)
+            later = self._next_write(crossing, writers)
+            if later is not None:
+                self.awaits[later].append(Await(copy, source))
+            self.awaits[self.first[crossing.value, crossing.version, crossing.target]].append(
+                Await(copy, crossing.target)
+            )
+
+    def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node:
+        """The node that leaves a value in a state: that of its last write by then, or of its making."""
+        made = [crossing.value]
+        for tensor in tensors_of(crossing.value):
+            made += writers[tensor.storage][: crossing.version][-1:]
+        return max(made, key=self.order.__getitem__)
+
+    def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node | None:
+        """The first node that writes the memory of a value after it was sent."""
+        later = [node for t in tensors_of(crossing.value) for node in writers[t.storage][crossing.version :][:1]]
+        return min(later, key=self.order.__getitem__, default=None)
+
+    def _landing(self, crossing: Crossing) -> Landing | None:
+        """The place of a part in the whole that it is gathered into, where nothing else reads it."""
+        readers = [user for user in crossing.value.users if device_of(user) == crossing.target]
+        if [reader.target for reader in readers] != [GATHER]:
+            return None
+        out, parts = readers[0].args
+        assert isinstance(out, Node)
+        assert isinstance(parts, (list, tuple))
+        made = placement_of(out).segment
+        if out.target is not LANDING or made is None or crossing.producer is None or made >= crossing.producer:
+            return None
+        widths = [_columns(part) for part in parts]
+        place = parts.index(crossing.value)
+        return Landing(State(out), sum(widths[:place]), widths[place])
+
+    def _place_weights(self) -> None:
+        """Which weights stay on which device, and which come for a stage: those that nobody can see after it."""
+        seen = self._seen_outside()
+        for node in self.program.weight_nodes():
+            weight = self.program.weight(node)
+            stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
+            for user in sorted(node.users):
+                device, stage = device_of(user), self.stage_of.get(user)
+                if stays or stage is None or not self.program.stages(weight, device):
+                    self.resident[device][weight.name] = None
+                else:
+                    stage.weights.setdefault(weight.name, user)
+
+    def _place_loads(self) -> None:
+        """The loads of what stays, and one for each stage that needs any, awaited by its first reader."""
+        held = [(device, names) for device, names in self.resident.items() if names]
+        self.loads = [Load(number, tuple(names), device) for number, (device, names) in enumerate(held)]
+        lifetime, slot = (Lifetime.PHASE, -1) if self.program.keeps_staged else (Lifetime.STAGE, 0)
+        needing = [stage for stage in self.stages if stage.weights]
+        self.load_of = {
+            stage: Load(number, tuple(stage.weights), stage.segment.device, lifetime, slot)
+            for number, stage in enumerate(needing, len(held))
+        }
+        for stage, load in self.load_of.items():
+            first = min(stage.weights.values(), key=self.order.__getitem__)
+            self.awaits[first].append(Await(load, load.device))
+
+    def _seen_outside(self) -> set[int]:
+        """The storages of values that another stage reads, or the caller."""
+        return {
+            tensor.storage
+            for reader, states in self.reads.items()
+            for state in states
+            if self.stage_of.get(state.node) is not self.stage_of.get(reader)
+            for tensor in tensors_of(state.node)
+        }
+
+    def _place_frees(self) -> dict[Node, list[Free]]:
+        """Each value at the last node that touches it on a device; what is handed out is not freed."""
+        nodes: Sequence[Node] = [*self.program.inputs(), *self.program.ops(), self.program.output]
+        ends = ending_at(last_touches(nodes, self._touched))
+        return {
+            node: [Free(state, device) for state, device in ended]
+            for node, ended in ends.items()
+            if node.op != "output"
+        }
+
+    def _touched(self, node: Node) -> Iterator[tuple[State, Device]]:
+        """The values that a node makes, reads or sends, with the device they lie on."""
+        for state in self.reads[node]:
+            yield state, resting_place(state, device_of(node))
+        for copy in self.sends[node]:
+            yield State(copy.value.node), copy.source
+        if node.op != "output":
+            yield State(node), device_of(node)
 
 
-def _loads(program: Program, facts: _Facts) -> Iterator[Load]:
-    return (Load(device, tuple(weights)) for device, weights in facts.resident.items() if weights)
-
-
-def _body(program: Program, facts: _Facts) -> Iterator[Instruction]:
-    yield from _copies(facts, -1)
-    for segment in program.segments:
-        yield from _waits(facts, segment.index)
-        yield from _run(facts, segment)
-        yield from _copies(facts, segment.index)
-    yield from _waits(facts, facts.outputs)
-    yield Return(tuple(facts.reads[facts.outputs]), program.main)
-
-
-def _run(facts: _Facts, segment: Segment) -> Iterator[Instruction]:
-    """A run between the loading and the release of the weights that come for it."""
-    run = Run(segment, tuple(facts.reads[segment.index]), tuple(facts.yields[segment.index]))
-    staged = tuple(facts.staged[segment.index])
-    yield from (Load(segment.device, staged), run, Release(segment.device, staged)) if staged else (run,)
-
-
-def _copies(facts: _Facts, step: int) -> Iterator[Copy]:
-    """The copies that a step makes possible."""
-    for crossing in facts.ready[step]:
-        value, source = State(crossing.value, crossing.version), device_of(crossing.value)
-        yield Copy(value, source, crossing.target, _landing(crossing))
-
-
-def _landing(crossing: Crossing) -> Landing | None:
-    """The place of a part in the whole that it is gathered into, where nothing else reads it."""
-    readers = [user for user in crossing.value.users if device_of(user) == crossing.target]
-    if [reader.target for reader in readers] != [GATHER]:
-        return None
-    out, parts = readers[0].args
-    assert isinstance(out, Node)
-    assert isinstance(parts, (list, tuple))
-    made = placement_of(out).segment
-    if out.target is not LANDING or made is None or crossing.producer is None or made >= crossing.producer:
-        return None
-    widths = [_columns(part) for part in parts]
-    place = parts.index(crossing.value)
-    return Landing(State(out), sum(widths[:place]), widths[place])
+def _writers(program: Program) -> dict[int, list[Node]]:
+    """For each storage the nodes that write it, in order."""
+    writers: dict[int, list[Node]] = defaultdict(list)
+    for node in program.ops():
+        for storage in writes(node):
+            writers[storage].append(node)
+    return writers
 
 
 def _columns(part: Any) -> int:
     return tensors_of(part)[0].sizes[-1]
-
-
-def _waits(facts: _Facts, step: int) -> Iterator[Wait]:
-    """Waits for what a step needs; that step stands before the next write, so the source need not wait sooner."""
-    for crossing in facts.needed[step]:
-        value, source = State(crossing.value, crossing.version), device_of(crossing.value)
-        if facts.is_written_after(crossing):
-            yield Wait(value, source, crossing.target, source)
-        yield Wait(value, source, crossing.target, crossing.target)
-
-
-def _with_frees(program: Program, instructions: list[Instruction]) -> Iterator[Instruction]:
-    last = {(State(node), program.main): -1 for node in program.inputs()}
-    for index, instruction in enumerate(instructions):
-        last.update(dict.fromkeys(touched(instruction), index))
-    ends: dict[int, list[Free]] = defaultdict(list)
-    for (state, device), index in last.items():
-        ends[index].append(Free(state, device))
-    yield from ends[-1]
-    for index, instruction in enumerate(instructions):
-        yield instruction
-        if not isinstance(instruction, Return):
-            yield from ends[index]
-
-
-def touched(instruction: Instruction) -> Iterator[tuple[State, Device]]:
-    """The values that an instruction makes or uses, with the device they lie on."""
-    match instruction:
-        case Copy(value, source, target, into):
-            yield State(value.node), source
-            yield value, target
-            if into is not None:
-                yield into.value, target
-        case Wait(value, _, target, device) if device == target:
-            yield value, target
-        case Run(segment, reads, yields):
-            yield from ((state, resting_place(state, segment.device)) for state in (*reads, *yields))
-        case Return(values, device):
-            yield from ((state, resting_place(state, device)) for state in values)

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place, possible_memory
 from ..compiler.ir.program import Program, TensorType, placement_of, tensors_of, value_of
+from .analysis.liveness import last_touches
 from .analysis.storages import rename_storages
 from .base import Change, Pass
 
@@ -53,11 +54,12 @@ class _Memory:
         self.before = {node: value_of(node) for node in program.ops()}
         self._piece = possible_memory(program.graph.nodes)
         self._bytes: dict[int, int] = {}
-        self._last: dict[Node, Node] = {}
         for node in program.graph.nodes:
             for tensor in tensors_of(node) if node.op == "call_function" else ():
                 self._bytes.setdefault(tensor.storage, tensor.nbytes)
-            self._last.update((self._piece[one], node) for one in (node, *node.all_input_nodes))
+        self._last = last_touches(
+            program.graph.nodes, lambda node: (self._piece[one] for one in (node, *node.all_input_nodes))
+        )
         fixed = [*program.graph.find_nodes(op="placeholder"), *(crossing.value for crossing in program.crossings)]
         self._fixed = {self._piece[node] for node in fixed}
 

@@ -1,8 +1,8 @@
-"""Writes each segment as Python source over local variables.
+"""Writes each run of a schedule as Python source over local variables.
 
-There is no interpreter: a segment is one function whose body is one line a node, with operations and weights bound as
-closure variables and every value dropped at its last use. The listing is what runs and is meant to be read; each line
-says which module and source line it came from.
+There is no interpreter: a run is one function with the lines of its steps, in order: what is awaited, the operation,
+what is sent, what is dropped. Operations and resident weights are bound as closure variables. The listing is what runs
+and is meant to be read; each line says which module and source line it came from.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import math
 import operator
 import textwrap
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,14 +22,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import in_place, writes
-from ..compiler.ir.program import HERE, Segment, device_of, origin_of, tensors_of, weight_name
-from ..compiler.ir.schedule import Copy, Run, State
+from ..compiler.ir.aliasing import in_place
+from ..compiler.ir.program import HERE, device_of, origin_of, weight_name
+from ..compiler.ir.schedule import Await, Copy, Load, Run, State, Step
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
 from . import gather as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 from . import steps
 from .in_place import Candidates
+from .slots import RunSlots
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
@@ -40,8 +40,8 @@ _RESERVED = object()
 
 
 @dataclass
-class SegmentSource:
-    """The generated function of one segment.
+class RunSource:
+    """The generated function of one run.
 
     ``code`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
     the list of slots, and finds there the weights that only come for it. ``text`` is the same with comments, for
@@ -78,22 +78,22 @@ class SegmentSource:
 
 @dataclass
 class _Writer:
-    """Collects the lines of one segment and the objects that they name."""
+    """Collects the lines of one run and the objects that they name."""
 
     run: Run
-    slots: Mapping[State, int]
-    freed: frozenset[State]
+    slots: RunSlots
     versions: Readings
-    staged: Mapping[str, int] = field(default_factory=dict)
-    candidates: Candidates = field(default_factory=lambda: Candidates({}, -1))
+    candidates: Candidates
     bound: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Node] = field(default_factory=dict)
     weight_names: dict[Node, str] = field(default_factory=dict)
-    fetched: dict[str, int] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
     places: dict[Device, torch.device] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
     taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind", "look"), _RESERVED))
+
+    def __post_init__(self) -> None:
+        self.freed = frozenset(free.value for step in self.run.steps for free in step.frees)
 
     def write(self, text: str, node: Node | None = None) -> None:
         self.lines.append((f"        {text}", node))
@@ -114,8 +114,12 @@ class _Writer:
         return self.names[state]
 
     def state(self, reader: Node, value: Node) -> State:
-        moved = device_of(value) != self.run.segment.device
+        moved = device_of(value) != self.run.device
         return State(value, self.versions.get((reader, value), 0) if moved else 0)
+
+    def place(self, device: Device) -> str:
+        """A name for a device."""
+        return self.bind(f"to_{device}", self.places.setdefault(device, device.torch))
 
     def expression(self, reader: Node, value: Any) -> str:
         """Source text for an argument of a node."""
@@ -131,7 +135,7 @@ class _Writer:
             case float() if not math.isfinite(value):
                 return self.bind(f"float_{value}".replace("-", "minus_"), value)
             case torch.device():
-                device = self.run.segment.device
+                device = self.run.device
                 return self.bind("device", device.torch) if value == HERE else self.bind("other_device", value)
             case None | bool() | int() | float() | str() | complex():
                 return repr(value)
@@ -139,15 +143,11 @@ class _Writer:
                 return self.bind(str(value).replace(".", "_").replace("torch_", ""), value)
 
     def operand(self, reader: Node, value: Node) -> str:
-        weight = weight_name(value)
-        if weight is None:
+        if not weight_name(value):
             return self.local(self.state(reader, value))
-        name = self.weight_names.get(value) or self.name_weight(value)
-        if weight in self.staged:
-            self.fetched[name] = self.staged[weight]
-        else:
-            self.weights[name] = value
-        return name
+        if value not in self.weight_names:
+            self.weights[self.name_weight(value)] = value
+        return self.weight_names[value]
 
     def name_weight(self, value: Node) -> str:
         """A name for a weight, made unique among all names of the segment."""
@@ -185,121 +185,107 @@ def _identifier(name: str) -> str:
     return name if plain else "value_" + "".join(one if one.isascii() and one.isalnum() else "_" for one in name)
 
 
-def write_segment(
-    run: Run,
-    slots: Mapping[State, int],
-    freed: frozenset[State],
-    versions: Readings,
-    name: str,
-    staged: Mapping[str, int] | None = None,
-    awaited: frozenset[State] = frozenset(),
-    sent: Sequence[tuple[Copy, int, int]] = (),
-    candidates: Candidates | None = None,
-) -> SegmentSource:
-    """Generates the source of a segment.
+def write_run(run: Run, slots: RunSlots, versions: Readings, name: str, candidates: Candidates) -> RunSource:
+    """Generates the source of a run, which is its steps one to one.
 
     Args:
-        run: the instruction, with what the segment reads from outside and yields.
-        slots: the slot of each such value on the segment's device.
-        freed: those of the read values that are freed with this run, at their last use.
+        run: the instruction.
+        slots: where what comes from outside the run lies, and what stays after it goes.
         versions: which version of a value from another device each node reads, where it is not 0.
         name: what tracebacks call the source.
-        staged: the slot of each weight that comes for one run and goes after it.
-        awaited: those of the read values that are on their way, and waited for at their first use.
-        sent: the copies that start as soon as their value is what they send, each with its slot there and that of
-            the memory that it lands in.
         candidates: the nodes that may be computed in their operand's memory, and whether they have been looked at.
     """
-    writer = _Writer(run, slots, freed, versions, staged or {}, candidates or Candidates({}, -1))
-    kept = {writer.local(state) for state in run.yields}
-    ends = _last_uses(writer, run.segment)
-    copies = _copies_after(run.segment, sent)
-    late = {writer.local(state): state for state in run.reads if state in awaited}
-    for state in run.reads:
-        if state not in awaited:
+    writer = _Writer(run, slots, versions, candidates)
+    made, awaited = set(run.nodes), {one.started for step in run.steps for one in step.awaits}
+    coming = {copy.value for copy in awaited if isinstance(copy, Copy) and copy.target == run.device}
+    for state in _outside(writer, made):
+        if state not in coming:
             _write_read(writer, state)
-    for node in run.segment.nodes:
-        target = writer.local(State(node))
-        for operand in node.all_input_nodes if late else ():
-            if not weight_name(operand) and (local := writer.local(writer.state(node, operand))) in late:
-                _write_read(writer, late.pop(local), ".wait()")
-        writer.write(f"{target} = {writer.call(node)}", node)
-        for copy in copies[node]:
-            _write_copy(writer, *copy)
-        done = [local for local in ends[node] if local not in kept]
-        if done:
-            writer.write(f"del {', '.join(done)}")
-    for state in run.yields:
-        writer.write(f"slots[{slots[state]}] = {writer.local(state)}")
-    writer.lines[:0] = [(f"        {weight} = slots[{slot}]", None) for weight, slot in writer.fetched.items()]
-    if any(map(writer.candidates.is_looked_at, run.segment.nodes)):
-        writer.lines.insert(0, (f"        look = slots[{writer.candidates.slot}]", None))
+    for step in run.steps:
+        _write_step(writer, step)
+    for node in run.nodes:
+        if State(node) not in writer.freed:
+            writer.write(f"slots[{slots.values[State(node)]}] = {writer.local(State(node))}")
+    if any(map(candidates.is_looked_at, run.nodes)):
+        writer.lines.insert(0, (f"        look = slots[{candidates.slot}]", None))
     return _assemble(writer, name)
 
 
+def _outside(writer: _Writer, made: Collection[Node]) -> dict[State, None]:
+    """The values that a run reads or sends and does not make, in the order in which it first needs them."""
+    found: dict[State, None] = {}
+    for step in writer.run.steps:
+        for operand in step.node.all_input_nodes:
+            if operand not in made and not weight_name(operand):
+                found[writer.state(step.node, operand)] = None
+        found |= {State(copy.value.node): None for copy in step.sends if copy.value.node not in made}
+    return found
+
+
+def _write_step(writer: _Writer, step: Step) -> None:
+    """The lines of one node: what it awaits, the call, what is sent, what is dropped."""
+    node = step.node
+    for one in step.awaits:
+        _write_await(writer, one)
+    writer.write(f"{writer.local(State(node))} = {writer.call(node)}", node)
+    for copy in step.sends:
+        _write_copy(writer, copy)
+    if step.frees:
+        writer.write(f"del {', '.join(writer.local(free.value) for free in step.frees)}")
+
+
+def _write_await(writer: _Writer, one: Await) -> None:
+    if isinstance(one.started, Load):
+        names = "".join(f"{writer.name_weight(writer.slots.nodes[name])}, " for name in one.started.weights)
+        writer.write(f"{names}= slots[{writer.slots.loads[one.started]}].wait()")
+    elif one.device == one.started.target:
+        _write_read(writer, one.started.value, ".wait()")
+    else:
+        slot = writer.slots.fences[one.started]
+        writer.write(f"{writer.bind('fence', steps.fence)}(slots[{slot}], {writer.place(one.device)})")
+        writer.write(f"slots[{slot}] = None")
+
+
 def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
-    slot = writer.slots[state]
+    slot = writer.slots.values[state]
     kept = f"slots[{slot}] = " if wait and state not in writer.freed else ""
     writer.write(f"{writer.local(state)} = {kept}slots[{slot}]{wait}")
     if state in writer.freed:
         writer.write(f"slots[{slot}] = None")
 
 
-def _copies_after(segment: Segment, sent: Sequence[tuple[Copy, int, int]]) -> dict[Node, list[tuple[Copy, int, int]]]:
-    """For each node the copies of what it has made, or written last."""
-    copies: dict[Node, list[tuple[Copy, int, int]]] = defaultdict(list)
-    places = {node: place for place, node in enumerate(segment.nodes)} if sent else {}
-    written = {storage: place for node, place in places.items() for storage in writes(node)}
-    for copy in sent:
-        value = copy[0].value.node
-        last = max([places[value], *(written.get(tensor.storage, -1) for tensor in tensors_of(value))])
-        copies[segment.nodes[last]].append(copy)
-    return copies
-
-
-def _write_copy(writer: _Writer, copy: Copy, slot: int, landing: int) -> None:
-    send = writer.bind("start_copy", steps.start_copy)
-    target = writer.bind(f"to_{copy.target}", writer.places.setdefault(copy.target, copy.target.torch))
+def _write_copy(writer: _Writer, copy: Copy) -> None:
+    send, slots = writer.bind("start_copy", steps.start_copy), writer.slots
+    slot, landing, event = slots.ends_of(copy)
     into = f", slots[{landing}].narrow(-1, {copy.into.start}, {copy.into.length})" if copy.into else ""
-    writer.write(f"slots[{slot}] = {send}({writer.local(State(copy.value.node))}, {target}{into})")
+    value = writer.local(State(copy.value.node))
+    writer.write(f"slots[{slot}] = {send}({value}, {writer.place(copy.target)}{into})")
+    if event is not None:
+        writer.write(f"slots[{event}] = slots[{slot}].done")
 
 
-def _last_uses(writer: _Writer, segment: Segment) -> dict[Node, list[str]]:
-    """For each node the local variables that nothing reads after it; unread results end at their own node."""
-    last: dict[str, Node] = {}
-    for node in segment.nodes:
-        last[writer.local(State(node))] = node
-        for operand in node.all_input_nodes:
-            if not weight_name(operand):
-                last[writer.local(writer.state(node, operand))] = node
-    ends: dict[Node, list[str]] = defaultdict(list)
-    for local, node in last.items():
-        ends[node].append(local)
-    return ends
-
-
-def _assemble(writer: _Writer, name: str) -> SegmentSource:
-    segment = writer.run.segment
+def _assemble(writer: _Writer, name: str) -> RunSource:
+    run = writer.run
     parameters = ", ".join([*writer.bound, *writer.weights])
     head = [
         "def bind(",
         *textwrap.wrap(parameters, 120, initial_indent="    ", subsequent_indent="    "),
         "):",
         "    def run(slots):",
-        f'        """Segment {segment.index} on {segment.device}."""',
+        f'        """Segment {run.segment.index} on {run.device}."""',
     ]
     tail = ["    return run", ""]
     code = "\n".join([*head, *(text for text, _ in writer.lines), *tail])
-    span = f'        """Segment {segment.index} on {segment.device}: {_quotable(_span(segment))}."""'
+    span = f'        """Segment {run.segment.index} on {run.device}: {_quotable(_span(run.nodes))}."""'
     body = [text + (f"  # {_comment(node)}" if node else "") for text, node in writer.lines]
     shown = "\n".join([*head[:-1], span, *body, *tail])
     lines = {len(head) + index: node for index, (_, node) in enumerate(writer.lines, 1) if node}
-    return SegmentSource(name, code, shown, writer.bound, writer.weights, lines)
+    return RunSource(name, code, shown, writer.bound, writer.weights, lines)
 
 
-def _span(segment: Segment) -> str:
-    modules = [origin_of(node).module for node in segment.nodes if origin_of(node).module]
-    return f"{modules[0]} … {modules[-1]}" if modules else f"{len(segment.nodes)} nodes"
+def _span(nodes: Sequence[Node]) -> str:
+    modules = [origin_of(node).module for node in nodes if origin_of(node).module]
+    return f"{modules[0]} … {modules[-1]}" if modules else f"{len(nodes)} nodes"
 
 
 def _comment(node: Node) -> str:

@@ -1,54 +1,81 @@
-"""The steps between segments: each is a function over the slots that hold the values of one call."""
+"""The steps between runs: each is a function over the slots that hold the values of one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..compiler.ir.schedule import Copy
+from .devices.transfers import fence as fence
 from .devices.transfers import start_copy as start_copy
+from .store.source import Ticket
 
-Slots = list[Any]
-Step = Callable[[Slots], None]
-
-
-def copy_step(source: int, target: int, device: torch.device, landing: tuple[int, int, int] | None = None) -> Step:
-    """Starts to send a value, into memory of its own or, by slot, first column and width, into that of a whole."""
-
-    def copy(slots: Slots) -> None:
-        slots[target] = start_copy(slots[source], device)
-
-    def land(slots: Slots) -> None:
-        assert landing is not None
-        whole, start, length = landing
-        slots[target] = start_copy(slots[source], device, slots[whole].narrow(-1, start, length))
-
-    return copy if landing is None else land
+Values = list[Any]
+Step = Callable[[Values], None]
 
 
-def wait_step(slot: int) -> Step:
+class Coming:
+    """Weights that were started on their way to a device, as the module has them."""
+
+    __slots__ = ("_requires_grad", "_ticket")
+
+    def __init__(self, ticket: Ticket, requires_grad: Sequence[bool]) -> None:
+        self._ticket = ticket
+        self._requires_grad = requires_grad
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors in order, to be used on the device's current stream."""
+        with torch.inference_mode(False):
+            return list(map(as_in_module, self._ticket.wait(), self._requires_grad))
+
+    def release(self) -> None:
+        """Lets go of them."""
+        self._ticket.release()
+
+
+def as_in_module(data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """A weight requiring a gradient as the module's own does: kernels are picked by it even in inference."""
+    return data if data.is_inference() else data.detach().requires_grad_(requires_grad)
+
+
+def copy(sent: Copy, source: int, target: int, whole: int, event: int | None) -> Step:
+    """Starts to send a value, into memory of its own or into its place in the whole that lies in a slot."""
+    device, into = sent.target.torch, sent.into
+
+    def start(values: Values) -> None:
+        place = None if into is None else values[whole].narrow(-1, into.start, into.length)
+        values[target] = start_copy(values[source], device, place)
+        if event is not None:
+            values[event] = values[target].done
+
+    return start
+
+
+def wait(slot: int) -> Step:
     """Waits on the device of a value that was sent, and puts the value in the place of what is on its way."""
 
-    def wait(slots: Slots) -> None:
-        slots[slot] = slots[slot].wait()
+    def arrive(values: Values) -> None:
+        values[slot] = values[slot].wait()
 
-    return wait
-
-
-def fence_step(slot: int, source: torch.device) -> Step:
-    """Waits on the device that sent a value."""
-
-    def fence(slots: Slots) -> None:
-        slots[slot].fence(source)
-
-    return fence
+    return arrive
 
 
-def free_step(slot: int) -> Step:
+def free(slot: int) -> Step:
     """Lets go of a value."""
 
-    def free(slots: Slots) -> None:
-        slots[slot] = None
+    def drop(values: Values) -> None:
+        values[slot] = None
 
-    return free
+    return drop
+
+
+def release(slot: int) -> Step:
+    """Lets go of the weights of a load."""
+
+    def let_go(values: Values) -> None:
+        values[slot].release()
+        values[slot] = None
+
+    return let_go

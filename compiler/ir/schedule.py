@@ -1,20 +1,23 @@
 """The schedule: the lowered form of a program, a flat list of small typed instructions.
 
-What runs, what is predicted and what is drawn all read this one list. An instruction names values, weights and devices
-as objects, and prints as a short line. Beside a ``Run``, a ``Wait`` before it and a ``Free`` or ``Copy`` after it
-take effect inside: at the first reading, at the last, and when the value is made.
+What runs, what is verified, what is predicted and what is drawn all read this one list: nothing is decided after it.
+A `Run` holds one `Step` a node, which says what is awaited before the node, and what is sent and freed after it.
+Bringing something to a device is started by one instruction (`Copy` for a value, `Load` for weights) and awaited by
+another (`Await`), so that computing goes on in between.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from torch.fx import Node
 
 from ..spec.devices import Device
-from .program import Segment, Weight, device_of, tensors_of
+from .program import Segment, device_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +35,47 @@ class State:
 
 
 def resting_place(value: State, device: Device) -> Device:
-    """Where a value lies that is used on a device: there, but a Python number is seen everywhere and lies at home."""
+    """Where a value lies that is used on a device: on that device, but a Python number lies where it was made."""
     return device if tensors_of(value.node) else device_of(value.node)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Brings weights to a device; they stay until a Release names them."""
+class Input:
+    """The arguments of a call, which lie on the main device."""
 
+    values: tuple[State, ...]
     device: Device
-    weights: tuple[Weight, ...]
 
     def __str__(self) -> str:
-        return f"load {len(self.weights)} weights, {sum(w.nbytes for w in self.weights)} bytes → {self.device}"
+        return f"input {_listed(self.values)} on {self.device}"
+
+
+class Lifetime(Enum):
+    """How long loaded weights stay on their device."""
+
+    PROGRAM = "program"  # as long as weights are bound to the program: loaded once, before the first call
+    PHASE = "phase"  # until the caller ends its phase, over any number of calls
+    STAGE = "stage"  # until the Release of this call
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Lets go of weights on a device."""
+class Load:
+    """Starts bringing weights, given by name, to a device; an Await must come before their first use.
 
+    Weights of a stage land in a numbered ``slot`` of the device, which must be empty then, and is taken until a
+    Release. ``number`` tells the loads of a schedule apart.
+    """
+
+    number: int
+    weights: tuple[str, ...]
     device: Device
-    weights: tuple[Weight, ...]
+    lifetime: Lifetime = Lifetime.PROGRAM
+    slot: int = -1
 
     def __str__(self) -> str:
-        return f"release {len(self.weights)} weights on {self.device}"
+        where = f"slot {self.slot} of {self.device}" if self.slot >= 0 else str(self.device)
+        names = ", ".join(map(json.dumps, self.weights))
+        return f"load {self.number} to {where} for the {self.lifetime.value}: {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +92,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Starts sending a value from the device it is on to another; a Wait on the target must come before its use.
+    """Starts sending a value from the device it is on to another; an Await on the target must come before its use.
 
     It lands in memory of its own, or ``into`` the place that it has in a whole.
     """
@@ -83,32 +103,34 @@ class Copy:
     into: Landing | None = None
 
     def __str__(self) -> str:
-        return f"copy {self.value} {self.source} → {self.target}" + (f" into {self.into}" if self.into else "")
+        return f"copy {self.value} from {self.source} to {self.target}" + (f" into {self.into}" if self.into else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Makes the computation on a device wait until a copy of a value has arrived there, or has left it."""
+class Await:
+    """Makes the computation on a device wait for what a Copy or a Load started.
 
-    value: State
-    source: Device
-    target: Device
+    On the target it waits until that has arrived. On the source of a copy it waits until the copy has read the value,
+    whose memory is written next.
+    """
+
+    started: Copy | Load
     device: Device
 
     def __str__(self) -> str:
-        return f"wait {self.value} {self.source} → {self.target} on {self.device}"
+        one = self.started
+        what = f"load {one.number}" if isinstance(one, Load) else f"{one.value} from {one.source} to {one.target}"
+        return f"await {what} on {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Runs a segment on its device: what it reads from outside, and what it yields that outlives it."""
+class Release:
+    """Lets go of the weights of a stage; nothing on the device reads them any more."""
 
-    segment: Segment
-    reads: tuple[State, ...]
-    yields: tuple[State, ...]
+    load: Load
 
     def __str__(self) -> str:
-        return f"run segment {self.segment.index} on {self.segment.device}"
+        return f"release load {self.load.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +145,58 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Step:
+    """One node of a run: what it awaits, and what is sent and freed when it is done.
+
+    ``scratch`` is how many bytes its kernel takes while it runs, besides operands and results.
+    """
+
+    node: Node
+    awaits: tuple[Await, ...] = ()
+    sends: tuple[Copy, ...] = ()
+    frees: tuple[Free, ...] = ()
+    scratch: int = 0
+
+    def __str__(self) -> str:
+        notes = [str(one) for one in (*self.awaits, *self.sends, *self.frees)]
+        notes += [f"scratch {self.scratch}"] if self.scratch else []
+        return f"%{self.node.name}: {'; '.join(notes)}" if notes else f"%{self.node.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Runs consecutive nodes of a segment on a device: all of them, or those of one stage.
+
+    A value that is made here and not freed here stays for later instructions.
+    """
+
+    segment: Segment
+    device: Device
+    steps: tuple[Step, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, in order."""
+        return tuple(step.node for step in self.steps)
+
+    def __str__(self) -> str:
+        span = f"%{self.steps[0].node.name} to %{self.steps[-1].node.name}" if self.steps else "nothing"
+        noted = [f"  {step}" for step in self.steps if step.awaits or step.sends or step.frees or step.scratch]
+        return "\n".join([f"run segment {self.segment.index} on {self.device}: {span}", *noted])
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
     """Hands out the results, which lie on the main device; nothing else is held any more."""
 
     values: tuple[State, ...]
     device: Device
 
     def __str__(self) -> str:
-        return f"return {', '.join(map(str, self.values))} from {self.device}".replace("return  ", "return ")
+        return f"output {_listed(self.values)} from {self.device}"
 
 
-Instruction: TypeAlias = Load | Release | Copy | Wait | Run | Free | Return
+Instruction: TypeAlias = Input | Load | Copy | Await | Run | Release | Free | Output
 
 
 @dataclass(frozen=True)
@@ -148,5 +211,22 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.instructions)
 
+    def flat(self) -> Iterator[Instruction | Step]:
+        """All instructions in the order in which they take effect, each run taken apart into its steps.
+
+        A run is followed by its steps, and each step stands between what it awaits and what it sends and frees.
+        """
+        for instruction in self.instructions:
+            yield instruction
+            for step in instruction.steps if isinstance(instruction, Run) else ():
+                yield from step.awaits
+                yield step
+                yield from step.sends
+                yield from step.frees
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.instructions))
+
+
+def _listed(values: tuple[State, ...]) -> str:
+    return ", ".join(map(str, values)) or "nothing"

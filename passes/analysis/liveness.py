@@ -1,12 +1,35 @@
-"""How long each piece of memory lives when nodes run in graph order and nothing is held longer than needed."""
+"""Who touches a piece of memory or a value last, and how many bytes are alive meanwhile, in graph order.
+
+`last_touches` is the one analysis behind this: what is freed after a node, overwritten by it, or counted until it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of
+
+K = TypeVar("K")
+
+
+def last_touches(nodes: Iterable[Node], touched: Callable[[Node], Iterable[K]]) -> dict[K, Node]:
+    """For each key the last of the nodes that touches it; ``touched`` gives the keys of one node."""
+    last: dict[K, Node] = {}
+    for node in nodes:
+        last.update(dict.fromkeys(touched(node), node))
+    return last
+
+
+def ending_at(last: dict[K, Node]) -> dict[Node, list[K]]:
+    """The keys whose last touch each node is."""
+    ends: dict[Node, list[K]] = defaultdict(list)
+    for key, node in last.items():
+        ends[node].append(key)
+    return ends
 
 
 def peak_bytes(program: Program) -> int:
@@ -19,10 +42,10 @@ def live_bytes(program: Program) -> Iterator[tuple[Node, int]]:
 
     One pass over the nodes: a storage lives from its first node to the last node that reads any view of it.
     """
-    ends = _last_reads(program)
+    ends = ending_at(last_touches(program.graph.nodes, lambda node: _storages((node, *node.all_input_nodes))))
     live = 0
     sizes: dict[int, int] = {}
-    of_weights = _touched(program.weight_nodes())
+    of_weights = set(_storages(program.weight_nodes()))
     for node in program.graph.nodes:
         for tensor in tensors_of(node):
             if tensor.storage not in sizes and tensor.storage not in of_weights:
@@ -32,17 +55,5 @@ def live_bytes(program: Program) -> Iterator[tuple[Node, int]]:
         live -= sum(sizes.pop(storage, 0) for storage in ends.get(node, ()))
 
 
-def _last_reads(program: Program) -> dict[Node, list[int]]:
-    """For each node the storages that nothing touches after it."""
-    last: dict[int, Node] = {}
-    for node in program.graph.nodes:
-        for storage in _touched((node, *node.all_input_nodes)):
-            last[storage] = node
-    ends: dict[Node, list[int]] = {}
-    for storage, node in last.items():
-        ends.setdefault(node, []).append(storage)
-    return ends
-
-
-def _touched(nodes: Iterable[Node]) -> set[int]:
-    return {tensor.storage for node in nodes for tensor in tensors_of(node)}
+def _storages(nodes: Iterable[Node]) -> list[int]:
+    return [tensor.storage for node in nodes for tensor in tensors_of(node)]

@@ -8,25 +8,18 @@ nodes and one over the readings. An operation on a packed weight has, while it r
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
-import torch
 from torch.fx import Node
 
-from ...compiler.checkpoints.unpacking import scratch_bytes, sizes_on
 from ...compiler.ir.aliasing import readings
 from ...compiler.ir.ops import GATHER, LANDING
-from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_name
+from ...compiler.ir.program import Program, TensorType, Weight, tensors_of
 from ...compiler.spec.devices import Device
-
-_PACKED = torch.ops.dovetail
-_UNPACKING = frozenset(
-    {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
-)
+from .scratch import scratch_bytes
 
 Places = Mapping[Node, Device]
 """The device of each node."""
@@ -138,8 +131,9 @@ class _Count:
                 for tensor in tensors_of(node):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
-                if node.target in _UNPACKING:
-                    lives[device, node] = [_scratch(self.program, node, device), step, step]
+                scratch = scratch_bytes(self.program, node, device)
+                if scratch:
+                    lives[device, node] = [scratch, step, step]
         for reader, value, version in readings(self.program):
             if tensors_of(value):
                 self._note_reading(lives, reader, value, version)
@@ -169,15 +163,6 @@ class _Count:
             return False
         out = reader.args[0]
         return isinstance(out, Node) and out.target is LANDING and self.segment[out] < self.segment[value]
-
-
-def _scratch(program: Program, node: Node, device: Device) -> int:
-    """The least bytes in which an operation on a packed weight unpacks it: it takes more where there is room."""
-    weight = next((w for read in node.all_input_nodes if weight_name(read) and (w := program.weight(read)).quant), None)
-    if weight is None:
-        return 0
-    columns, sizes = weight.shape[-1], sizes_on(device.is_host, room=0)
-    return scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, tensors_of(node)[0].dtype.itemsize, sizes)
 
 
 def arriving(tensor: TensorType) -> int:

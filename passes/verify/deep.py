@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, value_of, weight_name
-from ...compiler.ir.schedule import Copy, Free, Load, Release, Return, Run, State, Wait, resting_place
+from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, tensors_of, value_of, weight_name
+from ...compiler.ir.schedule import Copy, Free, Lifetime, Load, Release, Run, State, Step, resting_place
 from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.targets import bounded
 from ...compiler.spec.devices import Device
@@ -76,40 +76,34 @@ class _Rehearsal:
         self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
 
     def run(self) -> int:
-        count = 0
-        for instruction in self.program.schedule or ():
-            match instruction:
-                case Load(device, weights):
-                    for node in (self.nodes[weight.name] for weight in weights):
+        """Carries out every instruction; returns how many nodes ran."""
+        count, device = 0, self.program.main
+        for one in self.program.schedule.flat() if self.program.schedule else ():
+            match one:
+                case Load(_, weights, device):
+                    for node in map(self.nodes.__getitem__, weights):
                         self.weights[node, device] = self.make(value_of(node), device)
                 case Copy(value, source, target, _):
                     self.held[value, target] = self.send(self.held[State(value.node), source], target)
                 case Run():
-                    self.segment(instruction)
-                    count += len(instruction.segment.nodes)
+                    device = one.device
+                case Step(node):
+                    self.held[State(node), device_of(node)] = self.node(node, device)
+                    count += 1
                 case Free(value, device):
                     del self.held[value, device]
-                case Release(device, weights):
-                    for node in (self.nodes[weight.name] for weight in weights):
-                        del self.weights[node, device]
-                case Wait() | Return():
-                    pass
+                case Release(load) if load.lifetime is Lifetime.STAGE:
+                    for node in map(self.nodes.__getitem__, load.weights):
+                        del self.weights[node, load.device]
         return count
 
-    def segment(self, run: Run) -> None:
-        device = run.segment.device
-        local = {state: self.held[state, resting_place(state, device)] for state in run.reads}
-        for node in run.segment.nodes:
-            local[State(node)] = self.node(node, device, local)
-        for state in run.yields:
-            self.held[state, resting_place(state, device)] = local[state]
-
-    def node(self, node: Node, device: Device, local: Mapping[State, Any]) -> Any:
+    def node(self, node: Node, device: Device) -> Any:
         def operand(value: Node) -> Any:
             if weight_name(value):
                 return self.weights[value, device]
             moved = device_of(value) != device
-            return local[State(value, self.versions.get((node, value), 0) if moved else 0)]
+            state = State(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
+            return self.held[state, resting_place(state, device)]
 
         args, kwargs = map_arg((node.args, node.kwargs), operand)
         args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))

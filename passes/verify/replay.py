@@ -1,7 +1,8 @@
 """Replays a schedule without computing, and says where it breaks a rule.
 
-The replay knows what lies on each device, what is on its way, how often each memory was written, and which copies may
-still be reading it. It derives what every node reads from the graph and never asks how the schedule was made.
+The state of the replay is what lies on each device (values, and the weights of each load), what is on its way, which
+slots are taken, how often each memory was written, and which copies may still be reading it. What every node reads is
+derived from the graph; how the schedule was made is never asked. One pass over the instructions and their steps.
 """
 
 from __future__ import annotations
@@ -13,16 +14,28 @@ from itertools import accumulate
 from torch.fx import Node
 
 from ...compiler.ir.ops import GATHER
-from ...compiler.ir.program import Segment, Weight, tensors_of
-from ...compiler.ir.schedule import Copy, Free, Instruction, Landing, Load, Release, Return, Run, State, Wait
+from ...compiler.ir.program import placement_of, tensors_of
+from ...compiler.ir.schedule import (
+    Await,
+    Copy,
+    Free,
+    Input,
+    Instruction,
+    Landing,
+    Load,
+    Output,
+    Release,
+    Run,
+    State,
+    Step,
+    resting_place,
+)
 from ...compiler.spec.devices import Device
+from .replay_weights import Broken, LoadedWeights
 from .snapshot import Evidence, Violation
 
 Key = tuple[Node, int, int]
 """A value, its state and the place it lies on."""
-
-Broken = Iterator[tuple[str, str]]
-"""The names of rules that an instruction breaks, each with what is wrong."""
 
 
 def replay(evidence: Evidence) -> Iterator[Violation]:
@@ -31,8 +44,8 @@ def replay(evidence: Evidence) -> Iterator[Violation]:
     assert schedule is not None
     machine = _Machine(evidence)
     for index, instruction in enumerate(schedule):
-        for rule, problem in machine.step(instruction):
-            yield Violation(rule, problem, instruction=index)
+        for rule, problem in machine.issue(instruction):
+            yield Violation(rule, problem, machine.node, instruction=index)
     for rule, problem in machine.end():
         yield Violation(rule, problem, instruction=len(schedule) - 1)
 
@@ -43,49 +56,94 @@ class _Machine:
     def __init__(self, evidence: Evidence) -> None:
         program = evidence.program
         self.evidence = evidence
-        self.segments = iter(program.segments)
+        self.ops = iter(evidence.ops)
         self.crossings = {(c.value, c.version, evidence.place(c.target)) for c in program.crossings}
-        self.loaded: dict[tuple[str, int], bool] = {}  # whether it was read
-        self.arrived: dict[Key, bool] = {(node, 0, 0): True for node in program.inputs()}  # or is on its way
+        self.arrived: dict[Key, bool] = {}  # False while it is on its way
         self.unread: set[Key] = set()
-        self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not waited for
+        self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
         self.written: Counter[int] = Counter()
-        self.seen: set[int] = set()  # storages that are seen outside the run that makes or reads them
-        self.returned = False
+        self.weights = LoadedWeights(evidence)
+        self.begun = self.returned = False
+        self.node: Node | None = None  # of the step that is being carried out
 
-    def step(self, instruction: Instruction) -> Broken:
+    def issue(self, instruction: Instruction) -> Broken:
+        """What an instruction breaks; it is carried out all the same."""
         if self.returned:
             yield "return", "it stands after the results were handed out"
+        if self.begun == isinstance(instruction, Input):
+            yield "input", "a schedule begins with its inputs, and has no others"
         match instruction:
-            case Load(device, weights):
-                yield from self.load(device, weights)
-            case Release(device, weights):
-                yield from self.release(device, weights)
+            case Run():
+                yield from self.run(instruction)
+            case Await(Copy() as copy, device) if device == copy.target:
+                yield from self.wait(instruction)
+            case Await():
+                yield "wait", "outside of a run, only what was sent is awaited, where it arrives"
+            case _:
+                yield from self.carry_out(instruction)
+
+    def carry_out(self, one: Instruction) -> Broken:
+        match one:
+            case Input(values, device):
+                yield from self.take_in(values, device)
+            case Load():
+                yield from self.weights.load(one)
+            case Release(load):
+                yield from self.release(load)
             case Copy(value, source, target, into):
                 yield from self.copy(value, source, target)
                 if into is not None:
                     yield from self.land(value, target, into)
-            case Wait(value, source, target, device):
-                yield from self.wait(value, source, target, device)
-            case Run(segment, reads, yields):
-                yield from self.run(segment, reads, yields)
+            case Await():
+                yield from self.wait(one)
             case Free(value, device):
                 yield from self.free(value, device)
-            case Return(values, device):
+            case Output(values, device):
                 yield from self.hand_out(values, device)
 
-    def load(self, device: Device, weights: tuple[Weight, ...]) -> Broken:
-        place = self.evidence.place(device)
-        for weight in weights:
-            if (weight.name, place) in self.loaded:
-                yield "load", f"weight {weight.name} is on {device} already"
-            self.loaded[weight.name, place] = False
+    def run(self, run: Run) -> Broken:
+        self.weights.begin_run()
+        for step in run.steps:
+            self.node = step.node
+            for one in _elsewhere(step, run.device):
+                yield "run", f"%{step.node.name} runs on {run.device} and cannot do this: {one}"
+            for awaited in step.awaits:
+                yield from self.wait(awaited)
+            yield from self.step(run, step)
+            for sent in step.sends:
+                yield from self.carry_out(sent)
+            for freed in step.frees:
+                yield from self.carry_out(freed)
+        self.node = None
+        left = (node for node in run.nodes if (node, 0, self.resting(node, self.evidence.device[node])) in self.arrived)
+        self.weights.seen.update(storage for node in left for storage in self.evidence.storages.get(node, ()))
 
-    def release(self, device: Device, weights: tuple[Weight, ...]) -> Broken:
-        place = self.evidence.place(device)
-        for weight in weights:
-            if not self.loaded.pop((weight.name, place), False):
-                yield "load", f"weight {weight.name} was not loaded to {device}, or nothing has read it there"
+    def step(self, run: Run, step: Step) -> Broken:
+        node, place = step.node, self.evidence.place(run.device)
+        if next(self.ops, None) is not node or placement_of(node).segment != run.segment.index:
+            yield "run", f"%{node.name} is not the node whose turn it is, or of another segment"
+        if run.device != run.segment.device:
+            yield "run", f"segment {run.segment.index} runs on {run.device} and belongs on {run.segment.device}"
+        for operand in self.evidence.operands[node]:
+            if operand in self.evidence.weights:
+                yield from self.weights.use(self.evidence.weights[operand].name, place)
+            else:
+                yield from self.use(self.key(operand, place))
+        for storage in self.evidence.writes.get(node, ()):
+            self.written[storage] += 1
+            for key in self.read_by_copies[storage]:
+                yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
+        self.arrived[node, 0, self.resting(node, place)] = True
+
+    def take_in(self, values: tuple[State, ...], device: Device) -> Broken:
+        self.begun = True
+        given = list(self.evidence.program.inputs())
+        if [(one.node, one.version) for one in values] != [(node, 0) for node in given] or self.evidence.place(device):
+            yield (
+                "input",
+                f"the inputs are {', '.join(f'%{node.name}' for node in given) or 'none'}, on the main device",
+            )
+        self.arrived = {(node, 0, 0): True for node in given}
 
     def copy(self, value: State, source: Device, target: Device) -> Broken:
         here, there = self.evidence.place(source), self.evidence.place(target)
@@ -115,50 +173,22 @@ class _Machine:
             if places != [[start, stop]] or reader.args[0] is not into.value.node:
                 yield "land", f"{value} lands in {into}, but %{reader.name} does not gather it there"
 
-    def wait(self, value: State, source: Device, target: Device, device: Device) -> Broken:
-        key = (value.node, value.version, self.evidence.place(target))
-        if self.arrived.get(key, True) or device not in (source, target):
-            yield "wait", f"{value} is not on its way from {source} to {target}, or {device} is neither"
-        if device == target:
+    def wait(self, one: Await) -> Broken:
+        started, device = one.started, one.device
+        if isinstance(started, Load):
+            yield from self.weights.wait(started, device)
+            return
+        key = (started.value.node, started.value.version, self.evidence.place(started.target))
+        if device == started.target:
+            if self.arrived.get(key, True):
+                yield "wait", f"{self.name(key)} is not on its way"
             self.arrived[key] = True
-        else:
-            for storage in self.evidence.storages[value.node]:
-                self.read_by_copies[storage].discard(key)
-
-    def run(self, segment: Segment, reads: tuple[State, ...], yields: tuple[State, ...]) -> Broken:
-        if next(self.segments, None) is not segment:
-            yield "run", f"segment {segment.index} is not the one whose turn it is"
-        place, made = self.evidence.place(segment.device), set(segment.nodes)
-        wanted: set[Key] = set()
-        for node in segment.nodes:
-            for operand in self.evidence.operands[node]:
-                if operand in self.evidence.weights:
-                    yield from self.use_weight(self.evidence.weights[operand], place)
-                elif operand not in made and (key := self.key(operand, place)) not in wanted:
-                    wanted.add(key)
-                    yield from self.use(key)
-            if node in self.evidence.writes:
-                yield from self.write(node)
-        said = {(one.node, one.version, self.resting(one.node, place)) for one in reads}
-        for key in said ^ wanted:
-            what = "reads it and does not say so" if key in wanted else "says that it reads it and does not"
-            yield "read", f"{self.name(key)}: the segment {what}"
-        for one in yields:
-            yield from self.make(one, place, made)
-
-    def make(self, value: State, place: int, made: set[Node]) -> Broken:
-        if value.node not in made or value.version:
-            yield "yield", f"{value} is not made by this segment"
-        key = (value.node, 0, self.resting(value.node, place))
-        self.arrived[key] = True
-        self.unread.add(key)
-        self.seen.update(self.evidence.storages.get(value.node, ()))
-
-    def write(self, node: Node) -> Broken:
-        for storage in self.evidence.writes[node]:
-            self.written[storage] += 1
-            for key in self.read_by_copies[storage]:
-                yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
+            return
+        reading = [self.read_by_copies[storage] for storage in self.evidence.storages[started.value.node]]
+        if device != started.source or not any(key in keys for keys in reading):
+            yield "wait", f"{device} sends nothing to {started.target} that would still be read"
+        for keys in reading:
+            keys.discard(key)
 
     def use(self, key: Key) -> Broken:
         self.unread.discard(key)
@@ -166,11 +196,6 @@ class _Machine:
             yield "live", f"{self.name(key)} is needed and not there"
         elif not self.arrived[key]:
             yield "wait", f"{self.name(key)} is needed and still on its way"
-
-    def use_weight(self, weight: Weight, place: int) -> Broken:
-        if (weight.name, place) not in self.loaded:
-            yield "load", f"weight {weight.name} is needed on {self.evidence.name(place)} and not there"
-        self.loaded[weight.name, place] = True
 
     def free(self, value: State, device: Device) -> Broken:
         key = (value.node, value.version, self.evidence.place(device))
@@ -180,14 +205,28 @@ class _Machine:
             self.unread.discard(key)
             yield "idle", f"nobody has read {self.name(key)}"
 
+    def release(self, load: Load) -> Broken:
+        yield from self.weights.release(load)
+        place, names = self.evidence.place(load.device), set(load.weights)
+        gone = {
+            storage
+            for node, weight in self.evidence.weights.items()
+            if weight.name in names
+            for storage in self.evidence.storages[node]
+        }
+        for node, version, where in self.arrived:
+            if where == place and gone.intersection(self.evidence.storages.get(node, ())):
+                yield "slot", f"{self.name((node, version, where))} lies in the memory of weights that are released"
+
     def hand_out(self, values: tuple[State, ...], device: Device) -> Broken:
         self.returned = True
+        self.weights.begin_run()
         place = self.evidence.place(device)
         wanted: dict[Key, None] = {}
         for operand in self.evidence.operands[self.evidence.program.output]:
-            self.seen.update(self.evidence.storages.get(operand, ()))
+            self.weights.seen.update(self.evidence.storages.get(operand, ()))
             if operand in self.evidence.weights:
-                yield from self.use_weight(self.evidence.weights[operand], place)
+                yield from self.weights.use(self.evidence.weights[operand].name, place)
             else:
                 wanted[self.key(operand, place)] = None
         said = [(one.node, one.version, self.resting(one.node, place)) for one in values]
@@ -200,24 +239,11 @@ class _Machine:
     def end(self) -> Broken:
         if not self.returned:
             yield "return", "the schedule ends without handing out the results"
-        for segment in self.segments:
-            yield "run", f"segment {segment.index} never runs"
+        for node in self.ops:
+            yield "run", f"%{node.name} never runs"
         for key in self.arrived:
             yield "left", f"{self.name(key)} is never freed"
-        for (name, place), read in self.loaded.items():
-            if not read:
-                yield "load", f"nobody reads weight {name} on {self.evidence.name(place)}"
-        yield from self.at_rest()
-
-    def at_rest(self) -> Broken:
-        """What is loaded for good and should not be."""
-        program = self.evidence.program
-        for node, weight in self.evidence.weights.items() if program.residency else ():
-            for place, device in enumerate(program.devices):
-                stays = (weight.name, place) in self.loaded and not self.seen.intersection(self.evidence.storages[node])
-                if stays and program.stages(weight, device):
-                    rests = program.residency[weight.name].value
-                    yield "rest", f"weight {weight.name} rests on the {rests} and is never released on {device}"
+        yield from self.weights.end()
 
     def key(self, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
@@ -235,3 +261,10 @@ class _Machine:
     def name(self, key: Key) -> str:
         """A value on a device, as an error shows it."""
         return f"{State(key[0], key[1])} on {self.evidence.name(key[2])}"
+
+
+def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
+    """What a step on a device says of another device."""
+    awaits = [one for one in step.awaits if one.device != device]
+    sends = [one for one in step.sends if one.source != device]
+    return [*awaits, *sends, *(one for one in step.frees if one.device != resting_place(one.value, device))]

@@ -11,6 +11,7 @@ from itertools import chain
 
 from ...compiler.errors import DovetailError, VerificationError
 from ...compiler.ir.program import Program
+from ...compiler.ir.schedule import Schedule
 from ...compiler.text.printer import lines_of
 from . import pin_rules, reuse_rules, rules
 from . import row_split_rules as slice_rules
@@ -40,18 +41,18 @@ CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
 """Each check with the fact that must be established before it applies."""
 
 SCHEDULE_RULES = {
-    "load": "A weight is loaded to each device that reads it, once, before it is read, and nowhere else.",
-    "rest": "A weight that rests elsewhere is released on each device that it was loaded to.",
-    "run": "Every segment runs once, in order.",
-    "read": "A run names what its nodes read from outside, and nothing else.",
-    "yield": "A run yields values that it makes.",
+    "input": "A schedule begins with the inputs, on the main device.",
+    "load": "A weight is loaded to each device that reads it, before it is read, and nowhere else.",
+    "slot": "A slot holds the weights of one load, from its start to its release; nothing else lies in their memory.",
+    "rest": "A weight that rests elsewhere comes for a stage or a phase, not for good.",
+    "run": "Every node runs once, in order, on the device of its segment.",
     "live": "What is read is there: made or sent before, and not yet freed.",
     "copy": "A copy sends what crosses, from where it lives, in the state that is read, once.",
     "land": "A copy lands in memory that is there, in the place where its readers gather it.",
-    "wait": "What was sent is waited for on the device that reads it, once, before it is read.",
+    "wait": "What was sent or loaded is awaited on the device that reads it, once, before it is read.",
     "fence": "Memory is written only after its device has waited for the copies that read it.",
     "free": "Only what is there is freed.",
-    "idle": "Nothing is made or sent for nobody.",
+    "idle": "Nothing is sent that is not read.",
     "left": "At the end nothing is left but the results.",
     "return": "The results are handed out in order, from the main device, as the last step.",
 }
@@ -97,7 +98,7 @@ def explain(program: Program, violation: Violation, law: str = "") -> str:
 
 def _surroundings(program: Program, violation: Violation) -> list[str]:
     if violation.instruction is not None and program.schedule is not None:
-        return _window([str(one) for one in program.schedule], violation.instruction)
+        return _window(*_schedule_lines(program.schedule, violation))
     nodes = list(program.graph.nodes)
     if violation.node not in nodes:
         return []
@@ -106,6 +107,19 @@ def _surroundings(program: Program, violation: Violation) -> list[str]:
     except Exception:  # what breaks the rule cannot be printed either
         lines = [str(node.format_node() or f"return {node.args}") for node in nodes]
     return _window(lines, nodes.index(violation.node))
+
+
+def _schedule_lines(schedule: Schedule, violation: Violation) -> tuple[list[str], int]:
+    """The lines of a schedule, and which of them a violation is in: that of its node, where it has one."""
+    lines: list[str] = []
+    place = 0
+    for index, one in enumerate(schedule):
+        own = str(one).splitlines()
+        if index == violation.instruction:
+            begin = f"  %{violation.node.name}:" if violation.node else own[0]
+            place = len(lines) + next((at for at, line in enumerate(own) if line.startswith(begin)), 0)
+        lines += own
+    return lines, place
 
 
 def _window(lines: list[str], index: int, around: int = 5) -> list[str]:

@@ -55,10 +55,11 @@ class Arrival:
         if self.done is not None:
             self.done.synchronize()
 
-    def fence(self, source: torch.device) -> None:
-        """Lets the device that the value came from go on only when the copy has read it."""
-        here = accelerator_of(source)
-        here.wait(here.current_stream(), self.done)
+
+def fence(done: Event, source: torch.device) -> None:
+    """Lets a device that sent a value go on only when the copy, whose event is given, has read it."""
+    here = accelerator_of(source)
+    here.wait(here.current_stream(), done)
 
 
 def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | None = None) -> Arrival:

@@ -205,6 +205,6 @@ def _readers(program: Program) -> dict[str, list[Device]]:
     readers: dict[str, list[Device]] = defaultdict(list)
     for item in program.schedule or ():
         if isinstance(item, Load):
-            for weight in item.weights:
-                readers[weight.name].append(item.device)
+            for name in item.weights:
+                readers[name].append(item.device)
     return readers

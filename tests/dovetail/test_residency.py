@@ -16,7 +16,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import ExecutionError, UsageError
-from dovetail.compiler.ir.schedule import Load, Release
+from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.module_view import ModuleView
@@ -152,8 +152,8 @@ def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
         sent.append(sim.stats(1).bytes_in)
     (program,) = handle.programs["transformer"]
     loads = [load for load in program.schedule if isinstance(load, Load) and load.device.index == 1]
-    released = {weight.name for one in program.schedule if isinstance(one, Release) for weight in one.weights}
-    staged = sum(weight.nbytes for load in loads for weight in load.weights if weight.name in released)
+    weights = program.program.weights
+    staged = sum(weights[name].nbytes for one in loads if one.lifetime is Lifetime.PHASE for name in one.weights)
     assert staged > 100_000
     assert sent[1] - staged == 4 * (sent[0] - staged)
 
@@ -243,7 +243,8 @@ def test_rows_of_what_rests_in_host_memory_go_straight_to_their_devices() -> Non
     handle(**{**call, "num_inference_steps": 1}, output_type="latent")
     sim.reset_stats(1)
     handle(**{**call, "num_inference_steps": 1}, output_type="latent")
-    rows = sum({w.name: w.nbytes for load in loads if load.device.index == 1 for w in load.weights}.values())
+    names = {name for load in loads if load.device.index == 1 for name in load.weights}
+    rows = sum(program.program.weights[name].nbytes for name in names)
     activations = sim.stats(1).bytes_in - rows
     assert 0 < activations < rows // 4
     left = resident(handle)
@@ -373,7 +374,7 @@ def test_resident_memory_stays_below_what_the_largest_segment_needs(tmp_path: Pa
     Path("/proc/self/clear_refs").write_text("5")
     before, _ = resident_peak()
     found = [compiled(x) for _ in range(3)]
-    largest = max(sum(weight.nbytes for weight in load.weights) for load in loads)
+    largest = max(sum(compiled.program.weights[name].nbytes for name in load.weights) for load in loads)
     assert resident_peak()[1] - before < 1.05 * largest + 8 * 2**20
     assert all(torch.equal(one, expected) for one in found)
 

@@ -71,7 +71,7 @@ def test_a_matrix_and_its_bias_are_sliced_by_shares_and_all_else_stays_on_the_ma
 
 
 def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in_the_whole() -> None:
-    copies = [one for one in split(wide(), tensor_split="16,10,6").schedule if isinstance(one, Copy)]
+    copies = [one for one in split(wide(), tensor_split="16,10,6").schedule.flat() if isinstance(one, Copy)]
     out = [one for one in copies if one.into is None]
     back = [one for one in copies if one.into]
     assert len(out) == len(back) == 2 * 2
@@ -82,7 +82,7 @@ def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in
 def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:
     compiled = split(wide(), tensor_split="1000,1,999")
     assert {str(device) for _, device in slices(compiled.program).values()} == {"sim0", "sim2"}
-    assert all(str(one.target) != "sim1" for one in compiled.schedule if isinstance(one, Copy))
+    assert all(str(one.target) != "sim1" for one in compiled.schedule.flat() if isinstance(one, Copy))
     assert close(compiled(X), wide()(X))
 
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
-from dovetail.compiler.ir.schedule import Copy, Free, Return, Run, Schedule, Wait
+from dovetail.compiler.ir.schedule import Await, Copy, Free, Output, Schedule, Step
 from dovetail.compiler.spec.devices import Device
 
 
@@ -128,7 +128,7 @@ def check_law_4(program: Program) -> None:
     assert len(program.segments) == sum(1 for _ in groupby(ops, key=device))
     assert all({device(node) for node in segment.nodes} == {segment.device} for segment in program.segments)
     assert program.schedule is not None
-    sent = Counter((one.value, one.target) for one in program.schedule if isinstance(one, Copy))
+    sent = Counter((one.value, one.target) for one in program.schedule.flat() if isinstance(one, Copy))
     assert all(count == 1 for count in sent.values())
     writes: Counter[int] = Counter()
     read = set()
@@ -158,12 +158,12 @@ class Clockwork:
         self.held: Counter[Any] = Counter((node, 0, program.main) for node in program.inputs())
 
     def run(self) -> None:
-        for index, instruction in enumerate(self.schedule):
-            self.step(instruction, self.takes[index % len(self.takes)])
+        for index, one in enumerate(self.schedule.flat()):
+            self.carry_out(one, self.takes[index % len(self.takes)])
         assert not +self.held, "something is left at the end"
 
-    def step(self, instruction: Any, takes: int) -> None:
-        match instruction:
+    def carry_out(self, one: Any, takes: int) -> None:
+        match one:
             case Copy(value, source, target, into):
                 assert self.held[value.node, 0, source]
                 done = self.compute[source] + takes
@@ -175,30 +175,31 @@ class Clockwork:
                 for storage in storages(value.node):
                     self.read_until[storage] = max(self.read_until[storage], done)
                 self.held[value.node, value.version, target] += 1
-            case Wait(value, _, target, where):
+            case Await(Copy(value, _, target), where):
                 self.compute[where] = max(self.compute[where], self.sent[value.node, value.version, target])
-            case Run(segment, _, yields):
-                self.segment(segment, takes)
-                self.held.update((state.node, 0, segment.device) for state in yields)
+            case Step(node):
+                self.compute_node(node, takes)
             case Free(value, where):
                 assert self.held[value.node, value.version, where] == 1, "freed twice, or before it was there"
                 del self.held[value.node, value.version, where]
-            case Return(values, where):
+            case Output(values, where):
                 for value in values:
                     self.held[value.node, value.version, where if tensors_of(value.node) else device(value.node)] -= 1
                     self.check_reading(value.node, where, self.compute[where])
 
-    def segment(self, segment: Any, takes: int) -> None:
-        begin = self.compute[segment.device]
-        self.compute[segment.device] = begin + takes
-        for node in segment.nodes:
-            for operand in node.all_input_nodes:
-                if not weight_name(operand) and operand not in set(segment.nodes):
-                    self.check_reading(operand, segment.device, begin)
-            for storage in written(node):
-                assert self.read_until[storage] <= begin, "written while a copy may still be reading it"
-                self.writes[storage] += 1
-            self.made[node, segment.device] = begin + takes
+    def compute_node(self, node: Node, takes: int) -> None:
+        where = device(node)
+        assert where is not None
+        begin = self.compute[where]
+        self.compute[where] = begin + takes
+        for operand in node.all_input_nodes:
+            if not weight_name(operand):
+                self.check_reading(operand, where, begin)
+        for storage in written(node):
+            assert self.read_until[storage] <= begin, "written while a copy may still be reading it"
+            self.writes[storage] += 1
+        self.made[node, where] = begin + takes
+        self.held[node, 0, where] += 1
 
     def check_reading(self, value: Node, where: Device, begin: int) -> None:
         home = device(value)

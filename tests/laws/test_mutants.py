@@ -21,7 +21,7 @@ import dovetail
 from dovetail.compiler.errors import DovetailError, VerificationError
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
-from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Schedule, Wait
+from dovetail.compiler.ir.schedule import Await, Copy, Free, Schedule
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.pin import pinned
@@ -36,6 +36,7 @@ from dovetail.runtime.store.program_weights import ProgramWeights
 from .graphs import same_bits
 from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
 from .oracles import Clockwork, placed_by
+from .schedules import changed, freed_early, without
 from .wide_modules import Gated
 
 
@@ -142,10 +143,6 @@ class Wide(nn.Module):
         return x
 
 
-def without(schedule: Schedule, drop: Callable[[Instruction], bool]) -> Schedule:
-    return Schedule(tuple(one for one in schedule if not drop(one)))
-
-
 def count(verdicts: list[bool], what: str, name: str) -> None:
     """Every mutant must have been caught, and there must have been some."""
     caught = verdicts.count(False)
@@ -153,17 +150,21 @@ def count(verdicts: list[bool], what: str, name: str) -> None:
     assert caught == len(verdicts) > 0
 
 
-def is_transfer(one: Instruction, copy: Copy) -> bool:
-    return isinstance(one, (Copy, Wait, Free)) and (
+def is_transfer(one: Any, copy: Copy) -> bool:
+    return (
         one == copy
-        or (isinstance(one, Wait) and (one.value, one.target) == (copy.value, copy.target))
+        or (isinstance(one, Await) and one.started == copy)
         or (isinstance(one, Free) and (one.value, one.device) == (copy.value, copy.target))
     )
 
 
+def copies_of(schedule: Schedule) -> list[Copy]:
+    return [one for one in schedule.flat() if isinstance(one, Copy)]
+
+
 def test_every_dropped_transfer_is_caught_by_the_verifier(subject: Subject) -> None:
     schedule = subject.compiled.schedule
-    copies = [one for one in schedule if isinstance(one, Copy)]
+    copies = copies_of(schedule)
     mutants = [without(schedule, lambda one, copy=copy: is_transfer(one, copy)) for copy in copies]
     count([subject.is_accepted(mutant) for mutant in mutants], "dropped transfers", "verifier")
 
@@ -183,7 +184,7 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
 ) -> None:
     """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
     send, verdicts = steps.start_copy, []
-    copies = [one for one in subject.compiled.schedule if isinstance(one, Copy)]
+    copies = copies_of(subject.compiled.schedule)
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
 
@@ -233,10 +234,10 @@ def test_every_weight_that_is_loaded_elsewhere_is_caught_by_the_verifier(subject
     verdicts = []
     schedule = subject.compiled.schedule
     for index, one in enumerate(schedule):
-        for weight in getattr(one, "weights", ()):
-            fewer = replace(one, weights=tuple(other for other in one.weights if other != weight))  # type: ignore[union-attr]
+        for name in getattr(one, "weights", ()):
+            fewer = replace(one, weights=tuple(other for other in one.weights if other != name))  # type: ignore[call-arg, union-attr]
             elsewhere = next(device for device in subject.program.devices if device != one.device)  # type: ignore[union-attr]
-            moved = (fewer, replace(fewer, device=elsewhere, weights=(weight,)))
+            moved = (fewer, replace(fewer, number=99, device=elsewhere, weights=(name,)))  # type: ignore[call-arg]
             kept = schedule.instructions
             verdicts.append(subject.is_accepted(Schedule((*kept[:index], *moved, *kept[index + 1 :]))))
     count(verdicts, "weights loaded elsewhere", "verifier")
@@ -254,26 +255,15 @@ def test_every_misplaced_weight_is_caught_when_it_runs(subject: Subject) -> None
     count(verdicts, "misplaced weights", "running")
 
 
-def freed_early(schedule: Schedule) -> Iterator[Schedule]:
-    """Each free before the instruction that touches its value last."""
-    kept = schedule.instructions
-    for index, one in enumerate(kept):
-        if not isinstance(one, Free):
-            continue
-        last = next((i for i in range(index, -1, -1) if not isinstance(kept[i], Free)), None)
-        if last is not None:
-            yield Schedule((*kept[:last], one, *kept[last:index], *kept[index + 1 :]))
-
-
-def test_every_value_freed_one_instruction_early_is_caught(subject: Subject) -> None:
+def test_every_value_freed_one_node_early_is_caught(subject: Subject) -> None:
     mutants = list(freed_early(subject.compiled.schedule))
     count([subject.is_accepted(mutant) for mutant in mutants], "early frees", "verifier")
     count([subject.survives(mutant) for mutant in mutants], "early frees", "running")
 
 
-def is_timely(subject: Subject, schedule: Schedule, wait: Wait) -> bool:
+def is_timely(subject: Subject, schedule: Schedule, wait: Await) -> bool:
     """Whether a schedule is carried out rightly when the copy that a wait is for takes longer than anything else."""
-    slow = [10**6 if isinstance(one, Copy) and is_transfer(wait, one) else 1 for one in schedule]
+    slow = [10**6 if one == wait.started else 1 for one in schedule.flat()]
     try:
         Clockwork(subject.program, schedule, slow).run()
     except AssertionError:
@@ -281,9 +271,15 @@ def is_timely(subject: Subject, schedule: Schedule, wait: Wait) -> bool:
     return True
 
 
-def dropped(subject: Subject, side: Callable[[Wait], bool]) -> list[tuple[Wait, Schedule]]:
+def awaits_of(schedule: Schedule, arriving: bool) -> list[Await]:
+    """What waits for copies: where they arrive, or where their source is written next."""
+    found = (one for one in schedule.flat() if isinstance(one, Await))
+    return [one for one in found if isinstance(one.started, Copy) and (one.device == one.started.target) is arriving]
+
+
+def dropped(subject: Subject, arriving: bool) -> list[tuple[Await, Schedule]]:
     schedule = subject.compiled.schedule
-    waits = [one for one in schedule if isinstance(one, Wait) and side(one)]
+    waits = awaits_of(schedule, arriving)
     return [(wait, without(schedule, lambda one, wait=wait: one is wait)) for wait in waits]
 
 
@@ -295,7 +291,7 @@ def separate_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_dropped_wait_is_caught(subject: Subject) -> None:
-    mutants = dropped(subject, lambda wait: wait.device == wait.target)
+    mutants = dropped(subject, arriving=True)
     count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits", "verifier")
     count([subject.survives(mutant) for _, mutant in mutants], "dropped waits", "running")
     count([is_timely(subject, mutant, wait) for wait, mutant in mutants], "dropped waits", "slow copies")
@@ -305,7 +301,7 @@ def test_every_dropped_wait_is_caught(subject: Subject) -> None:
 def test_every_wait_that_does_not_wait_is_a_race(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The value is taken as it is, without its stream having waited for the copy."""
     wait, verdicts = Arrival.wait, []
-    for hurried in range(sum(isinstance(one, Wait) and one.device == one.target for one in subject.compiled.schedule)):
+    for hurried in range(len(awaits_of(subject.compiled.schedule, arriving=True))):
         turn = iter(range(10**6))
 
         def hurry(self: Arrival, turn: Any = turn, hurried: int = hurried) -> torch.Tensor:
@@ -319,7 +315,7 @@ def test_every_wait_that_does_not_wait_is_a_race(subject: Subject, monkeypatch: 
 @pytest.mark.usefixtures("separate_streams")
 def test_every_dropped_wait_on_the_source_is_caught(subject: Subject) -> None:
     """Running catches it, unless the result of what was copied has come back before the memory is written."""
-    mutants = dropped(subject, lambda wait: wait.device == wait.source)
+    mutants = dropped(subject, arriving=False)
     if not mutants:
         assert all(crossing.value.target is GATHER for crossing in subject.program.crossings if crossing.version)
         return
@@ -354,12 +350,16 @@ def _rehearses(program: Program) -> bool:
 
 def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
     """Each part that lands in a whole a column too early, or at its beginning."""
-    kept = schedule.instructions
-    landing = [(index, one, one.into) for index, one in enumerate(kept) if isinstance(one, Copy) and one.into]
-    for index, one, into in landing:
-        for start in (into.start - 1, 0):
-            moved = replace(one, into=replace(into, start=start))
-            yield Schedule((*kept[:index], moved, *kept[index + 1 :]))
+    for one in copies_of(schedule):
+        for start in (one.into.start - 1, 0) if one.into else ():
+            moved = replace(one, into=replace(one.into, start=start))  # type: ignore[type-var]
+
+            def land(other: Any, one: Copy = one, moved: Copy = moved) -> list[Any]:
+                if isinstance(other, Await) and other.started == one:
+                    return [replace(other, started=moved)]
+                return [moved if other == one else other]
+
+            yield changed(schedule, land)
 
 
 def test_every_part_that_lands_in_another_place_is_caught() -> None:

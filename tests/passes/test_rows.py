@@ -91,7 +91,7 @@ def check(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], gathers: int,
 def test_what_three_layers_read_crosses_once_and_all_three_are_multiplied_by_before_anything_is_gathered() -> None:
     program = check(lambda x, one, two, three: x + one.softmax(-1) * two.softmax(-1) + three.softmax(-1), 3)
     assert len(program.segments) == 2 * 3 + 1, "a segment a device and block, and what is done in the end"
-    sent = [one for one in program.schedule if isinstance(one, Copy) and not one.into]  # type: ignore[union-attr]
+    sent = [one for one in program.schedule.flat() if isinstance(one, Copy) and not one.into]  # type: ignore[union-attr]
     assert len(sent) == 2 * 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dovetail
-from dovetail.compiler.ir.schedule import Copy, Free, Load, Return, Run, State, Wait
+from dovetail.compiler.errors import ProgramTextError
+from dovetail.compiler.ir.aliasing import writes
+from dovetail.compiler.ir.program import device_of, tensors_of
+from dovetail.compiler.ir.schedule import Copy, Free, Input, Output, Run, State, Step
+from dovetail.compiler.text.schedule_text import parse_schedule
 
 from .sample import Sample, program_of, sample, sample_call
 
@@ -30,22 +35,19 @@ class Two(nn.Module):
 
 def test_a_schedule_loads_runs_copies_waits_frees_and_returns() -> None:
     program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=2)
-    assert lines(str(program.schedule)) == lines(
+    frees = "free %linear on sim1; free %linear_1 on sim1"
+    assert lines(str(program.schedule).replace(frees, "FREES")) == lines(
         """
+        input %x, %unread on sim0
+        load 0 to sim0 for the program: "blocks.0.weight", "blocks.0.bias"
+        load 1 to sim1 for the program: "blocks.1.weight", "blocks.1.bias"
         free %unread on sim0
-        load 2 weights, 288 bytes → sim0
-        load 2 weights, 288 bytes → sim1
-        run segment 0 on sim0
-        free %x on sim0
-        copy %linear sim0 → sim1
-        free %linear on sim0
-        wait %linear sim0 → sim1 on sim1
-        run segment 1 on sim1
-        free %linear on sim1
-        copy %linear_1 sim1 → sim0
-        free %linear_1 on sim1
-        wait %linear_1 sim1 → sim0 on sim0
-        return %linear_1 from sim0
+        run segment 0 on sim0: %linear to %linear
+        %linear: copy %linear from sim0 to sim1; free %x on sim0; free %linear on sim0
+        run segment 1 on sim1: %linear_1 to %linear_1
+        %linear_1: await %linear from sim0 to sim1 on sim1; copy %linear_1 from sim1 to sim0; FREES
+        await %linear_1 from sim1 to sim0 on sim0
+        output %linear_1 from sim0
         """
     )
 
@@ -53,41 +55,87 @@ def test_a_schedule_loads_runs_copies_waits_frees_and_returns() -> None:
 def test_an_input_that_nobody_reads_is_freed_at_once() -> None:
     program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=1)
     unread = list(program.inputs())[1]
-    assert next(iter(program.schedule or ())) == Free(State(unread), program.main)
+    schedule = list(program.schedule or ())
+    assert isinstance(schedule[0], Input)
+    assert (
+        Free(State(unread), program.main)
+        in schedule[: next(i for i, one in enumerate(schedule) if isinstance(one, Run))]
+    )
 
 
-def test_a_copy_starts_directly_after_the_run_that_makes_its_value() -> None:
-    schedule = list(sample().schedule or ())
-    for index, one in enumerate(schedule):
-        if isinstance(one, Copy) and index:
-            before = next(other for other in reversed(schedule[:index]) if not isinstance(other, (Copy, Free)))
-            assert isinstance(before, (Run, Load))
+def test_a_copy_starts_directly_after_the_node_that_makes_its_value_what_it_is() -> None:
+    program = sample()
+    written: Counter[int] = Counter()
+    for one in program.schedule.flat() if program.schedule else ():
+        if isinstance(one, Step):
+            written.update(writes(one.node))
+            last = one.node
+        if isinstance(one, Copy) and one.value.node.op != "placeholder":
+            mine = {tensor.storage for tensor in tensors_of(one.value.node)}
+            assert one.value.node is last or mine & writes(last)
+            assert one.value.version == max(written[storage] for storage in mine)
 
 
-def test_the_device_that_writes_again_waits_for_the_copy_before_the_target_does() -> None:
-    schedule = list(sample().schedule or ())
-    fences = [index for index, one in enumerate(schedule) if isinstance(one, Wait) and one.device == one.source]
-    assert fences
-    for index in fences:
-        wait, after = schedule[index], schedule[index + 1]
-        assert isinstance(wait, Wait) and isinstance(after, Wait)  # noqa: PT018
-        assert (after.value, after.device) == (wait.value, wait.target)
+def test_the_device_that_writes_again_waits_for_the_copy_directly_before_it_writes() -> None:
+    schedule = sample().schedule
+    steps = [step for run in schedule or () if isinstance(run, Run) for step in run.steps]
+    fenced = [
+        (step, one) for step in steps for one in step.awaits if one.device == getattr(one.started, "source", None)
+    ]
+    assert fenced
+    for step, one in fenced:
+        assert isinstance(one.started, Copy)
+        assert writes(step.node) & {tensor.storage for tensor in tensors_of(one.started.value.node)}
 
 
 def test_every_value_is_freed_or_returned_and_nothing_else_is_held() -> None:
     program = sample()
-    held = {(State(node), program.main) for node in program.inputs()}
-    for one in program.schedule or ():
+    held: set[Any] = set()
+    for one in program.schedule.flat() if program.schedule else ():
         match one:
+            case Input(values, device):
+                held |= {(state, device) for state in values}
             case Copy(value, _, target):
                 held.add((value, target))
-            case Run(segment, _, yields):
-                held |= {(state, segment.device) for state in yields}
+            case Step(node):
+                held.add((State(node), device_of(node)))
             case Free(value, device):
                 held.remove((value, device))
-            case Return(values, device):
+            case Output(values, device):
                 held -= {(state, device) for state in values}
     assert not held
+
+
+def test_a_value_is_freed_by_the_node_that_touches_it_last() -> None:
+    for run in sample().schedule or ():
+        for step in run.steps if isinstance(run, Run) else ():
+            touched = {step.node, *step.node.all_input_nodes, *(copy.value.node for copy in step.sends)}
+            assert {free.value.node for free in step.frees} <= touched
+
+
+@pytest.mark.parametrize("rests", ["", "cpu"])
+def test_a_schedule_is_read_back_as_it_was_printed(rests: str) -> None:
+    program = sample(rests=rests)
+    assert program.schedule is not None
+    assert parse_schedule(str(program.schedule), program) == program.schedule
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("free %nothing on sim0", "KeyError: 'nothing'"),
+        ("free %x on sim9", "the program has no device sim9"),
+        ("await load 7 on sim0", "KeyError: 7"),
+        ('load 0 to sim0 for the program: "no.such.weight"', "names a weight that is not there"),
+        ("release load 0 at once", "KeyError: 0"),
+        ("run segment 99 on sim0: %x to %x", "IndexError"),
+        ("%x: free %x on sim0", "%x is not in the run above"),
+        ("output nothing from sim0 now", "expected the end of the line, found now"),
+    ],
+)
+def test_a_line_that_is_none_of_a_schedule_is_named(line: str, why: str) -> None:
+    with pytest.raises(ProgramTextError, match=f"^line 2 of the schedule of Sample cannot be read: .*{why}"):
+        parse_schedule(f"input %x on sim0\n{line}", sample())
 
 
 class Odd(nn.Module):

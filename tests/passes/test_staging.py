@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from dovetail.compiler.errors import ProgramTextError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.schedule import Load, Release, Run, Schedule
+from dovetail.compiler.ir.schedule import Await, Lifetime, Load, Release, Run, Schedule
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.parser import parse_program
@@ -21,6 +22,7 @@ from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
+from tests.laws.schedules import changed, moved_before, releases, without
 
 from .sample import ALL, program_of, sample
 from .test_schedule import Two, lines
@@ -28,24 +30,21 @@ from .test_schedule import Two, lines
 
 def test_a_weight_that_rests_elsewhere_is_loaded_directly_before_a_run_and_released_directly_after_it() -> None:
     program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=2, rests="cpu")
-    assert lines(str(program.schedule)) == lines(
+    awaits = "await %linear from sim0 to sim1 on sim1; await load 1 on sim1"
+    assert lines(str(program.schedule).replace(awaits, "AWAITS")) == lines(
         """
+        input %x, %unread on sim0
         free %unread on sim0
-        load 2 weights, 288 bytes → sim0
-        run segment 0 on sim0
-        free %x on sim0
-        release 2 weights on sim0
-        copy %linear sim0 → sim1
-        free %linear on sim0
-        wait %linear sim0 → sim1 on sim1
-        load 2 weights, 288 bytes → sim1
-        run segment 1 on sim1
-        free %linear on sim1
-        release 2 weights on sim1
-        copy %linear_1 sim1 → sim0
-        free %linear_1 on sim1
-        wait %linear_1 sim1 → sim0 on sim0
-        return %linear_1 from sim0
+        load 0 to slot 0 of sim0 for the stage: "blocks.0.weight", "blocks.0.bias"
+        run segment 0 on sim0: %linear to %linear
+        %linear: await load 0 on sim0; copy %linear from sim0 to sim1; free %x on sim0; free %linear on sim0
+        release load 0
+        load 1 to slot 0 of sim1 for the stage: "blocks.1.weight", "blocks.1.bias"
+        run segment 1 on sim1: %linear_1 to %linear_1
+        %linear_1: AWAITS; copy %linear_1 from sim1 to sim0; free %linear on sim1; free %linear_1 on sim1
+        release load 1
+        await %linear_1 from sim1 to sim0 on sim0
+        output %linear_1 from sim0
         """
     )
 
@@ -54,12 +53,13 @@ def test_a_weight_that_rests_elsewhere_is_loaded_directly_before_a_run_and_relea
 def test_a_run_finds_the_weights_that_it_reads_and_no_others(rests: str) -> None:
     schedule = list(sample(rests=rests).schedule or ())
     loads = [index for index, one in enumerate(schedule) if isinstance(one, Load)]
-    assert len(loads) == len([one for one in schedule if isinstance(one, Release)]) == 3
+    assert len(loads) == len([one for one in schedule if isinstance(one, Release)]) == 4
     for index in loads:
         load, run = schedule[index : index + 2]
+        assert isinstance(load, Load)
         assert isinstance(run, Run)
-        read = {name for node in run.segment.nodes for name in node.meta["placement"].weights}
-        assert {weight.name for weight in load.weights} == read
+        read = {name for node in run.nodes for name in node.meta["placement"].weights}
+        assert set(load.weights) == read
 
 
 def placed(module: nn.Module, x: Tensor, rests: str, *devices: str) -> Program:
@@ -96,7 +96,7 @@ class Tables(nn.Module):
 def test_buffers_stay_and_so_does_what_is_seen_after_the_run() -> None:
     program = placed(Tables(), torch.ones(1, 8), "disk", "sim0")
     loads = [one for one in program.schedule or () if isinstance(one, Load)]
-    names = [{weight.name for weight in load.weights} for load in loads]
+    names = [set(load.weights) for load in loads]
     assert names == [{"table", "returned", "viewed"}, {"layer.weight", "layer.bias"}]
 
 
@@ -156,18 +156,78 @@ def never_release(program: Program, load: int) -> list[object]:
     return [one for one in program.schedule or () if not isinstance(one, Release)]
 
 
+def never_await(program: Program, load: int) -> list[object]:
+    assert program.schedule is not None
+    started = program.schedule.instructions[load]
+    return list(without(program.schedule, lambda one: isinstance(one, Await) and one.started == started))
+
+
+def take_the_slot_of_the_stage_before(program: Program, load: int) -> list[object]:
+    assert program.schedule is not None
+    second = releases(program.schedule)[0]
+    following = next(index for index in range(second, len(program.schedule)) if is_load_of(program, index, load))
+    return list(moved_before(program.schedule, following, second))
+
+
+def is_load_of(program: Program, index: int, load: int) -> bool:
+    assert program.schedule is not None
+    one, first = program.schedule.instructions[index], program.schedule.instructions[load]
+    return isinstance(one, Load) and isinstance(first, Load) and one.device == first.device
+
+
+def use_in_the_next_stage(program: Program, load: int) -> list[object]:
+    """The second stage of the device has no load of its own, and finds what the first one has loaded."""
+    assert program.schedule is not None
+    kept, first = list(program.schedule), program.schedule.instructions[load]
+    assert isinstance(first, Load)
+    second = next(one for at, one in enumerate(kept) if at > load and is_load_of(program, at, load))
+    assert isinstance(second, Load)
+    both = replace(first, weights=(*first.weights, *second.weights))
+    ours = (Load, Release)
+    return [
+        both if one == first else replace(one, load=both) if isinstance(one, Release) else one
+        for one in changed(program.schedule, lambda one: rebound(one, first, both, second))
+        if not (isinstance(one, ours) and getattr(one, "load", one) == second)
+    ]
+
+
+def rebound(one: Any, first: Load, both: Load, second: Load) -> list[Any]:
+    if isinstance(one, Await) and one.started == second:
+        return []
+    return [replace(one, started=both)] if isinstance(one, Await) and one.started == first else [one]
+
+
+def keep_for_a_phase_that_nobody_ends(program: Program, load: int) -> list[object]:
+    assert program.schedule is not None
+    first = program.schedule.instructions[load]
+    assert isinstance(first, Load)
+    kept = replace(first, lifetime=Lifetime.PHASE, slot=-1)
+    spoiled = changed(program.schedule, lambda one: rebound(one, first, kept, kept))
+    return [kept if one == first else one for one in spoiled if one != Release(first)]
+
+
+def two_stages() -> Program:
+    """Two devices with two stages each."""
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    return placed(module, torch.ones(1, 8), "cpu", "sim0", "sim1")
+
+
 @pytest.mark.parametrize(
     ("rule", "spoil"),
     [
-        ("load", drop_a_load),
+        ("wait", drop_a_load),
         ("load", release_before_the_run),
         ("load", release_twice),
-        ("load", load_on_another_device),
-        ("rest", never_release),
+        ("wait", load_on_another_device),
+        ("slot", never_release),
+        ("load", never_await),
+        ("slot", take_the_slot_of_the_stage_before),
+        ("load", use_in_the_next_stage),
+        ("rest", keep_for_a_phase_that_nobody_ends),
     ],
 )
 def test_the_verifier_finds_what_is_staged_wrongly(rule: str, spoil: Callable[[Program, int], list[object]]) -> None:
-    program = sample(rests="cpu")
+    program = two_stages()
     verify(program)
     load = next(index for index, one in enumerate(program.schedule or ()) if isinstance(one, Load))
     program.schedule = Schedule(tuple(spoil(program, load)))  # type: ignore[arg-type]

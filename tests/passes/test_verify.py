@@ -17,13 +17,14 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
-from dovetail.compiler.ir.schedule import Copy, Free, Instruction, Load, Return, Run, Schedule, State, Wait
+from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.verification import Verify
 from dovetail.passes.verify.deep import _Rehearsal, verify_deep
 from dovetail.passes.verify.verifier import RULES, verify, violations
+from tests.laws.schedules import changed, freed_early
 
 from .sample import DEVICES, sample
 
@@ -142,61 +143,79 @@ def run_a_segment_twice(program: Program) -> None:
     edit(program, index, at(program, index), at(program, index))
 
 
-def hide_a_reading(program: Program) -> None:
-    index = instructions(program, Run)[-1]
-    edit(program, index, replace(at(program, index), reads=at(program, index).reads[1:]))
+def begin_without_inputs(program: Program) -> None:
+    edit(program, 0)
 
 
-def yield_what_another_segment_made(program: Program) -> None:
-    index = instructions(program, Run)[0]
-    run = at(program, index)
-    edit(program, index, replace(run, yields=(*run.yields, State(program.segments[-1].nodes[-1]))))
+def change_first(program: Program, instead: Callable[[Any], list[Any] | None]) -> None:
+    """Puts something in the place of the first instruction, or action of a step, of which ``instead`` says what."""
+    assert program.schedule is not None
+    done: list[Any] = []
+
+    def change(one: Any) -> list[Any]:
+        found = None if done else instead(one)
+        if found is None:
+            return [one]
+        done.append(one)
+        return found
+
+    program.schedule = changed(program.schedule, change)
+    assert done
+
+
+def is_await(one: Any, side: str) -> bool:
+    return isinstance(one, Await) and isinstance(one.started, Copy) and one.device == getattr(one.started, side)
 
 
 def free_before_the_last_reading(program: Program) -> None:
-    index = next(i for i in instructions(program, Free) if i and isinstance(at(program, i - 1), Run))
-    run, free = at(program, index - 1), at(program, index)
-    edit(program, index)
-    edit(program, index - 1, free, run)
+    assert program.schedule is not None
+    program.schedule = next(freed_early(program.schedule))
 
 
 def copy_twice(program: Program) -> None:
-    index = instructions(program, Copy)[0]
-    edit(program, index, at(program, index), at(program, index))
+    change_first(program, lambda one: [one, one] if isinstance(one, Copy) else None)
 
 
 def land_in_the_place_of_another_part(program: Program) -> None:
-    index = instructions(program, Copy, lambda copy: copy.into)[0]
-    copy = at(program, index)
-    edit(program, index, replace(copy, into=replace(copy.into, start=copy.into.start + 1)))
+    def change(one: Any) -> list[Any] | None:
+        if not isinstance(one, Copy) or one.into is None:
+            return None
+        return [replace(one, into=replace(one.into, start=one.into.start + 1))]
+
+    change_first(program, change)
 
 
 def use_without_waiting(program: Program) -> None:
-    edit(program, instructions(program, Wait, lambda wait: wait.device == wait.target)[0])
+    change_first(program, lambda one: [] if is_await(one, "target") else None)
 
 
 def write_while_a_copy_reads(program: Program) -> None:
-    edit(program, instructions(program, Wait, lambda wait: wait.device == wait.source)[0])
+    change_first(program, lambda one: [] if is_await(one, "source") else None)
 
 
 def free_twice(program: Program) -> None:
-    index = instructions(program, Free)[0]
-    edit(program, index, at(program, index), at(program, index))
+    change_first(program, lambda one: [one, one] if isinstance(one, Free) else None)
 
 
-def yield_for_nobody(program: Program) -> None:
-    index = instructions(program, Run)[0]
-    run = at(program, index)
-    state = State(next(node for node in run.segment.nodes if State(node) not in run.yields))
-    edit(program, index, replace(run, yields=(*run.yields, state)), Free(state, run.segment.device))
+def drop_what_has_arrived_unread(program: Program) -> None:
+    """A result comes back to the main device, and is dropped there."""
+    assert program.schedule is not None
+    index = instructions(program, Await)[0]
+    one = at(program, index)
+    edit(program, index, one, Free(one.started.value, one.device))
 
 
 def forget_a_free(program: Program) -> None:
-    edit(program, instructions(program, Free)[0])
+    change_first(program, lambda one: [] if isinstance(one, Free) else None)
+
+
+def take_a_slot_for_good(program: Program) -> None:
+    index = instructions(program, Load)[0]
+    edit(program, index, replace(at(program, index), slot=0))
 
 
 def return_in_another_order(program: Program) -> None:
-    index = instructions(program, Return)[0]
+    index = instructions(program, Output)[0]
     edit(program, index, replace(at(program, index), values=at(program, index).values[::-1]))
 
 
@@ -235,18 +254,18 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
     "crossings": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", forget_a_crossing),
     "reuse": ("simplify", compute_over_what_is_read_later),
+    "input": ("", begin_without_inputs),
     "load": ("", forget_a_load),
+    "slot": ("", take_a_slot_for_good),
     "rest": ("", leave_weights_that_rest_elsewhere),
     "run": ("", run_a_segment_twice),
-    "read": ("", hide_a_reading),
-    "yield": ("", yield_what_another_segment_made),
     "live": ("", free_before_the_last_reading),
     "copy": ("", copy_twice),
     "land": ("simplify,blocks,rows{shares=16:10:6},pin,hoist,cut,schedule", land_in_the_place_of_another_part),
     "wait": ("", use_without_waiting),
     "fence": ("", write_while_a_copy_reads),
     "free": ("", free_twice),
-    "idle": ("", yield_for_nobody),
+    "idle": ("", drop_what_has_arrived_unread),
     "left": ("", forget_a_free),
     "return": ("", return_in_another_order),
 }

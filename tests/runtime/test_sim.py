@@ -181,7 +181,8 @@ def test_weights_made_outside_inference_mode_can_be_viewed_inside():
 
 def test_importing_switches_nothing_on():
     code = (
-        "import torch; from dovetail.runtime import sim, transfers; assert not sim.is_enabled();"
+        "import torch; from dovetail.runtime import sim; from dovetail.runtime.devices import transfers;"
+        "assert not sim.is_enabled();"
         "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

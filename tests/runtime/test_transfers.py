@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dovetail.runtime import sim
 from dovetail.runtime.devices import transfers
 from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator, accelerator_of
-from dovetail.runtime.devices.transfers import start_copy
+from dovetail.runtime.devices.transfers import fence, start_copy
 
 sim.enable()
 SIM0, SIM1, CPU = torch.device("sim", 0), torch.device("sim", 1), torch.device("cpu")
@@ -124,7 +124,7 @@ def test_behind_a_fence_the_source_may_be_written(target, waited):
         coming.wait()
     with pytest.raises(sim.RaceError, match="writes a buffer"):
         value.zero_()
-    coming.fence(SIM0)
+    fence(coming.done, SIM0)
     value.zero_()
     assert coming.wait().tolist() == [1, 1, 1]
 

@@ -1,0 +1,227 @@
+"""Reads the text form of a schedule, as ``str`` of one prints it; it runs nothing and imports nothing.
+
+::
+
+    input %x, %y on DEVICE
+    load N to DEVICE for the program|phase: "WEIGHT", …      load N to slot K of DEVICE for the stage: "WEIGHT", …
+    copy %v'VERSION from DEVICE to DEVICE into %whole[START:STOP]
+    await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE
+    run segment N on DEVICE: %first to %last                  and below it, for nodes that do more than compute:
+      %node: ACTION; ACTION; scratch BYTES                    awaits, copies and frees, written as they are here
+    free %v on DEVICE
+    release load N
+    output %v, … from DEVICE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.fx import Node
+
+from ..errors import DovetailError, ProgramTextError
+from ..ir.program import Program
+from ..ir.schedule import (
+    Await,
+    Copy,
+    Free,
+    Input,
+    Instruction,
+    Landing,
+    Lifetime,
+    Load,
+    Output,
+    Release,
+    Run,
+    Schedule,
+    State,
+    Step,
+)
+from ..spec.devices import Device
+from .tokens import Line
+
+
+def parse_schedule(text: str, program: Program) -> Schedule:
+    """The schedule that a text says, over the nodes and segments of a program.
+
+    What it means is for the verifier to say: reading asks only for nodes, segments, weights and devices that are there.
+    Raises ProgramTextError with the number of a line that cannot be read.
+    """
+    reader = _Reader(program)
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            reader.read(line)
+        except (DovetailError, ValueError, LookupError, RecursionError) as error:
+            why = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+            raise ProgramTextError(f"line {number} of the schedule of {program.name} cannot be read: {why}") from error
+    reader.close_run()
+    return Schedule(tuple(reader.instructions))
+
+
+class _Reader:
+    """What the lines read so far amount to."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.nodes = {node.name: node for node in program.graph.nodes}
+        self.devices = {device.name: device for device in program.devices}
+        self.instructions: list[Instruction] = []
+        self.loads: dict[int, Load] = {}
+        self.copies: dict[tuple[State, Device], Copy] = {}
+        self.place = {node: place for segment in program.segments for place, node in enumerate(segment.nodes)}
+        self.steps: dict[Node, Step] = {}  # of the run that is being read
+
+    def read(self, text: str) -> None:
+        line = Line(text)
+        word = line.take()
+        if word.startswith("%"):
+            self._step(self.nodes[word[1:]], line)
+        else:
+            self.close_run()
+            self.instructions.append(_ACTIONS[word](self, line))
+        if line.rest():
+            raise ValueError(f"expected the end of the line, found {line.rest()[:40]}")
+
+    def close_run(self) -> None:
+        """Gives the run that was read last its steps."""
+        run = self.instructions[-1] if self.instructions else None
+        if isinstance(run, Run):
+            self.instructions[-1] = replace(run, steps=tuple(self.steps.values()))
+        self.steps = {}
+
+    def _step(self, node: Node, line: Line) -> None:
+        """What one node of the last run does besides computing."""
+        if self.steps.get(node) != Step(node):
+            raise ValueError(f"%{node.name} is not in the run above, or stands there already")
+        line.take(":")
+        while True:
+            self.steps[node] = self._noted(self.steps[node], line)
+            if not line.accept(";"):
+                break
+
+    def _noted(self, step: Step, line: Line) -> Step:
+        word = line.take()
+        if word == "scratch":
+            return replace(step, scratch=line.count())
+        match _ACTIONS[word](self, line):
+            case Await() as one:
+                return replace(step, awaits=(*step.awaits, one))
+            case Copy() as one:
+                return replace(step, sends=(*step.sends, one))
+            case Free() as one:
+                return replace(step, frees=(*step.frees, one))
+        raise ValueError(f"no node does this: {word}")
+
+    def _input(self, line: Line) -> Input:
+        return Input(self._states(line, "on"), self._device(line))
+
+    def _output(self, line: Line) -> Output:
+        return Output(self._states(line, "from"), self._device(line))
+
+    def _load(self, line: Line) -> Load:
+        number, slot = line.count(), -1
+        line.take("to")
+        if line.accept("slot"):
+            slot = line.count()
+            line.take("of")
+        device = self._device(line)
+        line.take("for")
+        line.take("the")
+        lifetime = Lifetime(line.take())
+        line.take(":")
+        names = [line.text_in_quotes()]
+        while line.accept(","):
+            names.append(line.text_in_quotes())
+        if number in self.loads or not self.program.weights.keys() >= set(names):
+            raise ValueError(f"load {number} stands there already, or names a weight that is not there")
+        self.loads[number] = Load(number, tuple(names), device, lifetime, slot)
+        return self.loads[number]
+
+    def _copy(self, line: Line) -> Copy:
+        value, source, target = self._link(line)
+        copy = Copy(value, source, target, self._landing(line) if line.accept("into") else None)
+        self.copies[value, target] = copy
+        return copy
+
+    def _await(self, line: Line) -> Await:
+        if line.accept("load"):
+            started: Copy | Load = self.loads[line.count()]
+        else:
+            value, source, target = self._link(line)
+            started = self.copies[value, target]
+            if started.source != source:
+                raise ValueError(f"{value} is sent from {started.source}")
+        line.take("on")
+        return Await(started, self._device(line))
+
+    def _release(self, line: Line) -> Release:
+        line.take("load")
+        return Release(self.loads[line.count()])
+
+    def _free(self, line: Line) -> Free:
+        value = self._state(line)
+        line.take("on")
+        return Free(value, self._device(line))
+
+    def _run(self, line: Line) -> Run:
+        line.take("segment")
+        segment = self.program.segments[line.count()]
+        line.take("on")
+        device = self._device(line)
+        line.take(":")
+        first = self.place[self._state(line).node]
+        line.take("to")
+        nodes = segment.nodes[first : self.place[self._state(line).node] + 1]
+        self.steps = {node: Step(node) for node in nodes}
+        return Run(segment, device, ())
+
+    def _link(self, line: Line) -> tuple[State, Device, Device]:
+        value = self._state(line)
+        line.take("from")
+        source = self._device(line)
+        line.take("to")
+        return value, source, self._device(line)
+
+    def _landing(self, line: Line) -> Landing:
+        value = self._state(line)
+        line.take("[")
+        start = line.count()
+        line.take(":")
+        stop = line.count()
+        line.take("]")
+        return Landing(value, start, stop - start)
+
+    def _states(self, line: Line, word: str) -> tuple[State, ...]:
+        """Values up to a word; ``nothing`` stands for none."""
+        found: list[State] = []
+        if not line.accept("nothing"):
+            found.append(self._state(line))
+            while line.accept(","):
+                found.append(self._state(line))
+        line.take(word)
+        return tuple(found)
+
+    def _state(self, line: Line) -> State:
+        token = line.take()
+        if not token.startswith("%"):
+            raise ValueError(f"expected a value, found {token}")
+        return State(self.nodes[token[1:]], line.count() if line.accept("'") else 0)
+
+    def _device(self, line: Line) -> Device:
+        name = line.take()
+        if name not in self.devices:
+            raise ValueError(f"the program has no device {name}")
+        return self.devices[name]
+
+
+_ACTIONS: dict[str, Callable[[_Reader, Line], Instruction]] = {
+    "input": _Reader._input,
+    "load": _Reader._load,
+    "copy": _Reader._copy,
+    "await": _Reader._await,
+    "run": _Reader._run,
+    "release": _Reader._release,
+    "free": _Reader._free,
+    "output": _Reader._output,
+}

@@ -1,0 +1,107 @@
+"""What the replay of a schedule knows of weights: which are on a device, which are on their way, and in which slots.
+
+A weight of the program's lifetime is there from its load on. One that comes for a call may be read in the run that
+awaits its load, and in no other. A slot holds the weights of one load, from its start to its release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.spec.devices import Device
+from .snapshot import Evidence
+
+Broken = Iterator[tuple[str, str]]
+"""The names of rules that an instruction breaks, each with what is wrong."""
+
+
+class LoadedWeights:
+    """The weights on all devices at one moment of a replay."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.resident: dict[tuple[str, int], bool] = {}  # whether it was read
+        self.coming: dict[Load, bool] = {}  # whether it was awaited
+        self.unread: dict[Load, set[str]] = {}
+        self.slots: dict[tuple[int, int], Load] = {}
+        self.here: dict[tuple[str, int], Load] = {}  # what the run that is going on has awaited
+        self.seen: set[int] = set()  # storages that are seen outside the run that makes or reads them
+
+    def load(self, load: Load) -> Broken:
+        """A load is started."""
+        place = self.evidence.place(load.device)
+        if load.lifetime is Lifetime.PROGRAM:
+            for name in load.weights:
+                if (name, place) in self.resident:
+                    yield "load", f"weight {name} is on {load.device} already"
+                self.resident[name, place] = False
+        elif load in self.coming:
+            yield "load", f"this load was started before: {load}"
+        self.coming[load] = load.lifetime is Lifetime.PROGRAM
+        self.unread[load] = set(load.weights)
+        yield from self._take_slot(load, place)
+
+    def _take_slot(self, load: Load, place: int) -> Broken:
+        if (load.lifetime is Lifetime.STAGE) != (load.slot >= 0):
+            yield "slot", f"weights of a stage land in a slot, and no others: {load}"
+        if load.lifetime is Lifetime.PHASE and not self.evidence.program.keeps_staged:
+            yield "rest", f"nothing ends the phase for which this load stays: {load}"
+        if load.slot >= 0 and (place, load.slot) in self.slots:
+            yield "slot", f"slot {load.slot} of {load.device} is taken"
+        if load.slot >= 0:
+            self.slots[place, load.slot] = load
+
+    def wait(self, load: Load, device: Device) -> Broken:
+        """A run awaits a load."""
+        if self.coming.get(load, True) or device != load.device:
+            yield "wait", f"this load is not on its way: {load}"
+        self.coming[load] = True
+        place = self.evidence.place(load.device)
+        self.here.update(((name, place), load) for name in load.weights)
+
+    def use(self, name: str, place: int) -> Broken:
+        """A node reads a weight."""
+        if (name, place) in self.here:
+            self.unread[self.here[name, place]].discard(name)
+        elif (name, place) in self.resident:
+            self.resident[name, place] = True
+        else:
+            yield "load", f"weight {name} is needed on {self.evidence.name(place)} and not there"
+
+    def release(self, load: Load) -> Broken:
+        """The weights of a load leave."""
+        if not self.coming.pop(load, False) or load.lifetime is not Lifetime.STAGE:
+            yield "load", f"this load is not there, or still on its way, or stays: {load}"
+        for name in sorted(self.unread.pop(load, ())):
+            yield "load", f"weight {name} was loaded to {load.device}, and nothing has read it there"
+        self.slots.pop((self.evidence.place(load.device), load.slot), None)
+        self.here = {key: other for key, other in self.here.items() if other != load}
+
+    def begin_run(self) -> None:
+        """What another run has awaited is not to be read in the next one."""
+        self.here = {}
+
+    def end(self) -> Broken:
+        """What is wrong when a call is over."""
+        for load in self.slots.values():
+            yield "slot", f"nobody releases this load: {load}"
+        for load, awaited in self.coming.items():
+            if not awaited:
+                yield "wait", f"nobody awaits this load: {load}"
+            for name in sorted(self.unread[load]) if load.lifetime is Lifetime.PHASE else ():
+                yield "load", f"nobody reads weight {name} on {load.device}"
+        for (name, place), read in self.resident.items():
+            if not read:
+                yield "load", f"nobody reads weight {name} on {self.evidence.name(place)}"
+        yield from self._at_rest()
+
+    def _at_rest(self) -> Broken:
+        """What is loaded for good and should not be."""
+        program = self.evidence.program
+        for node, weight in self.evidence.weights.items() if program.residency else ():
+            for place, device in enumerate(program.devices):
+                stays = (weight.name, place) in self.resident
+                if stays and program.stages(weight, device) and self.seen.isdisjoint(self.evidence.storages[node]):
+                    rests = program.residency[weight.name].value
+                    yield "rest", f"weight {weight.name} rests on the {rests} and is never released on {device}"

@@ -1,0 +1,60 @@
+"""What is said of a call that fails: the node and source line, and the way out where memory ran out."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
+from ..compiler.ir.program import Program, Weight, origin_of
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
+from .codegen import RunSource
+from .devices.out_of_memory import came_late, ran_out
+
+
+def explain(error: Exception, program: Program, sources: Mapping[str, RunSource]) -> Exception:
+    """The error with the node and source line at which it came up; ``sources`` are the listings by file name."""
+    if isinstance(error, DovetailError):
+        return error
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        source = sources.get(frame.filename)
+        node = source.lines.get(frame.lineno or 0) if source else None
+        if node is not None:
+            origin = origin_of(node)
+            where = f"%{node.name} ({node.target}) in {origin.module or program.name}, {origin.source}"
+            return _told(where, error)
+    return _told(f"{program.name} failed between segments", error)
+
+
+def let_go(values: list[Any], error: BaseException) -> None:
+    """Drops the values of a call that failed, and those that the frames of its traceback hold."""
+    values.clear()
+    traceback.clear_frames(error.__traceback__)
+
+
+def does_not_fit(weights: Sequence[Weight], program: Program, device: Device, error: Exception) -> DoesNotFitError:
+    """What is said of weights that find no room on a device."""
+    nbytes = format_bytes(sum(weight.nbytes for weight in weights))
+    first = weights[0].name
+    what = f"weight {first} of {program.name} needs"
+    if len(weights) > 1:
+        what = f"weight {first} of {program.name} and {len(weights) - 1} that come with it need"
+    return DoesNotFitError(
+        f"{what} {nbytes} on {device}: {error}: list more devices, or give {device} a smaller share (--tensor-split)"
+    )
+
+
+def _told(where: str, error: Exception) -> DovetailError:
+    """The error at a place, with a way out where memory ran out, and a doubt about the place where devices lag."""
+    told = f"{where}: {type(error).__name__}: {error}"
+    if ran_out(error):
+        return DoesNotFitError(
+            f"{told}: ask for a smaller size or batch, list more devices, or keep more free (--max-vram, "
+            "DOVETAIL_RESERVE)"
+        )
+    if came_late(error):
+        told += ": devices report such errors late, an operation before this one may be to blame: "
+        told += "CUDA_LAUNCH_BLOCKING=1 shows which"
+    return ExecutionError(told)
