@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +25,7 @@ from . import quantized as quantized  # registers the kernels that packed weight
 from . import steps
 from .codegen import RunSource, write_run
 from .devices.accelerator import accelerator_of
-from .devices.out_of_memory import fetched, ran_out
-from .failures import does_not_fit, explain, let_go
+from .failures import explain, let_go
 from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .slots import Slots
 from .steps import Coming, Step, Values, as_in_module
@@ -144,8 +141,8 @@ class Executor:
     def _fetch(self, weight: Weight, device: Device) -> Any:
         source = self._source
         assert source is not None
-        with self._room_for([weight], device):
-            data = fetched(partial(source, weight, device.torch))
+        with torch.inference_mode(False), torch.no_grad():
+            data = source(weight, device.torch)
             return data.item() if weight.is_number else as_in_module(data, source.requires_grad(weight))
 
     def _result(self, values: Values, item: Any, index: int) -> Any:
@@ -236,22 +233,11 @@ class Executor:
         """Weights on their way to a device."""
         source, weights = self._source, self._weights_of(load)
         assert source is not None
-        with self._room_for(weights, load.device):
-            ticket = fetched(partial(source.start, weights, load.device.torch))
+        with torch.inference_mode(False), torch.no_grad():
+            ticket = source.start(weights, load.device.torch)
         if load.lifetime is Lifetime.PHASE:
             source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
         return Coming(ticket, [source.requires_grad(weight) for weight in weights])
-
-    @contextmanager
-    def _room_for(self, weights: Sequence[Weight], device: Device) -> Iterator[None]:
-        """Brings weights, which are no values of inference; says what is lacking where memory runs out."""
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                yield
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            raise does_not_fit(weights, self._program, device, error) from error
 
 
 @dataclass(frozen=True)

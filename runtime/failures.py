@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
-from ..compiler.ir.program import Program, Weight, origin_of
-from ..compiler.spec.devices import Device
-from ..compiler.spec.units import format_bytes
+from ..compiler.ir.program import Program, origin_of
 from .codegen import RunSource
 from .devices.out_of_memory import came_late, ran_out
 
@@ -32,18 +30,6 @@ def let_go(values: list[Any], error: BaseException) -> None:
     """Drops the values of a call that failed, and those that the frames of its traceback hold."""
     values.clear()
     traceback.clear_frames(error.__traceback__)
-
-
-def does_not_fit(weights: Sequence[Weight], program: Program, device: Device, error: Exception) -> DoesNotFitError:
-    """What is said of weights that find no room on a device."""
-    nbytes = format_bytes(sum(weight.nbytes for weight in weights))
-    first = weights[0].name
-    what = f"weight {first} of {program.name} needs"
-    if len(weights) > 1:
-        what = f"weight {first} of {program.name} and {len(weights) - 1} that come with it need"
-    return DoesNotFitError(
-        f"{what} {nbytes} on {device}: {error}: list more devices, or give {device} a smaller share (--tensor-split)"
-    )
 
 
 def _told(where: str, error: Exception) -> DovetailError:
