@@ -159,6 +159,7 @@ class _Machine:
         yield from self.use((value.node, 0, here))
         self.arrived[key] = False
         self.unread.add(key)
+        self.weights.seen.update(self.evidence.storages[value.node])
         for storage in self.evidence.storages[value.node]:
             self.read_by_copies[storage].add(key)
 
