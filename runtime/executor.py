@@ -28,8 +28,8 @@ from .devices.accelerator import accelerator_of
 from .failures import explain, let_go
 from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .slots import Slots
-from .steps import Coming, Step, Values, as_in_module
-from .store.source import WeightSource
+from .steps import Step, Values
+from .store.source import Ticket, WeightSource
 
 
 class Executor:
@@ -141,9 +141,8 @@ class Executor:
     def _fetch(self, weight: Weight, device: Device) -> Any:
         source = self._source
         assert source is not None
-        with torch.inference_mode(False), torch.no_grad():
-            data = source(weight, device.torch)
-            return data.item() if weight.is_number else as_in_module(data, source.requires_grad(weight))
+        data = source(weight, device.torch)
+        return data.item() if weight.is_number else data
 
     def _result(self, values: Values, item: Any, index: int) -> Any:
         if index in self._constants:
@@ -229,15 +228,14 @@ class Executor:
     def _weights_of(self, load: Load) -> list[Weight]:
         return [self._program.weights[name] for name in load.weights]
 
-    def _start(self, load: Load) -> Coming:
+    def _start(self, load: Load) -> Ticket:
         """Weights on their way to a device."""
-        source, weights = self._source, self._weights_of(load)
+        source = self._source
         assert source is not None
-        with torch.inference_mode(False), torch.no_grad():
-            ticket = source.start(weights, load.device.torch)
+        ticket = source.start(self._weights_of(load), load.device.torch)
         if load.lifetime is Lifetime.PHASE:
             source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
-        return Coming(ticket, [source.requires_grad(weight) for weight in weights])
+        return ticket
 
 
 @dataclass(frozen=True)

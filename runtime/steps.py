@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from ..compiler.ir.schedule import Copy
 from .devices.transfers import fence as fence
 from .devices.transfers import start_copy as start_copy
-from .store.source import Ticket
 
 Values = list[Any]
 Step = Callable[[Values], None]
-
-
-class Coming:
-    """Weights that were started on their way to a device, as the module has them."""
-
-    __slots__ = ("_requires_grad", "_ticket")
-
-    def __init__(self, ticket: Ticket, requires_grad: Sequence[bool]) -> None:
-        self._ticket = ticket
-        self._requires_grad = requires_grad
-
-    def wait(self) -> list[torch.Tensor]:
-        """The tensors in order, to be used on the device's current stream."""
-        with torch.inference_mode(False):
-            return list(map(as_in_module, self._ticket.wait(), self._requires_grad))
-
-    def release(self) -> None:
-        """Lets go of them."""
-        self._ticket.release()
-
-
-def as_in_module(data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """A weight requiring a gradient as the module's own does: kernels are picked by it even in inference."""
-    return data if data.is_inference() else data.detach().requires_grad_(requires_grad)
 
 
 def copy(sent: Copy, source: int, target: int, whole: int, event: int | None) -> Step:
