@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiling import compile
     from .components.compiled import CompiledModule
+    from .pipelines.compile_pipeline import compile_pipeline, undo
     from .pipelines.loading import load_pipeline
-    from .pipelines.pipeline import CompiledPipeline, compile_pipeline, undo
+    from .pipelines.pipeline import CompiledPipeline
     from .saved import load
 
 __version__ = "0.1.0"
@@ -23,10 +24,10 @@ _HOMES = {
     "CompiledModule": "components.compiled",
     "CompiledPipeline": "pipelines.pipeline",
     "compile": "compiling",
-    "compile_pipeline": "pipelines.pipeline",
+    "compile_pipeline": "pipelines.compile_pipeline",
     "load": "saved",
     "load_pipeline": "pipelines.loading",
-    "undo": "pipelines.pipeline",
+    "undo": "pipelines.compile_pipeline",
 }
 
 __all__ = [

@@ -108,8 +108,8 @@ def compile(
 
     def finish_part(component: Component, program: Program, part: nn.Module) -> CompiledModule:
         program.keep(residency)
-        component.parts.place(part, program)
-        finish(program, "layer" if component.parts.settled else mode)
+        component.sites.place(part, program)
+        finish(program, "layer" if component.sites.settled else mode)
         if program.residency:
             component.homes.settle(part, program)
         return CompiledModule(program, request.rig, component.view.of_program(part, program))

@@ -3,11 +3,9 @@
 Its own Python runs, and each part that it calls answers with a program, or, if it cannot be traced either, by its own
 parts; down to blocks, the units of placement: one that cannot be traced runs as it is on the device of its weights.
 
-Which device each weight gets is decided once for the whole component, from the names of its weights
-(``passes/assign``), so that parts that are compiled at different times agree. What a module computes between its parts
-it computes on one device, where the weights that belong to it alone lie: the main device, or for what lies within one
-block that block's. So a value comes back there after each part, which costs about twice the copies of a program of the
-whole. Rows are not split by parts: blocks are placed whole.
+What a module computes between its parts it computes on one device, where the weights that belong to it alone lie: the
+main device, or for what lies within one block that block's (``sites.py``). So a value comes back there after each part,
+which costs about twice the copies of a program of the whole. Rows are not split by parts: blocks are placed whole.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,16 +24,12 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
-from ..compiler.ir.program import Program, Weight
-from ..compiler.spec.devices import Device
-from ..compiler.spec.residency import Residency
-from ..passes.assign import assign, units_of
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
-from ..runtime.store.stored_weight import StoredWeight
 from .calls import BY_PARTS, ByParts, Call, answer_late, moved
 from .compiled import CompiledModule
 from .crossing import Crossing, is_stateful
+from .sites import Site
 from .skeleton import has_foreign_hooks
 
 if TYPE_CHECKING:
@@ -47,18 +41,6 @@ _TRIES = 3
 """So often a call is traced for other shapes or constants after it could not be; then it is not tried again."""
 _SHAPES = 4
 """For so many kinds of calls a part is compiled; one whose lengths depend on data then runs as it is."""
-
-
-@dataclass(frozen=True)
-class _Site:
-    """Where and how a module runs its own Python: ``opens`` if its parts answer for themselves, else all as it is.
-
-    ``needs`` are the weights that must lie there, ``device`` is None where it has none.
-    """
-
-    device: Device | None
-    opens: bool
-    needs: tuple[StoredWeight, ...]
 
 
 @dataclass(frozen=True)
@@ -83,14 +65,9 @@ class Parts:
 
     def __init__(self, component: Component) -> None:
         self.reasons: dict[str, str] = {}
-        self.left: frozenset[nn.Module] = frozenset()
         self.turn = ForkSafeLock()
         self._is_used = False
         self._component = weakref.ref(component)
-        self._units: dict[StoredWeight, str] | None = None
-        self._sites: MutableMapping[nn.Module, _Site] = weakref.WeakKeyDictionary()
-        self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self._adapters: tuple[Any, ...] = ()
         self._local = threading.local()
 
     @property
@@ -127,32 +104,11 @@ class Parts:
         """Waits for calls by parts that other threads make, if there were any so far."""
         return self.turn if self._is_used else contextlib.nullcontext()
 
-    @property
-    def settled(self) -> bool:
-        """Whether every weight of the component has its device, which programs compiled later keep."""
-        return self._units is not None
-
-    def leave(self, modules: Collection[nn.Module]) -> None:
-        """Has these parts of the component run as they are from now on, and what contains them run by its parts.
-
-        The rest stays compiled. For parts that have hooks, a cache, or a ``forward`` of somebody else. Programs that
-        were compiled before keep what they were compiled from: forget those of modules that contain one.
-        """
-        self.left = frozenset(modules)
-        self._sites.clear()
-        self._around.clear()
-
-    def forget(self) -> None:
-        """Looks at the module anew at the next call; weights keep their devices."""
-        self._units = None
-        self._sites.clear()
-        self._around.clear()
-
     def takes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call goes by its parts without being traced first."""
         if self._keeping or (self.frame and (self.frame.keeps or not _has_weights(call.module))):
             return True
-        return bool(self.left and self._contains_left(call.module)) or is_stateful((*args, *kwargs.values()))
+        return self.component.sites.contain_left(call.module) or is_stateful((*args, *kwargs.values()))
 
     def refuse(self, call: Call, error: TraceError) -> ByParts:
         """What answers a call that could not be traced: it runs by its parts; says so once."""
@@ -174,7 +130,7 @@ class Parts:
             return self._run(call, args, kwargs)
 
     def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        site, frame = self._site(call.module), self.frame
+        site, frame = self.component.sites.of(call.module), self.frame
         main = self.component.whole_on
         # What others put in place of a part's forward may share state with their other functions: all run in one place.
         stays = frame is not None and (call.is_patched or not site.device)
@@ -198,70 +154,6 @@ class Parts:
         """Whether a part has been compiled for so many kinds of calls that it is not for another one."""
         return self.frame is not None and len(call.programs) >= _SHAPES
 
-    def place(self, module: nn.Module, program: Program) -> None:
-        """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
-
-        What other parts hold of a device is not offered again.
-        Once the component runs by its parts, a program gets only the devices that its weights are on.
-        """
-        homes = self.component.homes
-        program.rig = self.component.offer(homes.read_by(module, program))
-        homes.set_types(module, program)
-        program.home = homes.given(module, program)
-        if self.settled:
-            used = [one for one in program.devices if one in program.home.values()]
-            program.rig = program.rig.only(used or program.devices[:1])
-
-    def settle(self) -> None:
-        """Gives every weight of the component a device, once."""
-        if self._units is not None:
-            return
-        component = self.component
-        held = {one.name: one for one in component.view.weights()}
-        weights = {name: _weight_of(one) for name, one in held.items()}
-        given = {name: one.home for name, one in held.items() if one.home is not None}
-        rig = component.offer(list(held.values()))
-        homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
-        component.homes.assign({held[name]: home for name, home in homes.items()})
-        units = units_of(weights, len(rig.devices))
-        self._units = {held[name]: unit.name for unit in units for name in unit.weights}
-
-    def _site(self, module: nn.Module) -> _Site:
-        if self.component.adapters.stamp is not self._adapters:
-            self._adapters = self.component.adapters.stamp
-            self._sites.clear()
-        if module not in self._sites:
-            self.settle()
-            self._sites[module] = self._find_site(module)
-        return self._sites[module]
-
-    def _find_site(self, module: nn.Module) -> _Site:
-        assert self._units is not None
-        component = self.component
-        inside = component.view.weights(module)
-        own = _own_weights(component, module)
-        units = {self._units[one] for one in inside if one in self._units}
-        homes = _homes(inside)
-        main = component.whole_on if component.whole_on in component.devices else None
-        several = len(homes) > 1 or component.view.residency is not Residency.DEVICE or self._contains_left(module)
-        packed = any(one.quant for one in inside)
-        opens = next(module.children(), None) is not None and (
-            packed or (several and (len(units) > 1 or main is None or module in self.left))
-        )
-        device = component.whole_on if main is None else _only(homes) or _only(_homes(own)) or main
-        if not inside:
-            return _Site(None, opens, ())
-        if not opens:
-            return _Site(device, False, tuple(inside))
-        shared = [] if component.view.residency is not Residency.DEVICE or packed or main is None else inside
-        loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
-        return _Site(device, True, tuple(dict.fromkeys([*own, *loose])))
-
-    def _contains_left(self, module: nn.Module) -> bool:
-        if module not in self._around:
-            self._around[module] = bool(self.left) and any(child in self.left for child in module.modules())
-        return self._around[module]
-
     @contextlib.contextmanager
     def _within(self, frame: _Frame) -> Iterator[None]:
         before = self.frame
@@ -276,7 +168,7 @@ class Parts:
             self._local.frame = before
 
     @contextlib.contextmanager
-    def _at_hand(self, module: nn.Module, site: _Site, there: torch.device) -> Iterator[None]:
+    def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
         away = [held for held in site.needs if held.tensor.device != there]
@@ -295,14 +187,14 @@ class Parts:
         title, main = self.component.title(call), self.component.whole_on
         first = not self.reasons
         self.reasons[str(call)] = why
-        if self._site(call.module).opens:
+        if self.component.sites.of(call.module).opens:
             how = (
                 f"cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
                 f"{main}, so that values cross about twice as often"
             )
             how += "; its blocks are placed whole, for rows cannot be split by parts" if self.component.rows else ""
         else:
-            where = self._site(call.module).device or main
+            where = self.component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
         logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
 
@@ -313,27 +205,6 @@ def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None
 
 def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
-def _weight_of(held: StoredWeight) -> Weight:
-    kind = "parameter" if isinstance(held.tensor, nn.Parameter) else "buffer"
-    weight = Weight(held.name, kind, tuple(held.tensor.shape), held.tensor.dtype)
-    return replace(weight, quant=held.quant) if held.quant else weight
-
-
-def _own_weights(component: Component, module: nn.Module) -> list[StoredWeight]:
-    """The weights that belong to a module itself, and to its lists of parameters, which are never called."""
-    lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
-    places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
-    return [component.view.store.of(tensor) for place in places for tensor in place.values() if tensor is not None]
-
-
-def _homes(held: Collection[StoredWeight]) -> dict[str, Device]:
-    return {one.home.name: one.home for one in held if one.home is not None}
-
-
-def _only(homes: Mapping[str, Device]) -> Device | None:
-    return next(iter(homes.values())) if len(homes) == 1 else None
 
 
 def _replace(

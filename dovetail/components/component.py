@@ -10,7 +10,6 @@ What cannot be traced runs by its parts (``by_parts.py``).
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiler.errors import TraceError, UsageError
+from ..compiler.errors import TraceError
 from ..compiler.frontend.autocast import autocast_state
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
-from ..conventions.replacements import copy_bare, put_method, take_methods_out
+from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters, Branches
 from ..lora.stand_ins import guard_module
 from ..runtime.store.store import Origins, Store
@@ -44,16 +43,15 @@ from .calls import (
 from .compiled import CompiledModule
 from .homes import Homes
 from .merging import Merges
+from .module_methods import put_methods
 from .module_view import ModuleView
 from .sharing import Sharing
+from .sites import Sites
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
 _METHODS = VAE_METHODS
-_SAVE = "save_pretrained"
-_GENERATE = "generate"
-_MOVES = ("to", "enable_group_offload")
 
 
 class Component:
@@ -113,6 +111,7 @@ class Component:
         self.shares = shares
         self.rows = rows and len(rig.devices) > 1
         self.parts = Parts(self)
+        self.sites = Sites(self)
         self._compiler = CallCompiler(self, finish, why, dynamic_shapes)
         self._watch = Watch(self)
         self._offer = offer
@@ -157,15 +156,7 @@ class Component:
         for method in _METHODS:
             if hasattr(self.module, method):
                 self._swap("", method, self.module)
-        put_method(self.module, _SAVE, self._save)
-        put_method(self.module, "load_state_dict", self._load_state)
-        for name in _MOVES:
-            put_method(self.module, name, functools.partial(self._move, name))
-
-        for module in self.module.modules():
-            if callable(getattr(type(module), _GENERATE, None)) and _GENERATE not in vars(module):
-                put_method(module, _GENERATE, functools.partial(_generate, weakref.ref(self)))
-                self._generating.append(module)
+        self._generating += put_methods(self)
 
     def settle(self) -> None:
         """Reads what libraries look at before the first call, where it has no data yet.
@@ -186,8 +177,8 @@ class Component:
         component is still compiled then, and this can be repeated.
         """
         with self.turn, self.alone():
-            self._unload()
-            self.parts.forget()
+            self.unload()
+            self.sites.forget()
             self.merges.settle()
             self.view.undo()
             self.homes.forget()
@@ -199,7 +190,7 @@ class Component:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
         with self.turn, self.alone():
             self._forget()
-            self.parts.forget()
+            self.sites.forget()
             self.view.forget_copies()
             self.swap()
 
@@ -237,7 +228,7 @@ class Component:
             self._enter(self)
         factor, others = self.adapters.without_factor(kwargs)
         branches = self.adapters.read(call.module, factor)
-        self._renew_merged()
+        self.renew_merged()
         if self.parts.takes(call, args, kwargs):
             return self.parts.run(call, *args, **kwargs)
         around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
@@ -265,7 +256,8 @@ class Component:
             program.exchange(branches.held)
             return self.parts.answer(program, args, kwargs)
 
-    def _renew_merged(self) -> None:
+    def renew_merged(self) -> None:
+        """Brings the data of weights up to date after something was merged or taken out."""
         if self.merges.are_pending:
             with self.alone():
                 self.merges.settle()
@@ -273,7 +265,7 @@ class Component:
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""
         self.view.forget_copies()
-        self._unload()
+        self.unload()
 
     def _swap(self, path: str, method: str, module: nn.Module) -> None:
         call = Call(path, method, module)
@@ -288,12 +280,13 @@ class Component:
 
         copy_bare(module, data_of)
 
-    def _unload(self) -> None:
+    def unload(self) -> None:
+        """Lets every program fetch its weights again."""
         for call in list(self.calls):
             call.unload()
 
     def _forget(self) -> None:
-        self._unload()
+        self.unload()
         for call in self.calls:
             call.end()
         self.calls.clear()
@@ -303,55 +296,7 @@ class Component:
             take_methods_out(module)
         self._generating.clear()
 
-    def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
-        with self.turn, self.alone():
-            self._renew_merged()
-            with self.view.on_file_terms():
-                return original(*args, **kwargs)
-
-    def _load_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
-        if self.takes_adapters:
-            return original(*args, **kwargs)
-        with self.turn, self.alone():
-            self.view.take_over()
-            self._unload()
-            return original(*args, **kwargs)
-
-    def _move(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Refuses to move a placed component; converts it, and lets it be moved to where it says that it is."""
-        if name == "enable_group_offload":
-            raise UsageError(self._immobile(name))
-        parsed: tuple[Any, ...] = torch._C._nn._parse_to(*args, **kwargs)
-        there, dtype, _, layout = parsed
-        claimed = {_device_of(self.module), getattr(vars(self.module).get(libraries.HOOK), "execution_device", None)}
-        if there is not None and there not in claimed:
-            raise UsageError(self._immobile(name))
-        dtypes = {tensor.dtype for tensor in self.module.parameters() if tensor.is_floating_point()}
-        if layout is None and (dtype is None or dtypes == {dtype}):
-            return self.module  # without touching weights that are not read yet
-        with self.turn, self.alone(), self.view.bared():
-            return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
-
-    def _immobile(self, name: str) -> str:
-        return (
-            f"{self.name}.{name}() cannot move this component: dovetail placed its weights on "
-            f"{' & '.join(map(str, self.devices))}: name other devices in backend, or call undo() first"
-        )
-
     def title(self, call: Call) -> str:
         """The name of a call in messages."""
         kind = type(self.module).__name__
         return f"{self.name} ({kind}).{call}" if self.name else f"{kind}.{call}"
-
-
-def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Makes one token after another, each from a longer text or a fuller cache: nothing is compiled for them."""
-    component = owner()
-    with component.parts.keeping() if component is not None else contextlib.nullcontext():
-        return original(*args, **kwargs)
-
-
-def _device_of(module: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in module.parameters()), None)

@@ -44,7 +44,7 @@ class Watch:
         if is_changed:
             with component.alone():
                 component.view.survey()
-                component.parts.forget()
+                component.sites.forget()
                 component.refresh_weights()
                 for one, _ in list(self._stamps.values()):
                     one.forget()  # what was one weight may be two now
@@ -68,12 +68,12 @@ class Watch:
     def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
         """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""
         component, self._live[call] = self.component, state.live
-        module, parts = component.module, component.parts
+        module, sites = component.module, component.sites
         looked_at = {*stamp.modules, *({module} & {call.module})}  # the hooks of a part are its parent's to see
-        left = (parts.left - looked_at) | state.live.keys()
-        if left == parts.left:
+        left = (sites.left - looked_at) | state.live.keys()
+        if left == sites.left:
             return
-        parts.leave(left)
+        sites.leave(left)
         names = {one: path for path, one in module.named_modules()}
         told = sorted(f"{names.get(one) or component.name} ({why})" for one, why in state.live.items())
         if told and not self._told:

@@ -18,95 +18,23 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.sharing import Sharing
 from ..conventions import libraries
-from ..conventions.replacements import Replacement
-from ..conventions.request import Request, one_backend
+from ..conventions.request import Request
 from ..conventions.roles import role_of_module
 from ..lora.adapters import plain_name
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
-from ..runtime.devices.transfers import moved
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
 from .loras import apply_loras
+from .pipeline_state import ExecutionDevice, bring_state
 from .plan import check_names, count_held_as_free, modules_of, phase_of, share_out
-from .subclass import become_as_before, become_compiled, handle_of
+from .subclass import become_as_before, become_compiled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def compile_pipeline(
-    pipe: Any,
-    backend: Any = None,
-    *,
-    split_mode: Any = "layer",
-    tensor_split: Any = None,
-    max_vram: Any = None,
-    max_memory: Mapping[Any, Any] | None = None,
-    params_backend: Any = None,
-    device_map: Any = None,
-    lora: Any = None,
-    lora_apply_mode: str = "auto",
-    rig: Rig | str | None = None,
-    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
-    passes: str | Sequence[Pass] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> CompiledPipeline:
-    """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
-
-    The pipeline stays the object it is and is called as before. A component is compiled at its first call of each kind
-    (shapes, dtypes, arguments that are no tensors), and its weights go to their devices then, once.
-
-    Args:
-        pipe: any diffusers pipeline; inference only.
-        backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
-        params_backend: where weights rest while nobody reads them: left out, where they run; ``cpu``, in host memory;
-            ``disk``, in their files (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are
-            brought to their devices when a component is called, and leave with its phase: the text encoders are gone
-            before sampling starts.
-        split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
-        device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
-        lora: LoRAs to load, ``"NAME:SCALE"`` or a list: files, folders with one, or repositories on the Hub.
-        lora_apply_mode: ``immediately`` merges them into the weights, ``at_runtime`` computes them beside; ``auto``
-            merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
-            loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
-        dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
-            takes it.
-
-    Returns:
-        A handle that is called as the pipeline is, knows its components and undoes everything.
-
-    Raises:
-        SpecError: a spec is wrong; the message points at the place.
-        UsageError: the pipeline is compiled or offloaded already.
-    """
-    return CompiledPipeline(
-        pipe,
-        {
-            "backend": one_backend(backend, device_map),
-            "params_backend": params_backend,
-            "split_mode": split_mode,
-            "tensor_split": tensor_split,
-            "max_vram": max_vram,
-            "max_memory": max_memory,
-            "rig": rig,
-        },
-        dynamic_shapes=dynamic_shapes,
-        passes=passes,
-        callbacks=callbacks,
-        lora=lora,
-        lora_apply_mode=lora_apply_mode,
-    )
-
-
-def undo(pipe: Any) -> None:
-    """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
-    handle = handle_of(pipe)
-    if handle is not None:
-        handle.undo()
 
 
 class CompiledPipeline:
@@ -246,7 +174,7 @@ class CompiledPipeline:
             component.restore()
             component.module.__dict__.pop(libraries.HOOK, None)
         become_as_before(self.pipe)
-        _bring_state(self.pipe)
+        bring_state(self.pipe)
 
     def __getattr__(self, name: str) -> Any:
         """What the handle does not have itself is the pipeline's: its scheduler, its ``load_lora_weights``."""
@@ -292,7 +220,7 @@ class CompiledPipeline:
         return inside
 
     def _swap(self, inside: CompiledPipeline) -> None:
-        hook = _ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
+        hook = ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
         for component in self.components.values():
             component.swap()
             if self.rig.present:
@@ -330,33 +258,13 @@ class CompiledPipeline:
         program.keep(component.view.residency)
         program.keeps_staged = True  # until the component's phase ends
         program.shares = homes.shares
-        component.parts.place(module, program)
+        component.sites.place(module, program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
-        mode = "layer" if component.parts.settled else mode
+        mode = "layer" if component.sites.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
         homes.shares = program.shares
         if program.residency:
             homes.settle(module, program)
         return CompiledModule(program, self.rig, component.view.of_program(module, program))
-
-
-def _bring_state(pipe: Any) -> None:
-    """Brings the tensors that a scheduler keeps to the device of the pipeline."""
-    for component in pipe.components.values():
-        if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
-            held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
-            there = libraries.execution_device(pipe)
-            vars(component).update({name: moved(value, there) for name, value in held.items()})
-
-
-class _ExecutionDevice(Replacement):
-    """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.execution_device = device
-
-    def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Does nothing; accelerate calls it when it removes hooks."""
-        return module

@@ -188,7 +188,7 @@ def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> No
     module.blocks[4].register_forward_hook(lambda _, args, result: seen.append(result) or result * 2)
     eager, shown = module(x), seen.pop()
     component = _split(module)
-    component.parts.leave([module.blocks[4]])
+    component.sites.leave([module.blocks[4]])
     assert torch.equal(module(x), eager)
     assert torch.equal(seen.pop().cpu(), shown)
     assert not seen

@@ -1,0 +1,88 @@
+"""The methods of a compiled module that save, load, move or convert its weights, and that make tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..compiler.errors import UsageError
+from ..conventions import libraries
+from ..conventions.replacements import put_method
+
+if TYPE_CHECKING:
+    from .component import Component
+
+_GENERATE = "generate"
+
+
+def put_methods(component: Component) -> list[nn.Module]:
+    """Has these methods of a component's module ask the component; returns the parts of it that make tokens."""
+    module = component.module
+    put_method(module, "save_pretrained", functools.partial(_save, component))
+    put_method(module, "load_state_dict", functools.partial(_load_state, component))
+    for name in ("to", "enable_group_offload"):
+        put_method(module, name, functools.partial(_move, component, name))
+    found = (one for one in module.modules() if callable(getattr(type(one), _GENERATE, None)))
+    generating = [one for one in found if _GENERATE not in vars(one)]
+    for one in generating:
+        put_method(one, _GENERATE, functools.partial(_generate, weakref.ref(component)))
+    return generating
+
+
+def _save(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
+    with component.turn, component.alone():
+        component.renew_merged()
+        with component.view.on_file_terms():
+            return original(*args, **kwargs)
+
+
+def _load_state(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
+    if component.takes_adapters:
+        return original(*args, **kwargs)
+    with component.turn, component.alone():
+        component.view.take_over()
+        component.unload()
+        return original(*args, **kwargs)
+
+
+def _move(component: Component, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuses to move a placed component; converts it, and lets it be moved to where it says that it is."""
+    if name == "enable_group_offload":
+        raise UsageError(_immobile(component, name))
+    parsed: tuple[Any, ...] = torch._C._nn._parse_to(*args, **kwargs)
+    there, dtype, _, layout = parsed
+    hook = vars(component.module).get(libraries.HOOK)
+    claimed = {_device_of(component.module), getattr(hook, "execution_device", None)}
+    if there is not None and there not in claimed:
+        raise UsageError(_immobile(component, name))
+    dtypes = {tensor.dtype for tensor in component.module.parameters() if tensor.is_floating_point()}
+    if layout is None and (dtype is None or dtypes == {dtype}):
+        return component.module  # without touching weights that are not read yet
+    with component.turn, component.alone(), component.view.bared():
+        return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
+
+
+def _immobile(component: Component, name: str) -> str:
+    return (
+        f"{component.name}.{name}() cannot move this component: dovetail placed its weights on "
+        f"{' & '.join(map(str, component.devices))}: name other devices in backend, or call undo() first"
+    )
+
+
+def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Makes one token after another, each from a longer text or a fuller cache: nothing is compiled for them."""
+    component = owner()
+    with component.parts.keeping() if component is not None else contextlib.nullcontext():
+        return original(*args, **kwargs)
+
+
+def _device_of(module: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in module.parameters()), None)

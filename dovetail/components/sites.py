@@ -1,0 +1,165 @@
+"""Where each part of a component runs its own Python, and which device each weight gets that is compiled by parts.
+
+Which device each weight gets is decided once for the whole component, from the names of its weights
+(``passes/assign``), so that parts that are compiled at different times agree.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..compiler.ir.program import Program, Weight
+from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
+from ..passes.assign import assign, units_of
+from ..runtime.store.stored_weight import StoredWeight
+
+if TYPE_CHECKING:
+    from .component import Component
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and how a module runs its own Python: ``opens`` if its parts answer for themselves, else all as it is.
+
+    ``needs`` are the weights that must lie there, ``device`` is None where it has none.
+    """
+
+    device: Device | None
+    opens: bool
+    needs: tuple[StoredWeight, ...]
+
+
+class Sites:
+    """Where the modules of a component run, and the devices of its weights, which all of its programs share.
+
+    ``left`` are the modules that run as they are.
+    """
+
+    def __init__(self, component: Component) -> None:
+        self.left: frozenset[nn.Module] = frozenset()
+        self._component = weakref.ref(component)
+        self._units: dict[StoredWeight, str] | None = None
+        self._sites: MutableMapping[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._adapters: tuple[Any, ...] = ()
+
+    @property
+    def component(self) -> Component:
+        """The component, which keeps this alive, and not the other way round."""
+        component = self._component()
+        assert component is not None
+        return component
+
+    @property
+    def settled(self) -> bool:
+        """Whether every weight of the component has its device, which programs compiled later keep."""
+        return self._units is not None
+
+    def leave(self, modules: Collection[nn.Module]) -> None:
+        """Has these parts of the component run as they are from now on, and what contains them run by its parts.
+
+        The rest stays compiled. For parts that have hooks, a cache, or a ``forward`` of somebody else. Programs that
+        were compiled before keep what they were compiled from: forget those of modules that contain one.
+        """
+        self.left = frozenset(modules)
+        self._sites.clear()
+        self._around.clear()
+
+    def forget(self) -> None:
+        """Looks at the module anew at the next call; weights keep their devices."""
+        self._units = None
+        self._sites.clear()
+        self._around.clear()
+
+    def place(self, module: nn.Module, program: Program) -> None:
+        """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
+
+        What other parts hold of a device is not offered again.
+        Once the component runs by its parts, a program gets only the devices that its weights are on.
+        """
+        homes = self.component.homes
+        program.rig = self.component.offer(homes.read_by(module, program))
+        homes.set_types(module, program)
+        program.home = homes.given(module, program)
+        if self.settled:
+            used = [one for one in program.devices if one in program.home.values()]
+            program.rig = program.rig.only(used or program.devices[:1])
+
+    def settle(self) -> None:
+        """Gives every weight of the component a device, once."""
+        if self._units is not None:
+            return
+        component = self.component
+        held = {one.name: one for one in component.view.weights()}
+        weights = {name: _weight_of(one) for name, one in held.items()}
+        given = {name: one.home for name, one in held.items() if one.home is not None}
+        rig = component.offer(list(held.values()))
+        homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
+        component.homes.assign({held[name]: home for name, home in homes.items()})
+        units = units_of(weights, len(rig.devices))
+        self._units = {held[name]: unit.name for unit in units for name in unit.weights}
+
+    def of(self, module: nn.Module) -> Site:
+        """Where and how a part runs its own Python."""
+        if self.component.adapters.stamp is not self._adapters:
+            self._adapters = self.component.adapters.stamp
+            self._sites.clear()
+        if module not in self._sites:
+            self.settle()
+            self._sites[module] = self._find_site(module)
+        return self._sites[module]
+
+    def _find_site(self, module: nn.Module) -> Site:
+        assert self._units is not None
+        component = self.component
+        inside = component.view.weights(module)
+        own = _own_weights(component, module)
+        units = {self._units[one] for one in inside if one in self._units}
+        homes = _homes(inside)
+        main = component.whole_on if component.whole_on in component.devices else None
+        several = len(homes) > 1 or component.view.residency is not Residency.DEVICE or self.contain_left(module)
+        packed = any(one.quant for one in inside)
+        opens = next(module.children(), None) is not None and (
+            packed or (several and (len(units) > 1 or main is None or module in self.left))
+        )
+        device = component.whole_on if main is None else _only(homes) or _only(_homes(own)) or main
+        if not inside:
+            return Site(None, opens, ())
+        if not opens:
+            return Site(device, False, tuple(inside))
+        shared = [] if component.view.residency is not Residency.DEVICE or packed or main is None else inside
+        loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
+        return Site(device, True, tuple(dict.fromkeys([*own, *loose])))
+
+    def contain_left(self, module: nn.Module) -> bool:
+        """Whether something in a part runs as it is."""
+        if module not in self._around:
+            self._around[module] = bool(self.left) and any(child in self.left for child in module.modules())
+        return self._around[module]
+
+
+def _weight_of(held: StoredWeight) -> Weight:
+    kind = "parameter" if isinstance(held.tensor, nn.Parameter) else "buffer"
+    weight = Weight(held.name, kind, tuple(held.tensor.shape), held.tensor.dtype)
+    return replace(weight, quant=held.quant) if held.quant else weight
+
+
+def _own_weights(component: Component, module: nn.Module) -> list[StoredWeight]:
+    """The weights that belong to a module itself, and to its lists of parameters, which are never called."""
+    lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
+    places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
+    return [component.view.store.of(tensor) for place in places for tensor in place.values() if tensor is not None]
+
+
+def _homes(held: Collection[StoredWeight]) -> dict[str, Device]:
+    return {one.home.name: one.home for one in held if one.home is not None}
+
+
+def _only(homes: Mapping[str, Device]) -> Device | None:
+    return next(iter(homes.values())) if len(homes) == 1 else None

@@ -1,0 +1,84 @@
+"""Compiles a diffusers pipeline that is in memory, and undoes that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..compiler.spec.devices import Rig
+from ..conventions.request import one_backend
+from ..passes.base import Pass
+from ..passes.manager import Callback
+from .pipeline import CompiledPipeline
+from .subclass import handle_of
+
+
+def compile_pipeline(
+    pipe: Any,
+    backend: Any = None,
+    *,
+    split_mode: Any = "layer",
+    tensor_split: Any = None,
+    max_vram: Any = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    params_backend: Any = None,
+    device_map: Any = None,
+    lora: Any = None,
+    lora_apply_mode: str = "auto",
+    rig: Rig | str | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: str | Sequence[Pass] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> CompiledPipeline:
+    """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
+
+    The pipeline stays the object it is and is called as before. A component is compiled at its first call of each kind
+    (shapes, dtypes, arguments that are no tensors), and its weights go to their devices then, once.
+
+    Args:
+        pipe: any diffusers pipeline; inference only.
+        backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
+        params_backend: where weights rest while nobody reads them: left out, where they run; ``cpu``, in host memory;
+            ``disk``, in their files (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are
+            brought to their devices when a component is called, and leave with its phase: the text encoders are gone
+            before sampling starts.
+        split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
+        device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
+        lora: LoRAs to load, ``"NAME:SCALE"`` or a list: files, folders with one, or repositories on the Hub.
+        lora_apply_mode: ``immediately`` merges them into the weights, ``at_runtime`` computes them beside; ``auto``
+            merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
+            loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
+        dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
+            takes it.
+
+    Returns:
+        A handle that is called as the pipeline is, knows its components and undoes everything.
+
+    Raises:
+        SpecError: a spec is wrong; the message points at the place.
+        UsageError: the pipeline is compiled or offloaded already.
+    """
+    return CompiledPipeline(
+        pipe,
+        {
+            "backend": one_backend(backend, device_map),
+            "params_backend": params_backend,
+            "split_mode": split_mode,
+            "tensor_split": tensor_split,
+            "max_vram": max_vram,
+            "max_memory": max_memory,
+            "rig": rig,
+        },
+        dynamic_shapes=dynamic_shapes,
+        passes=passes,
+        callbacks=callbacks,
+        lora=lora,
+        lora_apply_mode=lora_apply_mode,
+    )
+
+
+def undo(pipe: Any) -> None:
+    """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
+    handle = handle_of(pipe)
+    if handle is not None:
+        handle.undo()
