@@ -1,9 +1,9 @@
 """How much memory each device needs to run a program whose nodes are on given devices; nothing is changed.
 
 What is counted is what the schedule will hold: a weight once on each device that reads it, wherever its home is; a
-weight that comes and goes while it is there; a value from the node that makes it to its last reading on each device,
-with the copies that arrive there, and, where it leaves its segment, at least to the segment's end. One pass over the
-nodes and one over the readings. An operation on a packed weight has, while it runs, what it unpacks at the least.
+weight that comes and goes while its stage runs; a value from the node that makes it to its last reading on each device,
+with the copies that arrive there; what an operation takes beside its operands and results while it runs. One pass over
+the nodes and one over the readings.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...compiler.ir.ops import GATHER, LANDING
 from ...compiler.ir.program import Program, TensorType, Weight, tensors_of
 from ...compiler.spec.devices import Device
 from .scratch import scratch_bytes
+from .stages import stages
 
 Places = Mapping[Node, Device]
 """The device of each node."""
@@ -65,8 +66,8 @@ class _Count:
     program: Program
     places: Places
     steps: dict[Node, int] = field(init=False)
-    segment: dict[Node, int] = field(init=False)
-    ends: list[int] = field(init=False)
+    stage: dict[Node, int] = field(default_factory=dict)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of each stage the first and the last step
     resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
     staged: dict[Device, dict[int, dict[Weight, None]]] = field(default_factory=dict)
     values: dict[Device, list[int]] = field(default_factory=dict)
@@ -74,18 +75,17 @@ class _Count:
     def __post_init__(self) -> None:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
-        self.segment, self.ends = {}, []
-        for _, run in groupby(ops, key=self.places.__getitem__):
-            nodes = list(run)
-            self.segment.update(dict.fromkeys(nodes, len(self.ends)))
-            self.ends.append(self.steps[nodes[-1]])
+        for device, run in groupby(ops, key=self.places.__getitem__):
+            for nodes in stages(self.program, list(run), device):
+                self.stage.update(dict.fromkeys(nodes, len(self.spans)))
+                self.spans.append((self.steps[nodes[0]], self.steps[nodes[-1]]))
         self._count_weights()
         self.values = _alive(len(ops) + 1, self._lives())
 
     def need(self, device: Device, headroom: int | None) -> Need:
         resident = sum(weight.nbytes for weight in self.resident[device])
         staged = self.staged.get(device, {})
-        held = {segment: sum(weight.nbytes for weight in some) for segment, some in staged.items()}
+        held = {stage: sum(weight.nbytes for weight in some) for stage, some in staged.items()}
         if self.program.keeps_staged:
             resident, held = resident + sum(w.nbytes for w in {w: None for some in staged.values() for w in some}), {}
         if headroom is not None:
@@ -93,13 +93,13 @@ class _Count:
             return Need(most, headroom if most else 0)
         alive = self.values.get(device, [0])
         moments = [Need(resident, max(alive, default=0))]
-        for segment, nbytes in held.items():
-            first = self.ends[segment - 1] + 1 if segment else 0
-            moments.append(Need(resident + nbytes, max(alive[first : self.ends[segment] + 1])))
+        for stage, nbytes in held.items():
+            first, last = self.spans[stage]
+            moments.append(Need(resident + nbytes, max(alive[first : last + 1])))
         return max(moments, key=lambda need: need.total)
 
     def _count_weights(self) -> None:
-        """Each weight on each device that reads it, or with each segment that it comes for."""
+        """Each weight on each device that reads it, or with each stage that it comes for."""
         seen = self._seen_outside()
         for node in self.program.weight_nodes():
             weight = self.program.weight(node)
@@ -110,14 +110,14 @@ class _Count:
                     self.resident[device][weight] = None
                 else:
                     some = self.staged.setdefault(device, defaultdict(dict))
-                    some[self.segment[user]][weight] = None
+                    some[self.stage[user]][weight] = None
 
     def _seen_outside(self) -> set[int]:
-        """The storages of values that another segment reads, or the caller."""
+        """The storages of values that another stage reads, or the caller."""
         return {
             tensor.storage
             for reader, value, _ in readings(self.program)
-            if value in self.segment and self.segment.get(reader) != self.segment[value]
+            if value in self.stage and self.stage.get(reader) != self.stage[value]
             for tensor in tensors_of(value)
         }
 
@@ -145,12 +145,10 @@ class _Count:
         home = self.places.get(value, self.program.main)
         there = self.places.get(reader, self.program.main)
         step = self.steps.get(reader, len(self.steps))
-        leaves = value in self.segment and self.segment.get(reader) != self.segment[value]
-        for tensor in tensors_of(value):
-            held = lives.get((home, tensor.storage))
-            until = max(step if there == home else 0, self.ends[self.segment[value]] if leaves else 0)
-            if held is not None:
-                held[2] = max(held[2], until)
+        if there == home:
+            for tensor in tensors_of(value):
+                held = lives.get((home, tensor.storage), [0, 0, 0])
+                held[2] = max(held[2], step)
         if there == home or self._lands(reader, value):
             return
         nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
@@ -159,10 +157,10 @@ class _Count:
 
     def _lands(self, reader: Node, value: Node) -> bool:
         """Whether a part arrives in the memory of the whole that it is gathered into."""
-        if reader.target is not GATHER or value not in self.segment:
+        if reader.target is not GATHER or value not in self.stage:
             return False
         out = reader.args[0]
-        return isinstance(out, Node) and out.target is LANDING and self.segment[out] < self.segment[value]
+        return isinstance(out, Node) and out.target is LANDING and self.stage[out] < self.stage[value]
 
 
 def arriving(tensor: TensorType) -> int:

@@ -133,7 +133,16 @@ def test_weights_that_come_and_go_count_as_far_as_they_are_there_together() -> N
     with pytest.raises(DoesNotFitError):
         dovetail.compile(module, (x,), device_map=homes, rig=most)
     with pytest.raises(DoesNotFitError, match="of weights that are there together"):
-        dovetail.compile(module, (x,), device_map={"": "sim0"}, params_backend="cpu", rig=most)
+        less = f"sim0={LAYER // 2}B,sim1={LAYER}B"
+        dovetail.compile(module, (x,), device_map={"": "sim0"}, params_backend="cpu", rig=less)
+
+
+def test_one_device_runs_what_it_cannot_hold_a_block_at_a_time() -> None:
+    module, x = layers(), torch.ones(4, 256)
+    compiled = dovetail.compile(module, (x,), backend="sim0", params_backend="cpu", rig=f"sim0={LAYER + 12 * KIB}B")
+    assert sum(weight.nbytes for weight in compiled.program.weights.values()) == 4 * LAYER
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
 
 
 class Widening(nn.Module):
