@@ -19,7 +19,7 @@ from dovetail.conventions import libraries
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 
-from .tiny_loras import save_lora
+from .lora.tiny_loras import save_lora
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow]
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"

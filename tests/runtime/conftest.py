@@ -11,7 +11,7 @@ from dovetail.runtime import sim
 
 GIB = 2**30
 
-collect_ignore = [] if find_spec("triton") else ["test_fused.py"]
+collect_ignore = [] if find_spec("triton") else ["quantized/test_fused.py"]
 
 settings.register_profile("on any machine", deadline=None)
 settings.load_profile("on any machine")

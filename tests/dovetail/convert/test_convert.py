@@ -27,7 +27,7 @@ from dovetail.convert import plan_conversion
 from dovetail.demo.check import read
 from dovetail.runtime.packing import pack
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PLAIN = ("F32", "F16", "BF16")
 PACKED = [quant for quant in QUANT_TYPES if quant not in PLAIN]
 BLOCK = "blocks.0.attn.weight"

@@ -19,7 +19,7 @@ from dovetail.runtime.devices.accelerator import accelerator_of
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 
-from .tiny_loras import save_lora
+from ..lora.tiny_loras import save_lora
 
 sim.enable()
 SIM0, SIM1 = torch.device("sim", 0), torch.device("sim", 1)

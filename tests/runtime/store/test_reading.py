@@ -21,7 +21,7 @@ from dovetail.runtime.store import opened_file
 from dovetail.runtime.store import reader as reading
 from dovetail.runtime.store.reader import WeightReader
 
-from ..compiler.weight_files import dense_weights, packed, packed_weights, write_gguf, write_safetensors
+from ...compiler.checkpoints.weight_files import dense_weights, packed, packed_weights, write_gguf, write_safetensors
 
 FRESH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CPU = torch.device("cpu")

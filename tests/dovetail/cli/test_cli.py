@@ -19,7 +19,7 @@ from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.demo.check import read
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 SPLIT = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 COMPONENTS = ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
 
@@ -314,7 +314,7 @@ def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_the_module_and_the_script_are_the_same_command(tmp_path: Path) -> None:
-    process = shell("--version", cwd=Path(__file__).resolve().parents[2], env={**os.environ, "COLUMNS": "80"})
+    process = shell("--version", cwd=Path(__file__).resolve().parents[3], env={**os.environ, "COLUMNS": "80"})
     assert process.communicate()[0].startswith(b"dovetail ")
 
 

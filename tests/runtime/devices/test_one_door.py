@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOOR = {"runtime/devices/transfers.py", "runtime/devices/ring.py"}
 # What devices are made of, casts within a kernel that runs on one, and a script that trains on the host.
 APART = ("runtime/sim/", "runtime/quantized/triton_kernels.py", "dovetail/demo/")

@@ -26,7 +26,7 @@ from dovetail.passes.verify.deep import _Rehearsal, verify_deep
 from dovetail.passes.verify.verifier import RULES, verify, violations
 from tests.laws.schedules import changed, freed_early
 
-from .sample import DEVICES, sample
+from ..sample import DEVICES, sample
 
 ELSEWHERE = Device("sim", 9)
 

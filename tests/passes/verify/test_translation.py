@@ -17,7 +17,7 @@ from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.passes.base import Change, Pass
 from dovetail.passes.manager import PassManager
 
-from .sample import program_of
+from ..sample import program_of
 
 aten = torch.ops.aten
 Spoil = Callable[[Program], None]

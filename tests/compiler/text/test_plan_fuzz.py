@@ -289,7 +289,7 @@ def test_a_mutated_plan_is_refused_or_a_program_and_runs_nothing(tmp_path: Path)
 
 @pytest.mark.slow
 def test_thousands_of_mutated_plans_are_refused_or_programs_and_run_nothing(tmp_path: Path) -> None:
-    """Of 4000, ten minutes for 20 000: ``MUTANTS=20000 python -m pytest tests/compiler/test_plan_fuzz.py -m slow``."""
+    """Of 4000, ten minutes for 20 000: ``MUTANTS=20000 pytest tests/compiler/text/test_plan_fuzz.py -m slow``."""
     count = int(os.environ.get("MUTANTS", "4000"))
     programs, refused = try_mutants(tmp_path, 1_000, count)
     assert programs + refused == count

@@ -22,7 +22,7 @@ from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.weights.files import types_of
 
-from ..compiler.weight_files import packed, write_gguf
+from ...compiler.checkpoints.weight_files import packed, write_gguf
 
 CPU = torch.device("cpu")
 MATRIX = Weight("w", "parameter", (4, 256), torch.bfloat16)

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.bad_input import CASES, Answer, Case, answers, page
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from diffusers import FluxTransformer2DModel
 from dovetail import demo
 
 SIZE = {"num_layers": 19, "num_single_layers": 38, "num_attention_heads": 24, "attention_head_dim": 128}
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WATCHED = "import resource as r; print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss)"
 
 

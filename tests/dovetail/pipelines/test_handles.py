@@ -20,7 +20,7 @@ from dovetail.conventions.replacements import Replacement
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 
-from .small_pipeline import WIDTH, Model, Pipeline
+from ..components.small_pipeline import WIDTH, Model, Pipeline
 
 
 def _ours(module: nn.Module) -> list[str]:

@@ -22,7 +22,7 @@ from testbed.pipelines import tiny_pipelines, tiny_text
 from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
 
-from .tiny_loras import save_lora
+from ..lora.tiny_loras import save_lora
 
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 RESTS = (None, "*=cpu", "*=disk")
