@@ -1,5 +1,6 @@
 """How the code is laid out: which folder uses which, and that the page about it says what is there."""
 
+import ast
 import re
 
 import networkx as nx
@@ -48,3 +49,21 @@ def test_tests_and_benchmarks_do_not_know_each_other() -> None:
 
 def test_the_page_says_what_is_there() -> None:
     assert filled(PAGE.read_text()) == PAGE.read_text(), "run python scripts/draw_folders.py"
+
+
+def test_the_ways_on_the_page_are_short_and_name_functions_that_are_there() -> None:
+    ways = [part for part in PAGE.read_text().split("\n## ") if part.startswith("One ")]
+    stops = [re.findall(r"^\d+\. `([\w.]+)` \(`([\w/.]+)`\)", way, re.MULTILINE) for way in ways]
+    assert len(ways) == 2
+    assert [len(re.findall(r"^\d+\. ", way, re.MULTILINE)) for way in ways] == [len(found) for found in stops]
+    assert all(1 < len(found) <= 8 for found in stops)
+    missing = [(name, path) for found in stops for name, path in found if name not in functions(path)]
+    assert missing == []
+
+
+def functions(path: str) -> set[str]:
+    """The functions of a file, and the methods of its classes behind the classes' names."""
+    body = ast.parse((ROOT / path).read_text()).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    methods = {f"{cls.name}.{node.name}" for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
+    return methods | {node.name for node in body if isinstance(node, ast.FunctionDef)}
