@@ -118,14 +118,16 @@ class ProgramWeights(WeightSource):
             self.store.drop(one)
 
     def _look(self) -> None:
-        found = {**_borrowed(self._program.constants, self._program), **self._find()}
-        name_of = self.store.name_of
-        self._readers, self._slices, self._found = _readers(self._program), defaultdict(list), {}
+        """Looks for the weights; other threads see what was found before or all that is found now."""
+        known = {**_borrowed(self._program.constants, self._program), **self._find()}
+        found: dict[str, StoredWeight] = {}
+        slices: dict[str, list[Weight]] = defaultdict(list)
         for weight in self._program.weights.values():
-            if name := next((name for name in map(name_of, weight.names) if name in found), None):
-                self._found[weight.name] = found[name]
+            if name := next((name for name in map(self.store.name_of, weight.names) if name in known), None):
+                found[weight.name] = known[name]
             if weight.rows:
-                self._slices[weight.whole].append(weight)
+                slices[weight.whole].append(weight)
+        self._readers, self._slices, self._found = _readers(self._program), slices, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if self._is_adapter(weight):
