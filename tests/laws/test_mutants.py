@@ -7,8 +7,8 @@ only where a device is slow is tried with the slow device as well (`Clockwork`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,90 +18,25 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 import dovetail
-from dovetail.compiler.errors import DovetailError, VerificationError
+from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
 from dovetail.compiler.ir.schedule import Await, Copy, Free, Schedule
 from dovetail.compiler.spec.devices import Device
-from dovetail.components.compiled import CompiledModule
 from dovetail.passes.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
-from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim, steps
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import Arrival
-from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
 
-from .graphs import same_bits
-from .modules import WIDTH, Attention, Conv, Mlp, Modulated, Rope, Shared, Tower, Writer
+from .modules import WIDTH
 from .oracles import Clockwork, placed_by
 from .schedules import changed, freed_early, without
+from .subjects import TOWERS, Subject, count
 from .wide_modules import Gated
 
-
-class Overtaking(nn.Module):
-    """Writes on what other devices read, without any need of what they make of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Mlp() for _ in range(4))
-        self.head = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor, cond: torch.Tensor) -> Any:
-        notes, results = self.head(x), []
-        for block in self.blocks:
-            results.append(block(notes, cond))
-            notes.mul_(0.5).add_(cond[:, None])
-        return results, self.head(notes)
-
-
-TOWERS: dict[str, Callable[[], nn.Module]] = {
-    "a transformer": lambda: Tower((Attention, Modulated, Mlp), 4, {}, False),
-    "a unet with skips": lambda: Tower((Conv,), 5, {3: 1, 4: 0}, False),
-    "writes over devices": lambda: Tower((Writer, Rope), 4, {2: 0}, True),
-    "a shared layer": lambda: Tower((Shared, Mlp), 3, {}, True),
-    "writes that overtake": Overtaking,
-}
-
-
 ROWS = "a split by rows"
-
-
-@dataclass
-class Subject:
-    """A compiled module, a call of it, and what the call yields."""
-
-    compiled: CompiledModule
-    weights: ProgramWeights
-    args: tuple[torch.Tensor, ...]
-    expected: list[Any]
-
-    @property
-    def program(self) -> Program:
-        return self.compiled.program
-
-    def survives(self, schedule: Schedule, weights: Any = None) -> bool:
-        """Whether nobody notices, on simulated devices, that another schedule runs, or other weights."""
-        try:
-            ready = Executor(self.program, schedule)
-            ready.bind(weights or self.weights)
-            found = ready([x.to(self.program.main.torch) for x in self.args])
-            where = {leaf.device for leaf in found if isinstance(leaf, torch.Tensor)}
-            return {self.program.main.torch} >= where and all(map(same_bits, found, self.expected))
-        except (DovetailError, KeyError):
-            return False
-
-    def is_accepted(self, schedule: Schedule) -> bool:
-        """Whether the verifier accepts another schedule."""
-        kept, self.program.schedule = self.program.schedule, schedule
-        try:
-            verify(self.program)
-        except VerificationError:
-            return False
-        finally:
-            self.program.schedule = kept
-        return True
 
 
 def split_by_rows() -> Subject:
@@ -141,13 +76,6 @@ class Wide(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return x
-
-
-def count(verdicts: list[bool], what: str, name: str) -> None:
-    """Every mutant must have been caught, and there must have been some."""
-    caught = verdicts.count(False)
-    print(f"{name}: {caught} of {len(verdicts)} {what} caught")
-    assert caught == len(verdicts) > 0
 
 
 def is_transfer(one: Any, copy: Copy) -> bool:
