@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ...compiler.checkpoints import unpacking
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
-from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.program import Program, TensorType, tensors_of, weight_name
 from ...compiler.spec.devices import Device
 
 _PACKED = torch.ops.dovetail
@@ -18,12 +18,18 @@ _UNPACKING = frozenset(
 )
 
 
-def scratch_bytes(program: Program, node: Node, device: Device) -> int:
-    """The least bytes that an operation takes on a device beside operands and result; 0 where it takes none.
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
-    An operation on a packed weight unpacks some of it at a time, and more where there is room.
+
+def scratch_bytes(program: Program, node: Node, device: Device) -> int:
+    """The bytes that an operation takes on a device beside operands and result; 0 where it takes none.
+
+    An operation on a packed weight unpacks some of it at a time, at least this much, and more where there is room.
+    Attention on the host has a number for PyTorch's kernels; those of accelerators are not known here.
     """
-    return _unpacked(program, node, device) if node.target in _UNPACKING else 0
+    if node.target in _UNPACKING:
+        return _unpacked(program, node, device)
+    return _attention(node) if node.target is _ATTENTION and device.is_host else 0
 
 
 def _unpacked(program: Program, node: Node, device: Device) -> int:
@@ -33,3 +39,30 @@ def _unpacked(program: Program, node: Node, device: Device) -> int:
     columns, sizes = weight.shape[-1], unpacking.sizes_on(device.is_host, room=0)
     itemsize = tensors_of(node)[0].dtype.itemsize
     return unpacking.scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, itemsize, sizes)
+
+
+def _attention(node: Node) -> int:
+    """What attention takes on the host: exact for the kernel that goes by blocks, an upper bound for the other one."""
+    operands = [tensors_of(one)[0] for one in node.args[:4] if isinstance(one, Node)]
+    query, key, value, *masks = operands
+    floats = [mask for mask in masks if mask.dtype == torch.bool]  # which are made numbers first
+    nbytes = sum(math.prod(mask.sizes) * query.dtype.itemsize for mask in floats)
+    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0)
+    if len(query.sizes) == 4 and query.sizes[-1] == value.sizes[-1] and not dropout:
+        return nbytes + _by_blocks(query, key)
+    scores = math.prod(query.sizes[:-1]) * key.sizes[-2]
+    return nbytes + 4 * (3 * scores + 2 * sum(math.prod(one.sizes) for one in (query, key, value)))
+
+
+def _by_blocks(query: TensorType, key: TensorType) -> int:
+    """A block of scores and of results a thread, in float32, and a sum a row (ATen's FlashAttentionKernel).
+
+    In a shorter dtype a block of scores is also held in that dtype.
+    """
+    *batch, rows, width = query.sizes
+    columns = min(512, key.sizes[-2])
+    block = min(256 if rows >= 768 else 64 if rows >= 192 else 32, rows)
+    wide = 8 if query.dtype == torch.float64 else 4
+    short = query.dtype.itemsize if query.dtype.itemsize < 4 else 0
+    thread = wide * block * (columns + 2 + width) + short * block * columns
+    return torch.get_num_threads() * thread + math.prod(batch) * rows * wide

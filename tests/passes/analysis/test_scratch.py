@@ -1,0 +1,64 @@
+"""What operations take while they run, against what PyTorch's own profiler counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
+
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.spec.devices import Device
+from dovetail.passes.analysis.scratch import scratch_bytes
+
+SHAPES = [(1, 2, 100, 100, 64), (1, 4, 1024, 300, 64), (2, 4, 200, 77, 40), (1, 2, 800, 800, 16)]
+
+
+class Attention(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def taken(module: nn.Module, args: Any) -> int:
+    """The most bytes that a call has allocated at once beside its result."""
+    with torch.no_grad():
+        module(*args)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            result = module(*args)
+    events = [one for one in found.profiler.kineto_results.events() if one.name() == "[memory]"]  # type: ignore[union-attr]
+    held = most = 0
+    for one in sorted(events, key=lambda event: event.start_ns()):
+        held += one.nbytes()
+        most = max(most, held)
+    return most - result.nbytes
+
+
+def planned(module: nn.Module, args: Any, device: str = "cpu") -> int:
+    program = trace(module, args)
+    return sum(scratch_bytes(program, node, Device(device)) for node in program.ops())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("masked", ["", "bool", "float"])
+def test_attention_by_blocks_takes_what_is_planned(shape: tuple[int, ...], dtype: torch.dtype, masked: str) -> None:
+    batch, heads, rows, columns, width = shape
+    args = [torch.randn(batch, heads, size, width, dtype=dtype) for size in (rows, columns, columns)]
+    if masked:
+        args.append(torch.ones(batch, 1, 1, columns, dtype=torch.bool if masked == "bool" else dtype))
+    assert taken(Attention(), tuple(args)) == planned(Attention(), tuple(args)) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 80])
+def test_attention_over_a_matrix_of_scores_takes_no_more_than_is_planned(width: int, dtype: torch.dtype) -> None:
+    args = tuple(torch.randn(2, 4, size, last, dtype=dtype) for size, last in ((300, 40), (77, 40), (77, width)))
+    assert 0 < taken(Attention(), args) <= planned(Attention(), args)
+
+
+def test_what_an_accelerator_takes_for_attention_is_not_known() -> None:
+    args = tuple(torch.randn(1, 2, 16, 8) for _ in range(3))
+    assert planned(Attention(), args, "sim") == 0
