@@ -181,11 +181,11 @@ def _list(header: _Header, key: str) -> tuple[Any, ...] | None:
     return None
 
 
-Tensor: TypeAlias = tuple[tuple[int, ...], int, int]
+TensorHeader: TypeAlias = tuple[tuple[int, ...], int, int]
 """What the header says of a tensor: its shape, the number of its type and its offset."""
 
 
-def _read_tensor(header: _Header) -> tuple[str, Tensor]:
+def _read_tensor(header: _Header) -> tuple[str, TensorHeader]:
     name = header.text("a tensor's name")
     count: int = header.number("I", name)
     if count > _MOST_DIMENSIONS:
@@ -195,7 +195,7 @@ def _read_tensor(header: _Header) -> tuple[str, Tensor]:
     return name, (tuple(reversed(sizes)), kind, offset)
 
 
-def _unique(header: _Header, tensors: Sequence[tuple[str, Tensor]]) -> Sequence[tuple[str, Tensor]]:
+def _unique(header: _Header, tensors: Sequence[tuple[str, TensorHeader]]) -> Sequence[tuple[str, TensorHeader]]:
     if len(dict(tensors)) != len(tensors):
         names = [name for name, _ in tensors]
         raise header.damaged(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
@@ -209,7 +209,7 @@ def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _entry(header: _Header, name: str, tensor: Tensor, data: int, metadata: Mapping[str, Any]) -> WeightEntry:
+def _entry(header: _Header, name: str, tensor: TensorHeader, data: int, metadata: Mapping[str, Any]) -> WeightEntry:
     shape, number, offset = tensor
     if not can_be_shape(shape):
         raise header.damaged(f"{name} has the sizes {list(shape)}, which no tensor has")

@@ -28,7 +28,7 @@ from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
 from ..ir.aliasing import writes
 from ..ir.program import Program, Weight, origin_of, tensors_of, weight_name
-from ..ir.signature import Constant, Signature, Tensor, leaf_path, name_arguments, parameters_of
+from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
 from ..ir.sizes import symbols_of
 from ..ir.targets import name_of
 from ..spec.devices import HOST
@@ -297,13 +297,13 @@ def _signature(
     user = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     traced = {spec.arg.name: node for spec, node in _placeholders(exported) if spec.kind is InputKind.USER_INPUT}
     tensors = iter([traced[spec.arg.name] for spec in user if not isinstance(spec.arg, ConstantArgument)])
-    leaves: list[Tensor | Constant] = []
+    leaves: list[TensorLeaf | ConstantLeaf] = []
     for name, value in full.items():
         found = pytree.tree_leaves(value)
         for index, leaf in enumerate(found):
             path = leaf_path(name, index, len(found))
             kind = tensors_of(next(tensors))[0] if isinstance(leaf, torch.Tensor) else None
-            leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf))
+            leaves.append(TensorLeaf(path, kind.shape, kind.dtype, kind.stride) if kind else ConstantLeaf(path, leaf))
     constants = [node for spec, node in _placeholders(exported) if isinstance(spec.arg, ConstantArgument)]
     for node in constants:
         node.graph.erase_node(node)

@@ -24,7 +24,7 @@ _NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorLeaf:
     """A tensor argument: its path in the call, and the shape, dtype and strides it was traced with."""
 
     path: str
@@ -34,7 +34,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantLeaf:
     """An argument whose value the trace took in: a call must give an equal one."""
 
     path: str
@@ -55,7 +55,7 @@ class Signature:
     defaults: Mapping[str, Any]
     names: tuple[str, ...]
     specs: tuple[pytree.TreeSpec | str, ...]
-    leaves: tuple[Tensor | Constant, ...]
+    leaves: tuple[TensorLeaf | ConstantLeaf, ...]
     out_spec: pytree.TreeSpec | str
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
@@ -103,9 +103,9 @@ class Signature:
     def _check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         tensors = []
         symbols: dict[str, int] = {}
-        depending: list[tuple[torch.Tensor, Tensor]] = []
+        depending: list[tuple[torch.Tensor, TensorLeaf]] = []
         for leaf, expected in zip(leaves, self.leaves, strict=True):
-            if isinstance(expected, Constant):
+            if isinstance(expected, ConstantLeaf):
                 if not is_same(leaf, expected.value):
                     raise CallError(_constant_message(leaf, expected))
                 continue
@@ -150,9 +150,9 @@ class Signature:
         return frozenset(self.names)
 
     @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[TensorLeaf, ...]:
         """The tensor leaves alone, in the order of the program's inputs."""
-        return tuple(leaf for leaf in self.leaves if isinstance(leaf, Tensor))
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorLeaf))
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -230,12 +230,12 @@ def _fits(shape: Sequence[int], expected: Sequence[int | str], symbols: Mapping[
         return False
 
 
-def _constant_message(leaf: Any, expected: Constant) -> str:
+def _constant_message(leaf: Any, expected: ConstantLeaf) -> str:
     got = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
     return f"argument {expected.path} was {expected.value!r} when traced, got {got}: compile for this value"
 
 
-def _tensor_message(leaf: torch.Tensor, expected: Tensor, ranges: Mapping[str, tuple[int, int]]) -> str:
+def _tensor_message(leaf: torch.Tensor, expected: TensorLeaf, ranges: Mapping[str, tuple[int, int]]) -> str:
     named = (size for size in dict.fromkeys(expected.shape) if isinstance(size, str))
     bounds = [_bounds(size, *ranges[size]) for size in named if size in ranges]
     return (

@@ -31,7 +31,7 @@ from ..ir.program import (
     value_of,
     weight_name,
 )
-from ..ir.signature import Constant, Signature, Tensor, leaf_path
+from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path
 from ..ir.sizes import holds, symbols_of
 from ..ir.structure import count_leaves
 from ..ir.targets import find_target
@@ -329,13 +329,15 @@ class _Reader:
         inputs = iter([value for node in nodes if isinstance(value := value_of(node), TensorType)])
         if len(nodes) != sum(leaf is None for _, found, _ in self.arguments for leaf in found):
             raise ProgramTextError(f"there are {len(nodes)} inputs, the arguments have another number of tensors")
-        leaves: list[Tensor | Constant] = []
+        leaves: list[TensorLeaf | ConstantLeaf] = []
         for name, found, _ in self.arguments:
             for index, leaf in enumerate(found):
                 path = leaf_path(name, index, len(found))
                 kind = None if leaf else next(inputs)  # an input that is no tensor leaves one too few
-                leaves.append(Tensor(path, kind.shape, kind.dtype, kind.stride) if kind else Constant(path, leaf[0]))
-        bare = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape} & self.ranges.keys()
+                leaves.append(
+                    TensorLeaf(path, kind.shape, kind.dtype, kind.stride) if kind else ConstantLeaf(path, leaf[0])
+                )
+        bare = {size for leaf in leaves if isinstance(leaf, TensorLeaf) for size in leaf.shape} & self.ranges.keys()
         if any(symbols_of(guard) - bare for guard in self.guards):
             raise ProgramTextError("a guard speaks of a symbol that is no dimension of an input")
         return Signature(

@@ -14,7 +14,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..ir.aliasing import overwrites
 from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_name
-from ..ir.signature import Constant, Signature
+from ..ir.signature import ConstantLeaf, Signature
 from ..ir.structure import count_leaves, is_leaf, show_structure
 from ..spec.residency import Residency
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
@@ -81,7 +81,7 @@ def _signature_lines(signature: Signature) -> Iterator[str]:
 
 def _leaf(leaf: Any) -> str:
     """An input's type is that of its node; a constant is written out."""
-    return f"= {show_argument(leaf.value)}" if isinstance(leaf, Constant) else "tensor"
+    return f"= {show_argument(leaf.value)}" if isinstance(leaf, ConstantLeaf) else "tensor"
 
 
 def _node_line(program: Program, node: Node, block_of: dict[str, str], common: Residency) -> str:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from dovetail.compiler.frontend.annotate import annotate
 from dovetail.compiler.ir.program import HERE, Program, Weight, weight_name
-from dovetail.compiler.ir.signature import Signature, Tensor
+from dovetail.compiler.ir.signature import Signature, TensorLeaf
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
@@ -325,7 +325,7 @@ def finish(draft: Draft, outputs: list[Any], draw: Draw) -> Case:
             defaults={},
             names=tuple(names),
             specs=(leaf,) * len(names),
-            leaves=tuple(Tensor(n, tuple(given[n].shape), given[n].dtype, given[n].stride()) for n in names),
+            leaves=tuple(TensorLeaf(n, tuple(given[n].shape), given[n].dtype, given[n].stride()) for n in names),
             out_spec=pytree.tree_structure([0] * len(outputs)),
         ),
         weights=known,
