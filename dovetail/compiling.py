@@ -16,7 +16,7 @@ from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
-from .conventions.device_map import give_homes, named_devices
+from .conventions.device_map import home_of, named_devices
 from .conventions.request import Request, one_backend
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
@@ -102,21 +102,21 @@ def compile(
     residency = _residency_for(request, name, offered.devices, index is not None)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
 
-    def finish(program: Program, mode: str) -> None:
+    def finish(traced: Program, mode: str) -> Program:
         steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
-        PassManager(steps, callbacks).run(program)
+        return PassManager(steps, callbacks).run(traced.copy())
 
-    def finish_part(component: Component, program: Program, part: nn.Module) -> CompiledModule:
-        program.keep(residency)
-        component.sites.place(part, program)
-        finish(program, "layer" if component.sites.settled else mode)
+    def finish_part(component: Component, traced: Program, part: nn.Module) -> CompiledModule:
+        traced.keep(residency)
+        component.sites.place(part, traced)
+        program = finish(traced, "layer" if component.sites.settled else mode)
         if program.residency:
             component.homes.settle(part, program)
-        return CompiledModule(program, request.rig, component.view.of_program(part, program))
+        return CompiledModule(program, request.rig, component.view.of_program(part, program), traced)
 
     try:
         with alone():  # while another thread traces it, the module holds no weights but what stands for them
-            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
+            traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
             tensors = tensors_of_module(module)
     except TraceError as error:
         return compile_by_parts(
@@ -124,15 +124,15 @@ def compile(
             residency=residency, rows=mode == "row", shares=shares, index=index, homes=places,
         )  # fmt: skip
     if index is not None:
-        set_types(program, types_of(program, index))
-    program.rig = offered
-    program.keep(residency)
+        set_types(traced, types_of(traced, index))
+    traced.rig = offered
+    traced.keep(residency)
     if places is not None:
-        give_homes(program, places)
-    finish(program, mode)
+        traced.home = {name: home_of(name, places) for name in traced.weights}
+    program = finish(traced, mode)
     of_tensors = ProgramWeights.of_tensors
     source = of_tensors(tensors, program) if index is None else ProgramWeights.of_files(index, program, tensors)
-    return CompiledModule(program, request.rig, source)
+    return CompiledModule(program, request.rig, source, traced)
 
 
 def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> Residency:

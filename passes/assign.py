@@ -20,23 +20,19 @@ from .blocks import blocks_by_name
 from .place import Part, Room, split_parts
 
 
-def assign(
-    name: str,
+def split_by_name(
     weights: Mapping[str, Weight],
     rig: Rig,
     shares: Sequence[float] = (),
     given: Mapping[str, Device] | None = None,
 ) -> dict[str, Device]:
-    """The device of every weight, by its name.
+    """The device of every weight, by its name; it may exceed what is free.
 
     Args:
-        name: of the module, for messages.
         weights: the module's weights by name, each once, in the order of its parts.
         rig: main device first, with what is free on each.
         shares: weighs the devices instead of their free memory.
         given: weights that have a device already, and keep it.
-
-    Raises DoesNotFitError when a device cannot hold its weights.
     """
     free = rig.free
     offers = [*shares, *[0.0] * len(free)][: len(free)] if shares else ()
@@ -50,9 +46,7 @@ def assign(
     for device, count in zip(rig, counts, strict=True):
         for unit in islice(queue, count):
             homes.update(dict.fromkeys(unit.weights, device))
-    homes.update(given or {})
-    _check(name, weights, homes, rig)
-    return homes
+    return {**homes, **(given or {})}
 
 
 def units_of(weights: Mapping[str, Weight], least: int = 1) -> tuple[Block, ...]:
@@ -83,7 +77,8 @@ def _parts(unit: Block) -> list[Block]:
     return [Block(name, tuple(inside)) for name, inside in held.items()]
 
 
-def _check(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device], rig: Rig) -> None:
+def check_homes(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device], rig: Rig) -> None:
+    """Raises DoesNotFitError when a device cannot hold the weights of a module that are to be there."""
     load: dict[Device, int] = defaultdict(int)
     for key, weight in weights.items():
         load[homes[key]] += weight.nbytes

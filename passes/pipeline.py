@@ -9,7 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 from ..compiler.errors import SpecError, UsageError
+from ..compiler.ir.program import Program
 from ..compiler.spec.units import parse_bytes
+from .assignment import Assign, Assignment
 from .base import Pass
 from .blocks import FindBlocks
 from .cut import Cut
@@ -17,6 +19,7 @@ from .hoist import Hoist
 from .lora import Lora
 from .lower import Lower
 from .lower_packed import Quantize
+from .manager import Callback, PassManager
 from .pin import Pin
 from .place import Place
 from .reuse import Reuse
@@ -51,6 +54,24 @@ def default_passes(
         Lower(),
         Verify(),
     )
+
+
+def lowered(
+    program: Program, assignment: Assignment, *, headroom: int | None = None, callbacks: Sequence[Callback] = ()
+) -> Program:
+    """A traced program lowered under an assignment, up to its verified schedule; the program itself stays as it is.
+
+    Args:
+        program: one with devices whose weights have no place yet; passes before ``place`` may have run.
+        assignment: what each of its weights gets; those that nothing reads may be missing, or there.
+        headroom: bytes in place of what is alive on a device.
+        callbacks: called after each pass.
+
+    Raises UsageError for an assignment that is none of this program, DoesNotFitError where a device lacks memory.
+    """
+    steps = [Assign(assignment, headroom) if isinstance(one, Place) else one for one in default_passes()]
+    before = steps.index(Assign(assignment, headroom)) if "blocks found" in program.facts else 0
+    return PassManager(steps[before:], callbacks).run(program.copy())
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:

@@ -1,7 +1,6 @@
 """Layer split: gives each block's weights a device, in contiguous ranges, and all other weights the main device.
 
-``decide`` is a pure function: it returns an assignment, with what each device needs under it. ``check_fit`` accepts or
-refuses that. Only then are the homes written to the program: a refused program is as it was, and can be tried again.
+``layer_split`` is a pure function that makes an assignment; ``assignment.py`` checks and commits it.
 
 The ranges are chosen so that the fullest device, relative to what it offers, is as empty as it can be: each device
 offers its free memory less what is alive while it works, or the share that it was given. As long as all fits, every
@@ -18,19 +17,16 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.aliasing import base_of, computes
 from ..compiler.ir.program import Program, weight_name
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from .analysis.liveness import live_bytes
-from .analysis.memory_needs import Need, needs_of
+from .analysis.memory_needs import Need
 from .analysis.replicated import replicated_weights
 from .analysis.weight_chains import consumed_weights, weights_through
+from .assignment import Assignment, assigned, check_needs, commit, excess, needs_under
 from .base import Change, Pass
-from .hoist import Hoist
-from .pin import Pin, pinned
-from .sink import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -56,26 +52,22 @@ class Place(Pass):
     def run(self, program: Program) -> Change:
         """Splits the blocks into one range a device; raises DoesNotFitError when a device cannot hold its part."""
         given = program.weights.keys() <= program.home.keys()
-        assignment = decide(program, self.shares, self.headroom)
-        check_fit(program, assignment.needs)
+        decision = decide(program, program.rig.free, self.shares, self.headroom)
+        check_needs(program, decision.needs)
+        commit(program, decision.assignment)
         if given:
             return Change(0, "weights placed")
-        _tell_if_alone(program, assignment, self.shares)
-        program.home = dict(assignment.home)
-        return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, assignment.counts))}")
+        _tell_if_alone(program, self.shares)
+        return Change(len(program.home), f"weights placed, blocks {':'.join(map(str, decision.counts))}")
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """The home of each weight, how many blocks that are each device's, and what each device then needs."""
+class Decision:
+    """An assignment, how many blocks are each device's under it, and what each device then needs."""
 
-    home: Mapping[str, Device]
+    assignment: Assignment
     counts: tuple[int, ...]
     needs: Mapping[Device, Need]
-
-    def excess(self, free: Mapping[Device, int]) -> int:
-        """By how many bytes the device that is most over has too little."""
-        return max((need.total - free[device] for device, need in self.needs.items() if need.total), default=0)
 
 
 @dataclass(frozen=True)
@@ -86,74 +78,41 @@ class Part:
     live: int = 0
 
 
-def decide(program: Program, shares: Sequence[float] = (), headroom: int | None = None) -> Assignment:
-    """The best assignment found of the weights that have no home; changes nothing, and may exceed what is free.
+def layer_split(
+    program: Program,
+    free: Mapping[Device, int],
+    shares: Sequence[float] = (),
+    headroom: int | None = None,
+) -> Assignment:
+    """The assignment of a layer split of a program whose blocks were found; it may exceed what is free."""
+    return decide(program, free, shares, headroom).assignment
+
+
+def decide(
+    program: Program, free: Mapping[Device, int], shares: Sequence[float] = (), headroom: int | None = None
+) -> Decision:
+    """The best decision found for the weights that have no home; changes nothing, and may exceed what is free.
 
     What is alive on a device is bounded first by what is alive anywhere meanwhile. Where that promises too little, the
     decision is made again with what each device turned out to need.
     """
     rest, blocks = _parts(program, headroom)
-    fixed, free = _bytes_at_home(program), program.rig.free
+    fixed = _bytes_at_home(program)
     known: dict[Device, int] = {}
-    best: Assignment | None = None
+    best: Decision | None = None
     for _ in range(_TRIES):
         rooms = [Room(free[device] - fixed[device], known.get(device)) for device in program.devices]
         counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
         home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
-        found = Assignment(home, tuple(counts), needs_at(program, home, headroom))
-        if best is None or found.excess(free) < best.excess(free):
+        assignment = assigned(program, home)
+        found = Decision(assignment, tuple(counts), needs_under(program, assignment, headroom))
+        if best is None or excess(found.needs, free) < excess(best.needs, free):
             best = found
-        if best.excess(free) <= 0 or shares or not blocks:
+        if excess(best.needs, free) <= 0 or shares or not blocks:
             break
         known = {device: need.values for device, need in found.needs.items()}
     assert best is not None
     return best
-
-
-def needs_at(program: Program, home: Mapping[str, Device], headroom: int | None = None) -> dict[Device, Need]:
-    """What each device needs when weights have such homes, and nodes are placed by that; changes nothing.
-
-    Where a weight is on another device than the main one, the passes that follow and move nodes are tried on a copy.
-    """
-    if all(device == program.main for device in home.values()):
-        places = {node: device for node, (device, _) in pinned(program, home).items()}
-        return needs_of(program, places, headroom)
-    copy = program.copy()
-    copy.home = dict(home)
-    for step in (Pin(), Hoist(), Sink()):
-        step.run(copy)
-    return needs_of(copy, copy.places(), headroom)
-
-
-def check_fit(program: Program, needs: Mapping[Device, Need]) -> None:
-    """Raises DoesNotFitError, with both numbers and what may help, for a device that has less than it needs."""
-    for device, need in needs.items():
-        if need.total > program.rig[device].free:
-            raise DoesNotFitError(_refusal(program, device, need))
-
-
-def _refusal(program: Program, device: Device, need: Need) -> str:
-    staged = " that are there together" if program.residency else ""
-    memory = program.rig[device]
-    why = f" ({memory.why})" if memory.why else ""
-    return (
-        f"{program.name} needs {format_bytes(need.weights)} of weights{staged} and {format_bytes(need.values)} of "
-        f"headroom on {device}, which has {format_bytes(memory.free)} free of {format_bytes(memory.total)}{why}: "
-        f"{_ways_out(program, device, need)}"
-    )
-
-
-def _ways_out(program: Program, device: Device, need: Need) -> str:
-    """What can make it fit, in the order in which it costs least."""
-    ways = ["list more devices"]
-    if len(program.devices) > 1:
-        ways.append(f"give {device} a smaller share (--tensor-split)")
-    if "budget" in program.rig[device].why:
-        ways.append("raise the budget (--max-vram)")
-    if "other components" in program.rig[device].why:
-        ways.append("let the weights of other components rest elsewhere (--params-backend)")
-    ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")
-    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 @dataclass(frozen=True)
@@ -312,9 +271,9 @@ def _bytes_at_home(program: Program) -> dict[Device, int]:
     return found
 
 
-def _tell_if_alone(program: Program, assignment: Assignment, shares: Sequence[float]) -> None:
+def _tell_if_alone(program: Program, shares: Sequence[float]) -> None:
     """Says why a split that was asked over several devices leaves all weights on one."""
-    devices = set(assignment.home.values())
+    devices = set(program.home.values())
     if len(program.devices) == 1 or len(devices) > 1 or not program.weights:
         return
     (alone,) = devices

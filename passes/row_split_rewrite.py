@@ -10,7 +10,7 @@ Where the graph goes on, nothing has changed but the rounding of a matmul with f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,18 +20,19 @@ from torch.fx.node import map_arg
 from ..compiler.ir.aliasing import Alias, alias_class, writes
 from ..compiler.ir.ops import GATHER, LANDING
 from ..compiler.ir.program import Program, TensorType, Weight, origin_of, tensors_of, value_of, weight_name
-from ..compiler.ir.slices import Bounds, bounds_of
+from ..compiler.ir.slices import Bounds
 from ..compiler.spec.devices import Device
 from .analysis.eligibility import LINEAR, bias_of
 from .analysis.pointwise import is_elementwise, is_number
 
 
-def split_matmuls(program: Program, marks: Mapping[Node, Weight], shares: Sequence[float]) -> int:
-    """Rewrites every matmul on a marked weight, and returns how many values are gathered.
+def split_matmuls(program: Program, bounds: Mapping[str, Bounds]) -> int:
+    """Rewrites every matmul on a weight that has bounds, and returns how many values are gathered.
 
-    Afterwards the program has slices in place of the marked weights, at home on the devices that multiply by them.
+    Afterwards the program has slices in place of these weights, at home on the devices that multiply by them.
     """
-    work = _Work(program, marks, tuple(shares))
+    marks = {node: bounds[name] for node in program.weight_nodes() if (name := node.meta["weight"]) in bounds}
+    work = _Work(program, marks)
     for node in [*program.ops(), program.output]:
         work.take(node)
     _put_slices_in_place(program, work)
@@ -43,8 +44,7 @@ class _Work:
     """The batch that is open, and what was made so far."""
 
     program: Program
-    marks: Mapping[Node, Weight]
-    shares: tuple[float, ...]
+    marks: Mapping[Node, Bounds]
     batch: dict[Node, Bounds] = field(default_factory=dict)
     slices: dict[Node, list[Node | None]] = field(default_factory=dict)
     pieces: dict[str, tuple[Weight, Device]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class _Work:
         self.storages = self.program.fresh_storages()
         self.written = {storage for node in self.program.ops() for storage in writes(node)}
         self.blocks = {name: block.name for block in self.program.blocks for name in block.weights}
-        self.order = sorted(range(len(self.shares)), key=self._turn)
+        self.order = sorted(range(len(self.program.devices)), key=self._turn)
         self.done: set[Node] = set()
 
     def _turn(self, index: int) -> tuple[bool, bool]:
@@ -83,10 +83,8 @@ class _Work:
     def _bounds(self, node: Node) -> Bounds | None:
         """The rows of each device if a node is done apart."""
         if self._is_linear(node):
-            return bounds_of(self.marks[node.args[1]].shape[0], self.shares)  # type: ignore[index]
-        if self._follows(node):
-            return bounds_of(self.program.weight(node.args[1]).shape[0], self.shares)  # type: ignore[arg-type]
-        return self._common(node) if is_elementwise(node) else None
+            return self.marks[node.args[1]]  # type: ignore[index]
+        return self._followed(node) or (self._common(node) if is_elementwise(node) else None)
 
     def _common(self, node: Node) -> Bounds | None:
         """The bounds that all operands of a node have in common, numbers apart."""
@@ -94,23 +92,24 @@ class _Work:
         found = {self.batch[one] for one in node.all_input_nodes if one in self.batch}
         return found.pop() if len(found) == 1 and all(map(is_number, whole)) else None
 
-    def _follows(self, node: Node) -> bool:
-        """Whether a node is the last matmul of an adapter, whose result is added to an open one."""
+    def _followed(self, node: Node) -> Bounds | None:
+        """The bounds of the open result to which that of a node is added, if it is the last matmul of an adapter."""
         if node.target not in LINEAR or node.args[0] in self.batch:
-            return False
+            return None
         name, bias = weight_name(node.args[1]), bias_of(node)  # type: ignore[arg-type]
         if name is None or self.program.weights[name].kind != "adapter" or (bias and not weight_name(bias)):
-            return False
-        weight = self.program.weights[name]
-        bounds, reader = bounds_of(weight.shape[0], self.shares), node
+            return None
+        rows, reader = self.program.weights[name].shape[0], node
         while len(reader.users) == 1:
             operand, reader = reader, next(iter(reader.users))
             others = [one for one in reader.all_input_nodes if one is not operand and not is_number(one)]
             if not is_elementwise(reader):
-                return False
+                return None
             if others:
-                return all(self.batch.get(one) == bounds for one in others)
-        return False
+                found = {self.batch.get(one) for one in others}
+                bounds = found.pop() if len(found) == 1 else None
+                return bounds if bounds and bounds[-1][1] == rows else None
+        return None
 
     def _join_readers(self) -> None:
         """Takes in the matmuls of the same block that read what the batch reads already."""
@@ -124,7 +123,7 @@ class _Work:
                     self.batch[user] = self._bounds(user)  # type: ignore[assignment]
 
     def _block(self, node: Node) -> str | None:
-        return self.blocks.get(self.marks[node.args[1]].name)  # type: ignore[index]
+        return self.blocks.get(node.args[1].meta["weight"])  # type: ignore[union-attr]
 
     def _close(self, before: Node) -> None:
         """Writes the batch into the graph: a place for each result, the parts device by device, the gathers."""
@@ -136,7 +135,7 @@ class _Work:
             landings = {node: self._landing(node, batch) for node in wholes}
             parts = {index: self._parts(batch, index) for index in self.order}
             for node in wholes:
-                held = [parts[index][node] for index in range(len(self.shares)) if node in parts[index]]
+                held = [parts[index][node] for index in range(len(self.order)) if node in parts[index]]
                 whole = self._make(f"{node.name}_whole", GATHER, (landings[node], held), node, value_of(node))
                 node.replace_all_uses_with(whole, delete_user_cb=lambda user: user not in batch)
             for node in late:
@@ -162,22 +161,21 @@ class _Work:
             if start == stop:
                 continue
 
-            def operand(one: Node, parts: dict[Node, Node] = parts) -> Node:
-                return parts.get(one) or self._slice(one, index) or one
+            def operand(one: Node, parts: dict[Node, Node] = parts, bounds: Bounds = bounds) -> Node:
+                return parts.get(one) or self._slice(one, index, bounds) or one
 
             args, kwargs = map_arg((node.args, node.kwargs), operand)
             name = f"{node.name}_{self.program.devices[index]}"
             parts[node] = self._make(name, node.target, args, node, self._part(value_of(node), stop - start), kwargs)
         return parts
 
-    def _slice(self, node: Node, index: int) -> Node | None:
+    def _slice(self, node: Node, index: int, bounds: Bounds) -> Node | None:
         """The slice of a weight on a device, and of a bias along with it."""
         name = weight_name(node)
         weight = self.program.weights[name] if name else None
         if weight is None or not weight.shape:
             return None
         if node not in self.slices:
-            bounds = bounds_of(weight.shape[0], self.shares)
             self.slices[node] = [self._placeholder(node, weight, place, *bounds[place]) for place in range(len(bounds))]
         return self.slices[node][index]
 

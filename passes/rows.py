@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
+from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program, Weight, tensors_of
 from ..compiler.ir.slices import bounds_of
 from ..compiler.spec.devices import Device
 from .analysis.eligibility import marked_weights
 from .analysis.liveness import peak_bytes
-from .analysis.memory_needs import Need, needs_of
+from .analysis.memory_needs import Need
+from .assignment import Assignment, assigned, check_needs, commit, excess, needs_under
 from .base import Change, Pass
-from .pin import pinned
-from .place import Place, check_fit
-from .row_split_rewrite import split_matmuls
+from .place import Place
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _TRIES = 3  # of other shares, each with what the ones before turned out to need
 class Rows(Pass):
     """Slices the rows of eligible weights over the program's devices.
 
-    ``shares`` and ``headroom`` mean what they mean to ``place``. The shares that were taken are kept on the program; a
-    program that has some already is sliced by those, so that all programs of a component slice alike.
+    ``shares`` and ``headroom`` mean what they mean to ``place``. Weights that other programs of the component slice
+    already, within ``Program.bounds``, are sliced alike, and all others in the same ratio.
     """
 
     name: ClassVar[str] = "rows"
@@ -50,71 +50,89 @@ class Rows(Pass):
     headroom: int | None = None
 
     def run(self, program: Program) -> Change:
-        """Marks, slices and rewrites a copy; the program takes it over if each device can hold its part.
+        """Decides, checks, and only then slices and rewrites.
 
-        Raises DoesNotFitError when one cannot; the program is then as it was.
+        Raises DoesNotFitError when a device cannot hold its part; the program is as it was then.
         """
         marks = marked_weights(program)
-        shares = program.shares or self._shares(program, marks)
-        reason = _why_not(program, marks, shares)
-        if reason:
-            _tell(program.name, reason)
+        decision = decide(program, program.rig.free, self.shares, self.headroom)
+        if isinstance(decision, str):
+            _tell(program.name, decision)
             return Place(self.shares, self.headroom).run(program)
-        trial = self._best(program, shares)
-        check_fit(trial.program, trial.needs)
-        trial.commit(program)
-        return Change(len(marks), f"weights split by rows, {trial.gathers} results gathered")
-
-    def _best(self, program: Program, shares: tuple[float, ...]) -> _Trial:
-        """The first that fits, each with what the one before turned out to need; or that which lacks least."""
-        best = trial = _Trial.of(program, shares, self.headroom)
-        for _ in range(_TRIES if not (program.shares or self.shares) else 0):
-            if best.excess <= 0:
-                break
-            alive = [trial.needs[device].values for device in program.devices]
-            shares = _proportional(program, marked_weights(program), alive)
-            if not shares or _why_not(program, marked_weights(program), shares):
-                break
-            trial = _Trial.of(program, shares, self.headroom)
-            best = min(best, trial, key=lambda one: one.excess)
-        return best
-
-    def _shares(self, program: Program, marks: Mapping[Node, Weight]) -> tuple[float, ...]:
-        """The part of each device: as asked, or its free memory, less what it must hold besides."""
-        if self.shares:
-            offers = [*self.shares, *[0.0] * len(program.devices)][: len(program.devices)]
-            return tuple(offer / sum(offers) for offer in offers) if any(offers) else ()
-        beside = [self.headroom] * len(program.devices) if self.headroom is not None else _alive_first(program, marks)
-        return _proportional(program, marks, beside)
+        check_needs(program, decision.needs)
+        gathers = commit(program, decision.assignment)
+        return Change(len(marks), f"weights split by rows, {gathers} results gathered")
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A copy of a program that was split by rows, and what each device needs to run it."""
+class Decision:
+    """An assignment, and what each device needs under it."""
 
-    program: Program
-    gathers: int
+    assignment: Assignment
     needs: Mapping[Device, Need]
 
-    @staticmethod
-    def of(program: Program, shares: tuple[float, ...], headroom: int | None) -> _Trial:
-        """Splits a copy; the program stays as it is."""
-        copy = program.copy()
-        copy.shares = shares
-        gathers = split_matmuls(copy, marked_weights(copy), shares)
-        copy.home = {name: copy.home.get(name, copy.main) for name in copy.weights}
-        places = {node: device for node, (device, _) in pinned(copy, copy.home).items()}
-        return _Trial(copy, gathers, needs_of(copy, places, headroom))
 
-    @property
-    def excess(self) -> int:
-        """By how many bytes the device that is most over has too little."""
-        return max(need.total - self.program.rig[device].free for device, need in self.needs.items())
+def row_split(
+    program: Program,
+    free: Mapping[Device, int],
+    shares: Sequence[float] = (),
+    headroom: int | None = None,
+) -> Assignment:
+    """The assignment of a row split of a program whose blocks were found; it may exceed what is free.
 
-    def commit(self, program: Program) -> None:
-        """Makes a program what the copy is."""
-        for name in ("graph", "weights", "blocks", "home", "shares"):
-            setattr(program, name, getattr(self.program, name))
+    Raises UsageError where nothing can be split by rows.
+    """
+    decision = decide(program, free, shares, headroom)
+    if isinstance(decision, str):
+        raise UsageError(f"{program.name} cannot be split by rows, for {decision}: split it by layers")
+    return decision.assignment
+
+
+def decide(
+    program: Program, free: Mapping[Device, int], shares: Sequence[float] = (), headroom: int | None = None
+) -> Decision | str:
+    """The first decision that fits, or that which lacks least; why nothing can be split, if so. Changes nothing.
+
+    Each try knows what devices turned out to need in the one before.
+    """
+    marks = marked_weights(program)
+    ratio = _known_ratio(program) or _asked(shares, len(free))
+    is_free = not ratio and not shares
+    if is_free:
+        alive = [headroom] * len(free) if headroom is not None else _alive_first(program, marks)
+        ratio = _proportional(program, free, marks, alive)
+    reason = _why_not(program, marks, ratio)
+    if reason:
+        return reason
+    best = found = _decision(program, marks, ratio, headroom)
+    for _ in range(_TRIES if is_free else 0):
+        if excess(best.needs, free) <= 0:
+            break
+        ratio = _proportional(program, free, marks, [found.needs[device].values for device in program.devices])
+        if not ratio or _why_not(program, marks, ratio):
+            break
+        found = _decision(program, marks, ratio, headroom)
+        best = min(best, found, key=lambda one: excess(one.needs, free))
+    return best
+
+
+def _decision(program: Program, marks: Mapping[Node, Weight], ratio: Sequence[float], headroom: int | None) -> Decision:
+    homes = {name: program.home.get(name, program.main) for name in program.weights}
+    bounds = {one.name: program.bounds.get(one.name) or bounds_of(one.shape[0], ratio) for one in marks.values()}
+    assignment = assigned(program, homes, bounds)
+    return Decision(assignment, needs_under(program, assignment, headroom))
+
+
+def _known_ratio(program: Program) -> tuple[float, ...]:
+    """In what ratio weights are sliced already by other programs of the component: that of the one of most rows."""
+    known = max(program.bounds.values(), key=lambda bounds: bounds[-1][1], default=())
+    return tuple((stop - start) / known[-1][1] for start, stop in known)
+
+
+def _asked(shares: Sequence[float], count: int) -> tuple[float, ...]:
+    """The part of each device as asked for, summing to 1."""
+    offers = [*shares, *[0.0] * count][:count]
+    return tuple(offer / sum(offers) for offer in offers) if any(offers) else ()
 
 
 def _alive_first(program: Program, marks: Mapping[Node, Weight]) -> list[int]:
@@ -127,9 +145,11 @@ def _nbytes(value: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(value)) if isinstance(value, Node) else 0
 
 
-def _proportional(program: Program, marks: Mapping[Node, Weight], alive: Sequence[int]) -> tuple[float, ...]:
+def _proportional(
+    program: Program, free: Mapping[Device, int], marks: Mapping[Node, Weight], alive: Sequence[int]
+) -> tuple[float, ...]:
     """Shares in proportion to free memory less what is alive, and on the main device less what only it holds."""
-    offers = [float(max(free - most, 0)) for free, most in zip(program.rig.free.values(), alive, strict=True)]
+    offers = [float(max(free[device] - most, 0)) for device, most in zip(program.devices, alive, strict=True)]
     sliced = sum(weight.nbytes for weight in marks.values())
     rest = sum(weight.nbytes for weight in program.weights.values()) - sliced
     offers[0] = max(offers[0] - rest, 0.0)

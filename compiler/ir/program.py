@@ -22,6 +22,7 @@ from ..checkpoints.quantized_types import packed_shape
 from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .signature import Signature
+from .slices import Bounds
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -235,7 +236,7 @@ class Program:
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
     residency: dict[str, Residency] = field(default_factory=dict)  # of weights that do not stay where they are read
     keeps_staged: bool = False  # what was brought for one run stays until the caller lets go of it, at a phase's end
-    shares: tuple[float, ...] = ()  # of each device in what is split by rows
+    bounds: dict[str, Bounds] = field(default_factory=dict)  # of weights that are split by rows, one range a device
     segments: tuple[Segment, ...] = ()
     crossings: tuple[Crossing, ...] = ()
     schedule: Schedule | None = None
@@ -260,6 +261,11 @@ class Program:
         """Has all parameters kept in one place while nobody computes with them."""
         names = (weight.name for weight in self.weights.values() if weight.kind == "parameter")
         self.residency = {} if residency is Residency.DEVICE else dict.fromkeys(names, residency)
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether rows of some weight are on several devices."""
+        return any(weight.rows for weight in self.weights.values())
 
     @property
     def kept(self) -> Residency:
@@ -306,8 +312,10 @@ class Program:
         """Another program over the same weights, for other devices or passes; it must not have been cut yet."""
         if self.segments:
             raise ValueError(f"{self.name} was cut into {len(self.segments)} segments: copy a program before it is cut")
-        graph = Graph()
-        output = graph.output(graph.graph_copy(self.graph, {}))
+        graph, copies = Graph(), dict[Node, Node]()
+        output = graph.output(graph.graph_copy(self.graph, copies))
+        for node, copied in copies.items():
+            copied.name = node.name  # which fx changes where it is a word of Python's own, such as input
         output.meta = dict(self.output.meta)
         return replace(
             self,
@@ -316,6 +324,7 @@ class Program:
             constants=dict(self.constants),
             home=dict(self.home),
             residency=dict(self.residency),
+            bounds=dict(self.bounds),
         )
 
 

@@ -80,7 +80,6 @@ class _Reader:
     autocast: torch.dtype | None = None
     kept: Residency = Residency.DEVICE
     residency: dict[str, Residency] = field(default_factory=dict)
-    shares: tuple[float, ...] = ()
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
@@ -124,11 +123,6 @@ class _Reader:
 
     def _read_rests(self, line: Line) -> None:
         self.kept = _residency(line)
-
-    def _read_shares(self, line: Line) -> None:
-        self.shares = tuple(map(float, line.rest().split(":")))
-        if not all(0 <= share < float("inf") for share in self.shares):
-            raise ValueError("a share is a number that is not negative")
 
     def _read_symbol(self, line: Line) -> None:
         match = re.fullmatch(r"([A-Za-z_]\w{0,60}) = (\d{1,19}) in (-?\d{1,19})\.\.(\d{1,19})", line.rest(), re.ASCII)
@@ -288,7 +282,6 @@ class _Reader:
             home=self.home,
             autocast=self.autocast,
             residency=self.residency,
-            shares=self.shares,
             history=self.history,
             facts=self.facts - {"scheduled"},
         )
@@ -398,7 +391,6 @@ _LINES: dict[str, Callable[[_Reader, Line], None]] = {
     "devices": _Reader._read_devices,
     "autocast": _Reader._read_autocast,
     "rests": _Reader._read_rests,
-    "shares": _Reader._read_shares,
     "symbol": _Reader._read_symbol,
     "guard": _Reader._read_guard,
     "takes": _Reader._read_takes,

@@ -55,8 +55,6 @@ def _header(program: Program) -> Iterator[str]:
         yield f"autocast {str(program.autocast).removeprefix('torch.')}"
     if program.kept is not Residency.DEVICE:
         yield f"rests {program.kept.value}"
-    if program.shares:
-        yield f"shares {':'.join(map(repr, program.shares))}"
     for symbol, size in program.symbols.items():
         low, high = program.signature.ranges.get(symbol, (0, 0))
         yield f"symbol {symbol} = {size} in {low}..{high}"

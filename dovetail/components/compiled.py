@@ -31,11 +31,13 @@ class CompiledModule:
 
     ``str()`` of it is the text form of its program. Results come back on the device of the call's first tensor
     that is on an accelerator, or else of its first one. Threads that exchange its adapters take ``turn`` from there to
-    the end of the call.
+    the end of the call. ``base`` is the traced program that its own was lowered from, in which no weight is placed but
+    those that had a place before: ``passes.pipeline.lowered`` makes other schedules of it, without tracing again.
     """
 
-    def __init__(self, program: Program, rig: Rig, weights: ProgramWeights | None) -> None:
+    def __init__(self, program: Program, rig: Rig, weights: ProgramWeights | None, base: Program | None = None) -> None:
         self.program = program
+        self.base = base
         self.rig = rig
         self._weights = weights
         self._made: Executor | None = None

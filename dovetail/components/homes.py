@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.slices import Bounds
 from ..compiler.spec.devices import Device, canonical_name
 from ..lora.adapters import plain_name
 from ..runtime.store.stored_weight import StoredWeight
@@ -21,7 +22,7 @@ class Homes:
     def __init__(self, view: ModuleView) -> None:
         self._view = view
         self.store = view.store
-        self.shares: tuple[float, ...] = ()
+        self._bounds: dict[StoredWeight, Bounds] = {}
         self._planned: dict[tuple[StoredWeight, tuple[int, int] | None], tuple[str, int]] = {}
         self._staged: set[StoredWeight] = set()
 
@@ -58,6 +59,19 @@ class Homes:
         known = self._view.by_name(module)
         found = ((weight.name, _find(weight, known)) for weight in program.weights.values())
         return {name: one.home for name, one in found if one and one.home and one.home in program.devices}
+
+    @locked
+    def bounds(self, module: nn.Module, program: Program) -> dict[str, Bounds]:
+        """Within which bounds other programs slice the weights of a program."""
+        known = self._view.by_name(module)
+        found = ((weight.name, _find(weight, known)) for weight in program.weights.values())
+        return {name: self._bounds[one] for name, one in found if one in self._bounds}
+
+    @locked
+    def note_bounds(self, module: nn.Module, program: Program) -> None:
+        """Has the programs to come slice weights as this one does."""
+        known = self._view.by_name(module)
+        self._bounds |= {known[name]: bounds for name, bounds in program.bounds.items() if name in known}
 
     @locked
     def settle(self, module: nn.Module, program: Program) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from ..compiler.ir.program import Program, Weight
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..passes.assign import assign, units_of
+from ..passes.assign import check_homes, split_by_name, units_of
 from ..runtime.store.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Sites:
         homes = self.component.homes
         program.rig = self.component.offer(homes.read_by(module, program))
         homes.set_types(module, program)
-        program.home = homes.given(module, program)
+        program.home, program.bounds = homes.given(module, program), homes.bounds(module, program)
         if self.settled:
             used = [one for one in program.devices if one in program.home.values()]
             program.rig = program.rig.only(used or program.devices[:1])
@@ -100,7 +100,8 @@ class Sites:
         weights = {name: _weight_of(one) for name, one in held.items()}
         given = {name: one.home for name, one in held.items() if one.home is not None}
         rig = component.offer(list(held.values()))
-        homes = assign(component.name or type(component.module).__name__, weights, rig, component.shares, given)
+        homes = split_by_name(weights, rig, component.shares, given)
+        check_homes(component.name or type(component.module).__name__, weights, homes, rig)
         component.homes.assign({held[name]: home for name, home in homes.items()})
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..compiler.errors import UsageError
-from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 
 
@@ -18,14 +17,6 @@ def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:
     if not device_map:
         raise UsageError('the device map is empty: give each module a device, as in {"": "cuda0", "blocks.1": "cuda1"}')
     return {path: rig.find(device) for path, device in device_map.items()}
-
-
-def give_homes(program: Program, devices: Mapping[str, Device]) -> None:
-    """Gives every weight the device of the longest path that its name lies under.
-
-    Whether they have room says the pass that places weights. Raises UsageError when a weight lies under no path.
-    """
-    program.home.update((name, home_of(name, devices)) for name in program.weights)
 
 
 def home_of(name: str, devices: Mapping[str, Device]) -> Device:

@@ -55,11 +55,12 @@ class DryPipeline(CompiledPipeline):
         """The host: what cannot be traced must really run to say what it returns."""
         return self.rig.host
 
-    def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
-        compiled = super()._finish(component, program, module)
+    def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
+        compiled = super()._finish(component, traced, module)
+        program = compiled.program
         self._finished.append(program)
         component.homes.settle(module, program)
-        return DryModule(program, compiled.rig, ProgramWeights.of_module(module, program))
+        return DryModule(program, compiled.rig, ProgramWeights.of_module(module, program), traced)
 
 
 class DryModule(CompiledModule):

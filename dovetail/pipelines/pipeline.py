@@ -253,18 +253,18 @@ class CompiledPipeline:
             if phase_of(other.name) != phase:
                 other.view.release()
 
-    def _finish(self, component: Component, program: Program, module: nn.Module) -> CompiledModule:
+    def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
         homes = component.homes
-        program.keep(component.view.residency)
-        program.keeps_staged = True  # until the component's phase ends
-        program.shares = homes.shares
-        component.sites.place(module, program)
+        traced.keep(component.view.residency)
+        traced.keeps_staged = True  # until the component's phase ends
+        component.sites.place(module, traced)
+        program = traced.copy()
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
-        homes.shares = program.shares
+        homes.note_bounds(module, program)
         if program.residency:
             homes.settle(module, program)
-        return CompiledModule(program, self.rig, component.view.of_program(module, program))
+        return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

@@ -51,14 +51,6 @@ def needs_of(program: Program, places: Places, headroom: int | None = None) -> d
     return {device: count.need(device, headroom) for device in program.devices}
 
 
-def homes_only(program: Program) -> dict[Device, Need]:
-    """What the weights at home on each device take, if all of them are there at once."""
-    found = dict.fromkeys(program.devices, 0)
-    for name, device in program.home.items():
-        found[device] = found.get(device, 0) + program.weights[name].nbytes
-    return {device: Need(nbytes) for device, nbytes in found.items()}
-
-
 @dataclass
 class _Count:
     """Counts once for all devices; a step is the place of an operation in the graph."""

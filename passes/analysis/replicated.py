@@ -32,7 +32,7 @@ def replicated_weights(program: Program, home: Mapping[str, Device]) -> frozense
         for weight in loose
         if weight.kind == "parameter" and weight.nbytes <= SMALL and home.get(weight.name, program.main) == program.main
     }
-    if small and not program.shares:  # split by rows, everything in no block is on the main device anyway
+    if small and not program.is_sliced:  # split by rows, everything in no block is on the main device anyway
         found |= small & _read_between(program, inside)
     return frozenset(found)
 

@@ -71,7 +71,7 @@ def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
     free = {one.name for one in weights if one.kind != "parameter" and (one.is_number or one.name not in inside)}
     small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= SMALL} - inside
     small = {name for name in small if program.home.get(name) == program.main}
-    if not small or program.shares:
+    if not small or program.is_sliced:
         return free
     steps: dict[str, list[int]] = {}
     roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}

@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from ...compiler.ir.ops import GATHER
 from ...compiler.ir.program import Weight, tensors_of
-from ...compiler.ir.slices import bounds_of
 from ..analysis.eligibility import LINEAR
 from ..analysis.pointwise import is_number, is_pointwise
 from .snapshot import Evidence, Violation
@@ -19,25 +18,19 @@ Rows = tuple[int, int]
 
 
 def slices(evidence: Evidence) -> Iterator[Violation]:
-    """Slices of a weight cover its rows once, in proportion to the shares of the devices that they are at home on."""
-    program = evidence.program
-    held: dict[str, dict[Node, Weight]] = defaultdict(dict)
+    """Slices of a weight follow each other from its first row on, each at home on a device of its own."""
+    home = evidence.program.home
+    held: dict[str, list[tuple[Rows, Node, Weight]]] = defaultdict(list)
     for node, weight in evidence.weights.items():
         if weight.rows:
-            held[weight.whole][node] = weight
-    for name, nodes in held.items():
-        pieces = nodes.values()
-        found = {(weight.rows, program.home.get(weight.name)) for weight in pieces}
-        stop = max(weight.rows[1] for weight in pieces if weight.rows)
-        bounds = bounds_of(stop, program.shares) if any(program.shares) else ()
-        wanted = {(rows, device) for rows, device in zip(bounds, program.devices, strict=False) if rows[0] < rows[1]}
-        if found != wanted or len(pieces) != len(wanted):
-            said, law = (", ".join(sorted(f"{rows} on {device}" for rows, device in one)) for one in (found, wanted))
-            yield Violation(
-                "slices",
-                f"the rows of {name} are {said}; by the shares of the devices {law or 'none'}",
-                next(iter(nodes)),
-            )
+            held[weight.whole].append((weight.rows, node, weight))
+    for name, pieces in held.items():
+        rows = sorted(one for one, _, _ in pieces)
+        ends = [0, *(stop for _, stop in rows)]
+        homes = {home.get(weight.name) for _, _, weight in pieces}
+        if [start for start, _ in rows] != ends[:-1] or len(homes) < len(pieces):
+            said = ", ".join(sorted(f"{one} on {home.get(weight.name)}" for one, _, weight in pieces))
+            yield Violation("slices", f"the rows of {name} are {said}: some are missing, or there twice", pieces[0][1])
 
 
 def parts(evidence: Evidence) -> Iterator[Violation]:

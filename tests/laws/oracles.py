@@ -65,7 +65,7 @@ def drawing(program: Program) -> set[str]:
         if not is_view(node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE)
     ]
     turns = [index for index, names in enumerate(reads) if names & of_blocks]
-    between = set().union(*reads[turns[0] : turns[-1]]) if turns and not program.shares else set()
+    between = set().union(*reads[turns[0] : turns[-1]]) if turns and not program.is_sliced else set()
     at_main = {name for name, home in program.home.items() if home == program.devices[0]}
     small = {weight.name for weight in weights if weight.nbytes <= 2**20} - of_blocks
     return of_blocks | ({weight.name for weight in weights if weight.kind == "parameter"} - (small & between & at_main))

@@ -17,9 +17,9 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB, KIB, MIB
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
+from dovetail.passes.assignment import assigned, needs_under
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
-from dovetail.passes.place import needs_at
 
 LAYER = 4 * (256 * 256 + 256)  # bytes of one linear layer of width 256
 
@@ -48,7 +48,7 @@ def test_a_refused_program_is_as_it_was_and_can_be_tried_again_with_other_number
         assert print_program(program) == before
         assert program.weights == weights
         assert not program.home
-        assert not program.shares
+        assert not program.bounds
     program.rig = rig(MIB, MIB)
     PassManager(parse_passes(step)).run(program)
     assert set(program.home.values()) == set(program.devices)
@@ -162,7 +162,7 @@ class Widening(nn.Module):
 def test_what_moves_to_the_only_device_with_weights_is_counted_there() -> None:
     program = found_blocks(rig(MIB, 8 * MIB), module=Widening())
     program.home = dict.fromkeys(program.weights, program.devices[1])
-    accepted = needs_at(program, program.home)
+    accepted = needs_under(program, assigned(program, program.home))
     PassManager(parse_passes("place,pin,hoist,sink")).run(program)
     assert "aten.to.dtype" in {str(node.target) for node in program.ops() if device_of(node) != program.main}
     assert accepted == needs_of(program, program.places())

@@ -15,7 +15,7 @@ from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.replicated import SMALL, replicated_weights
-from dovetail.passes.place import needs_at
+from dovetail.passes.assignment import assigned, needs_under
 from dovetail.passes.verify.verifier import verify
 
 
@@ -52,7 +52,7 @@ def test_it_is_loaded_on_each_device_that_reads_it_and_counted_there() -> None:
     found, program = compiled(Shared()), compiled(Shared(), passes="simplify,blocks,place{shares=1:1:1}").program
     loads = {one.device: one.weights for one in found.schedule if isinstance(one, Load)}
     assert all("scale" in names for names in loads.values())
-    needs = needs_at(program, program.home)
+    needs = needs_under(program, assigned(program, program.home))
     assert {device: need.weights for device, need in needs.items()} == {
         device: sum(program.weights[name].nbytes for name in names) for device, names in loads.items()
     }
