@@ -226,7 +226,7 @@ def test_show_as_json_has_nodes_segments_crossings_and_schedule(plans: Path) -> 
     for segment in shown["segments"]:
         assert {placed[name]["device"] for name in segment["nodes"]} == {segment["device"]}
     assert all(crossing["bytes"] > 0 and crossing["source"] != crossing["target"] for crossing in shown["crossings"])
-    assert shown["schedule"][-1].startswith("return")
+    assert shown["schedule"][-1].startswith("output")
     assert sum(device["weight_bytes"] for device in shown["devices"]) > 0
 
 
