@@ -7,16 +7,15 @@ Buffers stay real, for models read values from them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
 from torch.fx import Node
@@ -26,27 +25,29 @@ from torch.utils._sympy.numbers import int_oo
 
 from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
-from ..ir.aliasing import writes
-from ..ir.program import Program, Weight, origin_of, tensors_of, weight_name
+from ..ir.program import Program, Weight, tensors_of
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
-from ..ir.sizes import symbols_of
-from ..ir.targets import name_of
 from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .autocast import autocast_set, autocast_state, casts_of
-from .diagnostics import cannot_trace, line_of_error, line_of_stack
+from .diagnostics import cannot_trace, line_of_error
+from .export_patches import lazily_exported, quietly_exported
+from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_views
-from .lazy_export import lazily_exported
 from .model_view import ModelView
-from .quiet_export import quietly_exported
+from .refusals import (
+    refuse_fake_constants,
+    refuse_foreign_weights,
+    refuse_outside_writes,
+    refuse_unknown_operations,
+    refuse_unknown_sizes,
+)
 from .rollback import rolled_back
 from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
-
-_OWN_WEIGHTS = ("torch", __name__.partition(".")[0])
 
 
 def trace(
@@ -71,27 +72,27 @@ def trace(
     """
     if isinstance(args, torch.Tensor):
         raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
-    _refuse_foreign_weights(module)
+    refuse_foreign_weights(module)
     import_for_traces()
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs or {})
     full = name_arguments(positional, defaults, args, kwargs or {})
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_shapes else None)
     example = {
-        name: pytree.tree_map(lambda leaf: _fake(leaf, mode), value) for name, value in full.items() if name in given
+        name: pytree.tree_map(lambda leaf: fake(leaf, mode), value) for name, value in full.items() if name in given
     }
     view = ModelView(type(module).__name__, kind)
-    on_host = functools.partial(_on_host, mode=mode, view=view)
-    with alone(), rolled_back(module, on_host), _frozen(module), _faked(module, mode):
+    on_host = functools.partial(copy_on_host, mode=mode, view=view)
+    with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
         with autocast_set(HOST, autocast):  # the fakes lie there
             with noted_changes(module) as found:
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
-    _refuse_fake_constants(module, exported)
+    refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
-    _refuse_unknown_operations(exported, type(module).__name__)
+    refuse_unknown_operations(exported, type(module).__name__)
     ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
     guards = read_guards(exported, type(module).__name__, ranges)
     part_views(exported.graph)
@@ -105,8 +106,8 @@ def trace(
         symbols=symbols,
         autocast=autocast,
     )
-    _refuse_unknown_sizes(program)
-    _refuse_outside_writes(program)
+    refuse_unknown_sizes(program)
+    refuse_outside_writes(program)
     view.check()
     return program
 
@@ -156,23 +157,6 @@ def _violated(error: Exception) -> str:
     )
 
 
-def foreign_library(tensor: torch.Tensor) -> str:
-    """The library whose class of tensors this is, where it is another than PyTorch; else empty."""
-    library = type(tensor).__module__.partition(".")[0]
-    return "" if library in _OWN_WEIGHTS else library
-
-
-def _refuse_foreign_weights(module: nn.Module) -> None:
-    """Weights of a class of another library are not what they look like: it has quantized them in its own way."""
-    for name, parameter in module.named_parameters():
-        if library := foreign_library(parameter):
-            raise TraceError(
-                f"{type(module).__name__} was quantized by {library} ({name} is a {type(parameter).__name__}), in a "
-                "form that cannot be compiled: load it without, and give the file of its quantized weights to dovetail "
-                "(weights=…)"
-            )
-
-
 def _name_all(module: nn.Module, given: Mapping[str, Any]) -> None:
     """Lets the forward of a module name the arguments of a call, until the module is rolled back.
 
@@ -205,89 +189,6 @@ def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[st
 
 def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-
-
-@contextlib.contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Puts every submodule in eval mode, and each back into its own mode at the end."""
-    training = [child for child in module.modules() if child.training]
-    try:
-        for child in training:
-            child.training = False
-        for child in module.modules():
-            if vars(child).get("_compiled_call_impl") is not None:  # of Module.compile; it comes back with the rest
-                child.__dict__["_compiled_call_impl"] = None
-        yield
-    finally:
-        for child in training:
-            child.training = True
-
-
-@contextlib.contextmanager
-def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Puts fake CPU tensors in place of all parameters, and of buffers that have no values."""
-    memo: dict[int, torch.Tensor] = {}
-    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    try:
-        for child in module.modules():
-            for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
-                for name, tensor in list(held.items()):
-                    if tensor is not None:
-                        replaced.append((held, name, tensor))
-                        held[name] = memo.setdefault(id(tensor), _stand_in(tensor, mode))
-        yield
-    finally:
-        for held, name, tensor in replaced:
-            held[name] = tensor
-
-
-def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(_fake_like(tensor, mode), requires_grad=tensor.requires_grad)
-    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
-        return _fake_like(tensor, mode)
-    return tensor.cpu()
-
-
-def _on_host(tensor: torch.Tensor, mode: FakeTensorMode, view: ModelView) -> torch.Tensor:
-    """A copy of a tensor that a module keeps for itself, in host memory, or a fake where it has no values."""
-    if tensor.is_meta or isinstance(tensor, FakeTensor):
-        return _fake_like(tensor, mode)
-    copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
-    view.keep(copy)
-    return copy
-
-
-def _fake(leaf: Any, mode: FakeTensorMode) -> Any:
-    return _fake_like(leaf, mode) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode:
-        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
-
-
-def _refuse_fake_constants(module: nn.Module, exported: ExportedProgram) -> None:
-    for name, value in exported.constants.items():
-        if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta):
-            raise TraceError(
-                f"{type(module).__name__} computed the constant {name} {tuple(value.shape)} from tensors that have no "
-                "values while tracing: pass it as an input, or register it as a buffer when the module is made"
-            )
-
-
-def _refuse_unknown_operations(exported: ExportedProgram, name: str) -> None:
-    """Raises TraceError for an operation that no program may have, with the line that calls it."""
-    for node in exported.graph.nodes:
-        if node.op == "call_function" and not name_of(node.target):
-            where = line_of_stack(node.meta.get("stack_trace") or "")
-            namespace = getattr(node.target, "namespace", "")
-            way_out = f"if you trust that library, call dovetail.compiler.ir.targets.trust({namespace!r}) first"
-            own = namespace not in ("", "aten", "prims")
-            raise TraceError(
-                f"{name} calls {node.target}{f' at {where}' if where else ''}, which is no operation that a program "
-                f"may have: {way_out if own else 'rewrite this line without it, or compile a part without it'}"
-            )
 
 
 def _signature(
@@ -363,36 +264,3 @@ def _tied_names(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str,
             if first[name] != name:
                 aliases[first[name]] = (*aliases.get(first[name], ()), name)
     return first, aliases
-
-
-def _refuse_unknown_sizes(program: Program) -> None:
-    """Raises TraceError where a symbol is no dimension of an input by itself: a call would not tell its size."""
-    sizes = [size for tensor in program.signature.tensors for size in tensor.shape if isinstance(size, str)]
-    bare = set(sizes) & program.signature.ranges.keys()
-    for text in (*sizes, *program.signature.guards):
-        unknown = symbols_of(text) - bare
-        if unknown:
-            raise TraceError(
-                f"{program.name} has {text} among its sizes, and no dimension of an input is {sorted(unknown)[0]}: "
-                "trace it without dynamic_shapes, or make another dimension dynamic"
-            )
-
-
-def _refuse_outside_writes(program: Program) -> None:
-    outside = {t.storage: node for node in program.graph.find_nodes(op="placeholder") for t in tensors_of(node)}
-    for node in program.ops():
-        for storage in (writes(node) | _statistics(node)) & outside.keys():
-            what = weight_name(outside[storage])
-            raise TraceError(
-                f"{program.name} writes into {f'its weight {what}' if what else f'its input {outside[storage]}'} "
-                f"at {origin_of(node).source}: dovetail compiles modules without side effects: clone it first"
-            )
-
-
-def _statistics(node: Node) -> set[int]:
-    """The storages of the running statistics that a normalization updates, which its schema does not say."""
-    if node.target not in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
-        return set()
-    running, of_batch = node.args[3:5], node.args[5]
-    given = [one for one in running if isinstance(one, Node)] if of_batch else []
-    return {tensor.storage for one in given for tensor in tensors_of(one)}

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...compiler.errors import DoesNotFitError, WeightError
-from ...compiler.frontend.trace import foreign_library
+from ...compiler.frontend.refusals import foreign_library
 from ...compiler.ir.program import Weight
 from ...compiler.spec.devices import Device, canonical_name
 from ...compiler.spec.residency import Residency

@@ -1,0 +1,73 @@
+"""Keeps torch.export from work whose results are not read, and from writing about a failing trace to the screen.
+
+For every node it looks up the source line of each frame of the stack, though it keeps the frames inside the model only,
+and for every graph in between it generates Python code, though none of them runs: a fifth of an export. Both are left
+until somebody asks, which changes no result.
+
+Of a trace that fails it prints the graph that it has so far, once for each of its own attempts, and logs what it cannot
+advise; the error that follows says what was wrong. A pipeline that is compiled by its parts would show pages of it.
+
+Of PyTorch's insides this needs four names; a release without them exports and writes as it does by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.utils._traceback as stacks
+from torch.fx import _lazy_graph_module as graph_modules
+
+_EXPORTING = "torch.export._trace"
+_ADVISER = "torch.fx.experimental.symbolic_shapes"
+_SYMBOLIZE = "_extract_symbolized_tb"
+
+
+@contextlib.contextmanager
+def lazily_exported() -> Iterator[None]:
+    """For one export, while no other thread exports; stacks that other threads record meanwhile say the same."""
+    eager = getattr(stacks, _SYMBOLIZE, None)
+    lazily = getattr(graph_modules, "_use_lazy_graph_module", lambda _: contextlib.nullcontext())
+    if eager is None:
+        yield
+        return
+    setattr(stacks, _SYMBOLIZE, _frames)
+    try:
+        with lazily(True):
+            yield
+    finally:
+        setattr(stacks, _SYMBOLIZE, eager)
+
+
+def _frames(symbolized: Sequence[dict[str, Any]], skip: int) -> traceback.StackSummary:
+    """The frames of a stack, outermost first, whose source lines are read when they are printed."""
+    found = traceback.StackSummary()
+    for frame in reversed(symbolized[skip:]):
+        found.append(traceback.FrameSummary(frame["filename"], frame["line"], frame["name"], lookup_line=False))
+    return found
+
+
+@contextlib.contextmanager
+def quietly_exported() -> Iterator[None]:
+    """For one export, while no other thread exports and after everything was imported that it takes."""
+    exporting = vars(sys.modules[_EXPORTING]) if _EXPORTING in sys.modules else {}
+    adviser = logging.getLogger(_ADVISER)
+    adviser.addFilter(_is_an_error)
+    exporting["print"] = _print_nothing
+    try:
+        yield
+    finally:
+        del exporting["print"]
+        adviser.removeFilter(_is_an_error)
+
+
+def _is_an_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+def _print_nothing(*_: Any, **__: Any) -> None:
+    """In the place of ``print`` there."""

@@ -1,0 +1,75 @@
+"""Fake CPU tensors in place of a module's own, and eval mode, for the time of a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from .model_view import ModelView
+
+
+@contextlib.contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Puts every submodule in eval mode, and each back into its own mode at the end."""
+    training = [child for child in module.modules() if child.training]
+    try:
+        for child in training:
+            child.training = False
+        for child in module.modules():
+            if vars(child).get("_compiled_call_impl") is not None:  # of Module.compile; it comes back with the rest
+                child.__dict__["_compiled_call_impl"] = None
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+@contextlib.contextmanager
+def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Puts fake CPU tensors in place of all parameters, and of buffers that have no values."""
+    memo: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for child in module.modules():
+            for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        replaced.append((held, name, tensor))
+                        held[name] = memo.setdefault(id(tensor), _stand_in(tensor, mode))
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+
+
+def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake_like(tensor, mode), requires_grad=tensor.requires_grad)
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return fake_like(tensor, mode)
+    return tensor.cpu()
+
+
+def copy_on_host(tensor: torch.Tensor, mode: FakeTensorMode, view: ModelView) -> torch.Tensor:
+    """A copy of a tensor that a module keeps for itself, in host memory, or a fake where it has no values."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return fake_like(tensor, mode)
+    copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
+    view.keep(copy)
+    return copy
+
+
+def fake(leaf: Any, mode: FakeTensorMode) -> Any:
+    """A fake of a tensor; anything else as it is."""
+    return fake_like(leaf, mode) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake CPU tensor of the same shape, dtype and strides."""
+    with mode:
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
