@@ -54,7 +54,7 @@ def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | Non
     places = stand_ins or {device: device.torch for device in program.devices}
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False):
         try:
-            count = _Rehearsal(program, places).run()
+            count = _FakeRun(program, places).run()
             for node, problem in misplaced(program, _call):
                 raise VerificationError(explain(program, Violation("deep", f"%{node.name} {problem}", node), LAW))
             return count
@@ -64,7 +64,7 @@ def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | Non
             raise VerificationError(f"{program.name} cannot be run: {type(error).__name__}: {error}") from error
 
 
-class _Rehearsal:
+class _FakeRun:
     """The tensors without data that lie on each device."""
 
     def __init__(self, program: Program, places: Mapping[Device, torch.device]) -> None:

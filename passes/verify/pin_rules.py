@@ -13,19 +13,19 @@ from ...compiler.ir.ops import joins_parts
 from ...compiler.ir.program import placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import weights_through
-from .snapshot import UNKNOWN, Evidence, Violation
+from .snapshot import UNKNOWN, Snapshot, Violation
 
 
-def pin(evidence: Evidence) -> Iterator[Violation]:
+def pin(snapshot: Snapshot) -> Iterator[Violation]:
     """Every other op names its weights and is where the last is that pins, or has none and is with its readers."""
-    beside = {node: base for node, base in evidence.bases.items() if not overwrites(node)}
-    homes, free = evidence.homes(), _free(evidence, beside)
-    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}
+    beside = {node: base for node, base in snapshot.bases.items() if not overwrites(node)}
+    homes, free = snapshot.homes(), _free(snapshot, beside)
+    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in snapshot.weights.items()}
     following: set[Node] = set()
     current = 0
-    for node in evidence.ops:
+    for node in snapshot.ops:
         consumed: tuple[str, ...] = ()
-        for operand in evidence.operands[node]:
+        for operand in snapshot.operands[node]:
             if operand in roots:
                 consumed += roots[operand]
         if consumed:
@@ -39,44 +39,44 @@ def pin(evidence: Evidence) -> Iterator[Violation]:
         if placement_of(node).weights != consumed:
             names, said = list(consumed), list(placement_of(node).weights)
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
-        if evidence.device[node] == current or node in beside:
+        if snapshot.device[node] == current or node in beside:
             continue
-        if consumed or not (following := following or _following(evidence, beside)) or node not in following:
-            here, there = evidence.name(evidence.device[node]), evidence.name(current)
+        if consumed or not (following := following or _following(snapshot, beside)) or node not in following:
+            here, there = snapshot.name(snapshot.device[node]), snapshot.name(current)
             yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
 
 
-def _following(evidence: Evidence, beside: Mapping[Node, Node]) -> set[Node]:
+def _following(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[Node]:
     """The ops that may run where their only readers are: pure ones, all of whose readers are on their device.
 
     A reader through views counts where it is, so an op that views another one is among them if its readers are there.
     """
     found: set[Node] = set()
-    for node in reversed(evidence.ops):
+    for node in reversed(snapshot.ops):
         tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-        if evidence.kinds[node] is Alias.WRITE or joins_parts(node.target) or torch.Tag.nondeterministic_seeded in tags:
+        if snapshot.kinds[node] is Alias.WRITE or joins_parts(node.target) or torch.Tag.nondeterministic_seeded in tags:
             continue
-        there = [user for user in node.users if evidence.device.get(user) == evidence.device[node]]
+        there = [user for user in node.users if snapshot.device.get(user) == snapshot.device[node]]
         away = len(there) < len(node.users) or any(user.op == "output" for user in there)
         if there and not away and all(user in found for user in there if beside.get(user) is node):
             found.add(node)
     return found
 
 
-def _free(evidence: Evidence, beside: Mapping[Node, Node]) -> set[str]:
+def _free(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[str]:
     """The weights that pin no operation: numbers, what is no parameter and in no block, small ones read in between."""
-    program = evidence.program
+    program = snapshot.program
     inside = {name for block in program.blocks for name in block.weights}
-    weights = evidence.weights.values()
+    weights = snapshot.weights.values()
     free = {one.name for one in weights if one.kind != "parameter" and (one.is_number or one.name not in inside)}
     small = {one.name for one in weights if one.kind == "parameter" and one.nbytes <= SMALL} - inside
     small = {name for name in small if program.home.get(name) == program.main}
     if not small or program.is_sliced:
         return free
     steps: dict[str, list[int]] = {}
-    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in evidence.weights.items()}
-    for step, node in enumerate(evidence.ops):
-        read = {name for operand in evidence.operands[node] for name in roots.get(operand, ())}
+    roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in snapshot.weights.items()}
+    for step, node in enumerate(snapshot.ops):
+        read = {name for operand in snapshot.operands[node] for name in roots.get(operand, ())}
         roots[node] = weights_through(node, roots) if read else ()
         if node not in beside or computes(node.target):
             for name in read:

@@ -32,17 +32,17 @@ from ...compiler.ir.schedule import (
 )
 from ...compiler.spec.devices import Device
 from .replay_weights import Broken, LoadedWeights
-from .snapshot import Evidence, Violation
+from .snapshot import Snapshot, Violation
 
 Key = tuple[Node, int, int]
 """A value, its state and the place it lies on."""
 
 
-def replay(evidence: Evidence) -> Iterator[Violation]:
+def replay(snapshot: Snapshot) -> Iterator[Violation]:
     """Every violation of the rules of a schedule, in the order of its instructions."""
-    schedule = evidence.program.schedule
+    schedule = snapshot.program.schedule
     assert schedule is not None
-    machine = _Machine(evidence)
+    machine = _Machine(snapshot)
     for index, instruction in enumerate(schedule):
         for rule, problem in machine.issue(instruction):
             yield Violation(rule, problem, machine.node, instruction=index)
@@ -53,16 +53,16 @@ def replay(evidence: Evidence) -> Iterator[Violation]:
 class _Machine:
     """The state of the replay."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        program = evidence.program
-        self.evidence = evidence
-        self.ops = iter(evidence.ops)
-        self.crossings = {(c.value, c.version, evidence.place(c.target)) for c in program.crossings}
+    def __init__(self, snapshot: Snapshot) -> None:
+        program = snapshot.program
+        self.snapshot = snapshot
+        self.ops = iter(snapshot.ops)
+        self.crossings = {(c.value, c.version, snapshot.place(c.target)) for c in program.crossings}
         self.arrived: dict[Key, bool] = {}  # False while it is on its way
         self.unread: set[Key] = set()
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
         self.written: Counter[int] = Counter()
-        self.weights = LoadedWeights(evidence)
+        self.weights = LoadedWeights(snapshot)
         self.begun = self.returned = False
         self.node: Node | None = None  # of the step that is being carried out
 
@@ -115,21 +115,21 @@ class _Machine:
             for freed in step.frees:
                 yield from self.carry_out(freed)
         self.node = None
-        left = (node for node in run.nodes if (node, 0, self.resting(node, self.evidence.device[node])) in self.arrived)
-        self.weights.seen.update(storage for node in left for storage in self.evidence.storages.get(node, ()))
+        left = (node for node in run.nodes if (node, 0, self.resting(node, self.snapshot.device[node])) in self.arrived)
+        self.weights.seen.update(storage for node in left for storage in self.snapshot.storages.get(node, ()))
 
     def step(self, run: Run, step: Step) -> Broken:
-        node, place = step.node, self.evidence.place(run.device)
+        node, place = step.node, self.snapshot.place(run.device)
         if next(self.ops, None) is not node or placement_of(node).segment != run.segment.index:
             yield "run", f"%{node.name} is not the node whose turn it is, or of another segment"
         if run.device != run.segment.device:
             yield "run", f"segment {run.segment.index} runs on {run.device} and belongs on {run.segment.device}"
-        for operand in self.evidence.operands[node]:
-            if operand in self.evidence.weights:
-                yield from self.weights.use(self.evidence.weights[operand].name, place)
+        for operand in self.snapshot.operands[node]:
+            if operand in self.snapshot.weights:
+                yield from self.weights.use(self.snapshot.weights[operand].name, place)
             else:
                 yield from self.use(self.key(operand, place))
-        for storage in self.evidence.writes.get(node, ()):
+        for storage in self.snapshot.writes.get(node, ()):
             self.written[storage] += 1
             for key in self.read_by_copies[storage]:
                 yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
@@ -137,8 +137,8 @@ class _Machine:
 
     def take_in(self, values: tuple[State, ...], device: Device) -> Broken:
         self.begun = True
-        given = list(self.evidence.program.inputs())
-        if [(one.node, one.version) for one in values] != [(node, 0) for node in given] or self.evidence.place(device):
+        given = list(self.snapshot.program.inputs())
+        if [(one.node, one.version) for one in values] != [(node, 0) for node in given] or self.snapshot.place(device):
             yield (
                 "input",
                 f"the inputs are {', '.join(f'%{node.name}' for node in given) or 'none'}, on the main device",
@@ -146,9 +146,9 @@ class _Machine:
         self.arrived = {(node, 0, 0): True for node in given}
 
     def copy(self, value: State, source: Device, target: Device) -> Broken:
-        here, there = self.evidence.place(source), self.evidence.place(target)
+        here, there = self.snapshot.place(source), self.snapshot.place(target)
         key = (value.node, value.version, there)
-        if here != self.evidence.device[value.node]:
+        if here != self.snapshot.device[value.node]:
             yield "copy", f"{value} does not live on {source}"
         if key not in self.crossings:
             yield "copy", f"{value} does not cross to {target}"
@@ -159,15 +159,15 @@ class _Machine:
         yield from self.use((value.node, 0, here))
         self.arrived[key] = False
         self.unread.add(key)
-        self.weights.seen.update(self.evidence.storages[value.node])
-        for storage in self.evidence.storages[value.node]:
+        self.weights.seen.update(self.snapshot.storages[value.node])
+        for storage in self.snapshot.storages[value.node]:
             self.read_by_copies[storage].add(key)
 
     def land(self, value: State, target: Device, into: Landing) -> Broken:
-        there = self.evidence.place(target)
+        there = self.snapshot.place(target)
         yield from self.use((into.value.node, into.value.version, there))
         start, stop = into.start, into.start + into.length
-        for reader in (user for user in value.node.users if self.evidence.device[user] == there):
+        for reader in (user for user in value.node.users if self.snapshot.device[user] == there):
             given = list(reader.args[1]) if reader.target is GATHER else []  # type: ignore[arg-type]
             ends = list(accumulate((tensors_of(part)[0].sizes[-1] for part in given), initial=0))
             places = [ends[at : at + 2] for at, part in enumerate(given) if part is value.node]
@@ -179,13 +179,13 @@ class _Machine:
         if isinstance(started, Load):
             yield from self.weights.wait(started, device)
             return
-        key = (started.value.node, started.value.version, self.evidence.place(started.target))
+        key = (started.value.node, started.value.version, self.snapshot.place(started.target))
         if device == started.target:
             if self.arrived.get(key, True):
                 yield "wait", f"{self.name(key)} is not on its way"
             self.arrived[key] = True
             return
-        reading = [self.read_by_copies[storage] for storage in self.evidence.storages[started.value.node]]
+        reading = [self.read_by_copies[storage] for storage in self.snapshot.storages[started.value.node]]
         if device != started.source or not any(key in keys for keys in reading):
             yield "wait", f"{device} sends nothing to {started.target} that would still be read"
         for keys in reading:
@@ -199,7 +199,7 @@ class _Machine:
             yield "wait", f"{self.name(key)} is needed and still on its way"
 
     def free(self, value: State, device: Device) -> Broken:
-        key = (value.node, value.version, self.evidence.place(device))
+        key = (value.node, value.version, self.snapshot.place(device))
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
         if key in self.unread:
@@ -208,26 +208,26 @@ class _Machine:
 
     def release(self, load: Load) -> Broken:
         yield from self.weights.release(load)
-        place, names = self.evidence.place(load.device), set(load.weights)
+        place, names = self.snapshot.place(load.device), set(load.weights)
         gone = {
             storage
-            for node, weight in self.evidence.weights.items()
+            for node, weight in self.snapshot.weights.items()
             if weight.name in names
-            for storage in self.evidence.storages[node]
+            for storage in self.snapshot.storages[node]
         }
         for node, version, where in self.arrived:
-            if where == place and gone.intersection(self.evidence.storages.get(node, ())):
+            if where == place and gone.intersection(self.snapshot.storages.get(node, ())):
                 yield "slot", f"{self.name((node, version, where))} lies in the memory of weights that are released"
 
     def hand_out(self, values: tuple[State, ...], device: Device) -> Broken:
         self.returned = True
         self.weights.begin_run()
-        place = self.evidence.place(device)
+        place = self.snapshot.place(device)
         wanted: dict[Key, None] = {}
-        for operand in self.evidence.operands[self.evidence.program.output]:
-            self.weights.seen.update(self.evidence.storages.get(operand, ()))
-            if operand in self.evidence.weights:
-                yield from self.weights.use(self.evidence.weights[operand].name, place)
+        for operand in self.snapshot.operands[self.snapshot.program.output]:
+            self.weights.seen.update(self.snapshot.storages.get(operand, ()))
+            if operand in self.snapshot.weights:
+                yield from self.weights.use(self.snapshot.weights[operand].name, place)
             else:
                 wanted[self.key(operand, place)] = None
         said = [(one.node, one.version, self.resting(one.node, place)) for one in values]
@@ -249,19 +249,19 @@ class _Machine:
     def key(self, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
         resting = self.resting(node, place)
-        return node, 0 if resting == self.evidence.device[node] else self.state(node), resting
+        return node, 0 if resting == self.snapshot.device[node] else self.state(node), resting
 
     def resting(self, node: Node, place: int) -> int:
         """Where a value lies that is read on a device; a Python number lies at home and is seen everywhere."""
-        return place if self.evidence.storages.get(node) else self.evidence.device[node]
+        return place if self.snapshot.storages.get(node) else self.snapshot.device[node]
 
     def state(self, node: Node) -> int:
         """How often a value's memory has been written."""
-        return max((self.written[storage] for storage in self.evidence.storages.get(node, ())), default=0)
+        return max((self.written[storage] for storage in self.snapshot.storages.get(node, ())), default=0)
 
     def name(self, key: Key) -> str:
         """A value on a device, as an error shows it."""
-        return f"{State(key[0], key[1])} on {self.evidence.name(key[2])}"
+        return f"{State(key[0], key[1])} on {self.snapshot.name(key[2])}"
 
 
 def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.spec.devices import Device
-from .snapshot import Evidence
+from .snapshot import Snapshot
 
 Broken = Iterator[tuple[str, str]]
 """The names of rules that an instruction breaks, each with what is wrong."""
@@ -19,8 +19,8 @@ Broken = Iterator[tuple[str, str]]
 class LoadedWeights:
     """The weights on all devices at one moment of a replay."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self.resident: dict[tuple[str, int], bool] = {}  # whether it was read
         self.coming: dict[Load, bool] = {}  # whether it was awaited
         self.unread: dict[Load, set[str]] = {}
@@ -30,7 +30,7 @@ class LoadedWeights:
 
     def load(self, load: Load) -> Broken:
         """A load is started."""
-        place = self.evidence.place(load.device)
+        place = self.snapshot.place(load.device)
         if load.lifetime is Lifetime.PROGRAM:
             for name in load.weights:
                 if (name, place) in self.resident:
@@ -45,7 +45,7 @@ class LoadedWeights:
     def _take_slot(self, load: Load, place: int) -> Broken:
         if (load.lifetime is Lifetime.STAGE) != (load.slot >= 0):
             yield "slot", f"weights of a stage land in a slot, and no others: {load}"
-        if load.lifetime is Lifetime.PHASE and not self.evidence.program.keeps_staged:
+        if load.lifetime is Lifetime.PHASE and not self.snapshot.program.keeps_staged:
             yield "rest", f"nothing ends the phase for which this load stays: {load}"
         if load.slot >= 0 and (place, load.slot) in self.slots:
             yield "slot", f"slot {load.slot} of {load.device} is taken"
@@ -57,7 +57,7 @@ class LoadedWeights:
         if self.coming.get(load, True) or device != load.device:
             yield "wait", f"this load is not on its way: {load}"
         self.coming[load] = True
-        place = self.evidence.place(load.device)
+        place = self.snapshot.place(load.device)
         self.here.update(((name, place), load) for name in load.weights)
 
     def use(self, name: str, place: int) -> Broken:
@@ -67,7 +67,7 @@ class LoadedWeights:
         elif (name, place) in self.resident:
             self.resident[name, place] = True
         else:
-            yield "load", f"weight {name} is needed on {self.evidence.name(place)} and not there"
+            yield "load", f"weight {name} is needed on {self.snapshot.name(place)} and not there"
 
     def release(self, load: Load) -> Broken:
         """The weights of a load leave."""
@@ -75,7 +75,7 @@ class LoadedWeights:
             yield "load", f"this load is not there, or still on its way, or stays: {load}"
         for name in sorted(self.unread.pop(load, ())):
             yield "load", f"weight {name} was loaded to {load.device}, and nothing has read it there"
-        self.slots.pop((self.evidence.place(load.device), load.slot), None)
+        self.slots.pop((self.snapshot.place(load.device), load.slot), None)
         self.here = {key: other for key, other in self.here.items() if other != load}
 
     def begin_run(self) -> None:
@@ -93,15 +93,15 @@ class LoadedWeights:
                 yield "load", f"nobody reads weight {name} on {load.device}"
         for (name, place), read in self.resident.items():
             if not read:
-                yield "load", f"nobody reads weight {name} on {self.evidence.name(place)}"
+                yield "load", f"nobody reads weight {name} on {self.snapshot.name(place)}"
         yield from self._at_rest()
 
     def _at_rest(self) -> Broken:
         """What is loaded for good and should not be."""
-        program = self.evidence.program
-        for node, weight in self.evidence.weights.items() if program.residency else ():
+        program = self.snapshot.program
+        for node, weight in self.snapshot.weights.items() if program.residency else ():
             for place, device in enumerate(program.devices):
                 stays = (weight.name, place) in self.resident
-                if stays and program.stages(weight, device) and self.seen.isdisjoint(self.evidence.storages[node]):
+                if stays and program.stages(weight, device) and self.seen.isdisjoint(self.snapshot.storages[node]):
                     rests = program.residency[weight.name].value
                     yield "rest", f"weight {weight.name} rests on the {rests} and is never released on {device}"

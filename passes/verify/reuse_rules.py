@@ -8,19 +8,19 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, overwrites, possible_memory
 from ...compiler.ir.program import placement_of
-from .snapshot import Evidence, Violation
+from .snapshot import Snapshot, Violation
 
 
-def reuse(evidence: Evidence) -> Iterator[Violation]:
+def reuse(snapshot: Snapshot) -> Iterator[Violation]:
     """What is computed over its operand reads that memory last; its own segment makes it and never sends it."""
-    suspects = (node for node in evidence.bases if evidence.kinds[node] is Alias.COMPUTE)
+    suspects = (node for node in snapshot.bases if snapshot.kinds[node] is Alias.COMPUTE)
     found = [node for node in suspects if overwrites(node)]
     if not found:
         return
-    piece = possible_memory(evidence.nodes)
-    last = {piece[one]: node for node in evidence.nodes for one in (node, *evidence.operands[node])}
-    fixed = {piece[node]: "given" for node in evidence.nodes if node.op == "placeholder"}
-    fixed |= {piece[crossing.value]: "sent" for crossing in evidence.program.crossings}
+    piece = possible_memory(snapshot.nodes)
+    last = {piece[one]: node for node in snapshot.nodes for one in (node, *snapshot.operands[node])}
+    fixed = {piece[node]: "given" for node in snapshot.nodes if node.op == "placeholder"}
+    fixed |= {piece[crossing.value]: "sent" for crossing in snapshot.program.crossings}
     for node in found:
         operand: Node = node.args[0]  # type: ignore[assignment]
         over = f"%{node.name} is computed over %{operand.name}"

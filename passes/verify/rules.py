@@ -19,15 +19,15 @@ from ...compiler.ir.aliasing import Alias
 from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
-from .snapshot import UNKNOWN, Evidence, Violation
+from .snapshot import UNKNOWN, Snapshot, Violation
 
 aten = torch.ops.aten
 _CASTS = frozenset((aten.to.dtype, aten._to_copy.default, aten.detach.default, aten.contiguous.default))
 
 
-def targets(evidence: Evidence) -> Iterator[Violation]:
+def targets(snapshot: Snapshot) -> Iterator[Violation]:
     """Every op is one that a program may have, over arguments of the kinds that it takes, and numbers are numbers."""
-    for node in evidence.ops:
+    for node in snapshot.ops:
         if not name_of(node.target):
             yield Violation(
                 "targets", f"%{node.name} = {node.target!r:.120} is no operation that a program may have", node
@@ -89,22 +89,22 @@ def _is_number(operand: object) -> bool:
     return isinstance(operand, (bool, int, float))
 
 
-def order(evidence: Evidence) -> Iterator[Violation]:
+def order(snapshot: Snapshot) -> Iterator[Violation]:
     """Every node is an input, a weight, an op or the output, says what it yields, and reads what stands before it."""
     seen: set[Node] = set()
-    for node in evidence.nodes:
+    for node in snapshot.nodes:
         if node.op not in ("placeholder", "call_function", "output") or "value" not in node.meta:
             yield Violation("order", f"%{node.name} is a {node.op} that does not say what it yields", node)
-        for operand in evidence.operands[node]:
+        for operand in snapshot.operands[node]:
             if operand not in seen:
                 yield Violation("order", f"%{node.name} reads %{operand.name}, which does not stand before it", node)
         seen.add(node)
 
 
-def weights(evidence: Evidence) -> Iterator[Violation]:
+def weights(snapshot: Snapshot) -> Iterator[Violation]:
     """Every weight that the program describes stands in the graph once, and no other does."""
-    known = evidence.program.weights
-    names = {node: name for node in evidence.nodes if (name := weight_name(node))}
+    known = snapshot.program.weights
+    names = {node: name for node in snapshot.nodes if (name := weight_name(node))}
     count = Counter(names.values())
     for node, name in names.items():
         if name not in known or count[name] > 1:
@@ -114,9 +114,9 @@ def weights(evidence: Evidence) -> Iterator[Violation]:
         yield Violation("weights", f"weight {name} has no node in the graph")
 
 
-def signature(evidence: Evidence) -> Iterator[Violation]:
+def signature(snapshot: Snapshot) -> Iterator[Violation]:
     """There are as many inputs and results as the calling convention says."""
-    program = evidence.program
+    program = snapshot.program
     inputs, expected = sum(1 for _ in program.inputs()), len(program.signature.tensors)
     if inputs != expected:
         yield Violation("signature", f"the graph has {inputs} inputs, a call has {expected} tensors")
@@ -125,107 +125,107 @@ def signature(evidence: Evidence) -> Iterator[Violation]:
         yield Violation("signature", f"the graph has {found} results, the module {wanted}", program.output)
 
 
-def alias(evidence: Evidence) -> Iterator[Violation]:
+def alias(snapshot: Snapshot) -> Iterator[Violation]:
     """An op that views or writes an operand by its schema yields the memory of that one, and so do its items."""
-    for node in evidence.ops:
-        shared = _shared_storages(evidence, node)
+    for node in snapshot.ops:
+        shared = _shared_storages(snapshot, node)
         if len(shared) > 1:
             yield Violation("alias", f"%{node.name} = {node.target} lies in the memory of {len(shared)} operands", node)
-        if evidence.kinds[node] not in (Alias.VIEW, Alias.WRITE) or node in evidence.bases:
+        if snapshot.kinds[node] not in (Alias.VIEW, Alias.WRITE) or node in snapshot.bases:
             continue
-        if evidence.storages[node]:
+        if snapshot.storages[node]:
             yield Violation("alias", f"%{node.name} = {node.target} lies in other memory than what it views", node)
 
 
-def _shared_storages(evidence: Evidence, node: Node) -> set[int]:
+def _shared_storages(snapshot: Snapshot, node: Node) -> set[int]:
     """The memory of operands that several results of an op lie in; an item lies where the op that makes it does."""
-    if len(evidence.storages[node]) < 2 or node.target is operator.getitem:
+    if len(snapshot.storages[node]) < 2 or node.target is operator.getitem:
         return set()
-    given = (evidence.storages.get(operand, ()) for operand in evidence.operands[node])
-    return set(evidence.storages[node]).intersection(chain.from_iterable(given))
+    given = (snapshot.storages.get(operand, ()) for operand in snapshot.operands[node])
+    return set(snapshot.storages[node]).intersection(chain.from_iterable(given))
 
 
-def outside(evidence: Evidence) -> Iterator[Violation]:
+def outside(snapshot: Snapshot) -> Iterator[Violation]:
     """Nothing writes into an input or a weight."""
-    if not any(evidence.writes.values()):
+    if not any(snapshot.writes.values()):
         return
-    given = {storage: n for n in evidence.nodes if n.op == "placeholder" for storage in evidence.storages.get(n, ())}
-    for node, written in evidence.writes.items():
+    given = {storage: n for n in snapshot.nodes if n.op == "placeholder" for storage in snapshot.storages.get(n, ())}
+    for node, written in snapshot.writes.items():
         for storage in written & given.keys():
             yield Violation("outside", f"%{node.name} writes into %{given[storage].name}", node)
 
 
-def home(evidence: Evidence) -> Iterator[Violation]:
+def home(snapshot: Snapshot) -> Iterator[Violation]:
     """Every weight has a home among the program's devices."""
-    devices, homes = set(evidence.program.devices), evidence.program.home
-    for node, weight in evidence.weights.items():
+    devices, homes = set(snapshot.program.devices), snapshot.program.home
+    for node, weight in snapshot.weights.items():
         if homes.get(weight.name) not in devices:
             there = homes.get(weight.name, "nowhere")
             yield Violation("home", f"weight {weight.name} is at home {there}, not on a device of the program", node)
 
 
-def device(evidence: Evidence) -> Iterator[Violation]:
+def device(snapshot: Snapshot) -> Iterator[Violation]:
     """Every node is on a device of the program, inputs and results on the main device."""
-    for node in evidence.nodes:
-        place = evidence.device[node]
+    for node in snapshot.nodes:
+        place = snapshot.device[node]
         if place == UNKNOWN:
             yield Violation("device", f"%{node.name} is on no device of the program", node)
-        elif place and node.op != "call_function" and node not in evidence.weights:
-            here, there = evidence.name(place), evidence.name(0)
+        elif place and node.op != "call_function" and node not in snapshot.weights:
+            here, there = snapshot.name(place), snapshot.name(0)
             yield Violation("device", f"%{node.name} is on {here}, it belongs on {there}", node)
 
 
-def dtypes(evidence: Evidence) -> Iterator[Violation]:
+def dtypes(snapshot: Snapshot) -> Iterator[Violation]:
     """A device holds only values of dtypes that it has."""
-    lacking = {place: names for place, one in enumerate(evidence.program.devices) if (names := one.lacks)}
-    for node in evidence.nodes if lacking else ():
-        missing = lacking.get(evidence.device[node], frozenset())
+    lacking = {place: names for place, one in enumerate(snapshot.program.devices) if (names := one.lacks)}
+    for node in snapshot.nodes if lacking else ():
+        missing = lacking.get(snapshot.device[node], frozenset())
         found = [name for t in tensors_of(node) if (name := str(t.dtype).removeprefix("torch.")) in missing]
         if found and node.op != "output":
-            here, where = evidence.name(evidence.device[node]), origin_of(node).source
+            here, where = snapshot.name(snapshot.device[node]), origin_of(node).source
             at = f", from {where}" if where else ""
             yield Violation("dtypes", f"%{node.name} is {found[0]}{at}, which {here} does not have", node)
 
 
-def view(evidence: Evidence) -> Iterator[Violation]:
+def view(snapshot: Snapshot) -> Iterator[Violation]:
     """A view, and whatever writes into memory that exists, is on the device of its base."""
-    for node, base in evidence.bases.items():
-        if evidence.device[base] != evidence.device[node]:
-            here, there = evidence.name(evidence.device[node]), evidence.name(evidence.device[base])
+    for node, base in snapshot.bases.items():
+        if snapshot.device[base] != snapshot.device[node]:
+            here, there = snapshot.name(snapshot.device[node]), snapshot.name(snapshot.device[base])
             yield Violation("view", f"%{node.name} is on {here}, its base %{base.name} on {there}", node)
 
 
-def storage(evidence: Evidence) -> Iterator[Violation]:
+def storage(snapshot: Snapshot) -> Iterator[Violation]:
     """Memory that is written lies on one device, with all its views and all who write it."""
-    written: set[int] = set().union(*evidence.writes.values())
+    written: set[int] = set().union(*snapshot.writes.values())
     if not written:
         return
     places: dict[int, Node] = {}
-    for node in evidence.nodes:
-        for one in written.intersection(evidence.storages.get(node, ())) | evidence.writes.get(node, set()):
+    for node in snapshot.nodes:
+        for one in written.intersection(snapshot.storages.get(node, ())) | snapshot.writes.get(node, set()):
             first = places.setdefault(one, node)
-            if evidence.device[first] != evidence.device[node]:
-                here, there = evidence.name(evidence.device[node]), evidence.name(evidence.device[first])
+            if snapshot.device[first] != snapshot.device[node]:
+                here, there = snapshot.name(snapshot.device[node]), snapshot.name(snapshot.device[first])
                 both = f"they share the memory ~{one}, which is written"
                 yield Violation("storage", f"%{node.name} is on {here}, %{first.name} on {there}: {both}", node)
 
 
-def segments(evidence: Evidence) -> Iterator[Violation]:
+def segments(snapshot: Snapshot) -> Iterator[Violation]:
     """Segments hold all ops in order, each a maximal run on one device, and every op knows its segment."""
-    found = evidence.program.segments
+    found = snapshot.program.segments
     held = [node for segment in found for node in segment.nodes]
-    for one, other in zip(held, evidence.ops, strict=False):
+    for one, other in zip(held, snapshot.ops, strict=False):
         if one is not other:
             yield Violation("segments", f"%{other.name} stands where segments have %{one.name}", other)
             break
-    if len(held) != len(evidence.ops):
-        yield Violation("segments", f"the segments hold {len(held)} ops, the graph {len(evidence.ops)}")
+    if len(held) != len(snapshot.ops):
+        yield Violation("segments", f"the segments hold {len(held)} ops, the graph {len(snapshot.ops)}")
     for index, segment in enumerate(found):
-        place = evidence.place(segment.device)
+        place = snapshot.place(segment.device)
         if segment.index != index or not segment.nodes:
             yield Violation("segments", f"segment {segment.index} is empty, or not the {index}th")
         for node in segment.nodes:
-            if evidence.device.get(node) != place or placement_of(node).segment != index:
+            if snapshot.device.get(node) != place or placement_of(node).segment != index:
                 problem = f"%{node.name} is in segment {index} on {segment.device}, its placement says otherwise"
                 yield Violation("segments", problem, node)
     for first, second in pairwise(found):
@@ -234,12 +234,12 @@ def segments(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("segments", problem, second.nodes[0])
 
 
-def crossings(evidence: Evidence) -> Iterator[Violation]:
+def crossings(snapshot: Snapshot) -> Iterator[Violation]:
     """A value crosses to each device that reads it away from home, once a state, and nowhere else."""
-    wanted = _wanted_crossings(evidence)
+    wanted = _wanted_crossings(snapshot)
     seen: set[tuple[Node, int, int]] = set()
-    for crossing in evidence.program.crossings:
-        key = (crossing.value, crossing.version, evidence.place(crossing.target))
+    for crossing in snapshot.program.crossings:
+        key = (crossing.value, crossing.version, snapshot.place(crossing.target))
         what = f"%{crossing.value.name} in state {crossing.version} crosses to {crossing.target}"
         if key in seen:
             yield Violation("crossings", f"{what} twice", crossing.value)
@@ -251,25 +251,25 @@ def crossings(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("crossings", problem, crossing.value)
         seen.add(key)
     for value, version, place in wanted.keys() - seen:
-        problem = f"%{value.name} in state {version} is read on {evidence.name(place)}, where it does not cross to"
+        problem = f"%{value.name} in state {version} is read on {snapshot.name(place)}, where it does not cross to"
         yield Violation("crossings", problem, value)
 
 
-def _wanted_crossings(evidence: Evidence) -> dict[tuple[Node, int, int], tuple[int | None, int | None]]:
+def _wanted_crossings(snapshot: Snapshot) -> dict[tuple[Node, int, int], tuple[int | None, int | None]]:
     """For each value, state and device that reads it away from home the segments that make it and read it first."""
     wanted: dict[tuple[Node, int, int], tuple[int | None, int | None]] = {}
     written: Counter[int] = Counter()
     writer: dict[int, int | None] = {}
-    for node in evidence.nodes:
-        place = evidence.device[node]
-        for value in evidence.operands[node]:
-            if evidence.device[value] == place or value in evidence.weights or not evidence.storages.get(value):
+    for node in snapshot.nodes:
+        place = snapshot.device[node]
+        for value in snapshot.operands[node]:
+            if snapshot.device[value] == place or value in snapshot.weights or not snapshot.storages.get(value):
                 continue
-            version = max(written[storage] for storage in evidence.storages[value])
-            steps = [placement_of(value).segment, *(writer.get(storage) for storage in evidence.storages[value])]
+            version = max(written[storage] for storage in snapshot.storages[value])
+            steps = [placement_of(value).segment, *(writer.get(storage) for storage in snapshot.storages[value])]
             made = max((step for step in steps if step is not None), default=None)
             wanted.setdefault((value, version, place), (made, placement_of(node).segment))
-        for storage in evidence.writes.get(node, ()):
+        for storage in snapshot.writes.get(node, ()):
             written[storage] += 1
             writer[storage] = placement_of(node).segment
     return wanted

@@ -29,7 +29,7 @@ class Violation:
 
 
 @dataclass
-class Evidence:
+class Snapshot:
     """The nodes of a program with their operands, memory, bases, weights and devices."""
 
     program: Program
@@ -44,23 +44,23 @@ class Evidence:
     device: dict[Node, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program) -> Evidence:
+    def of(cls, program: Program) -> Snapshot:
         """Walks the graph once."""
-        evidence = cls(program, list(program.graph.nodes))
+        snapshot = cls(program, list(program.graph.nodes))
         known = {id(device): index for index, device in enumerate(program.devices)}
-        for node in evidence.nodes:
+        for node in snapshot.nodes:
             meta = node.meta
-            evidence.operands[node] = node.all_input_nodes
-            evidence.storages[node] = _storages(node, meta.get("value"))
+            snapshot.operands[node] = node.all_input_nodes
+            snapshot.storages[node] = _storages(node, meta.get("value"))
             placement = meta.get("placement")
             where = placement.device if placement else program.home.get(meta.get("weight", ""))
             place = known.get(id(where))
-            evidence.device[node] = evidence.place(where) if place is None else place
+            snapshot.device[node] = snapshot.place(where) if place is None else place
             if node.op == "call_function":
-                evidence._note_op(node)
+                snapshot._note_op(node)
             elif (name := weight_name(node)) in program.weights:
-                evidence.weights[node] = program.weights[name]
-        return evidence
+                snapshot.weights[node] = program.weights[name]
+        return snapshot
 
     def _note_op(self, node: Node) -> None:
         self.ops.append(node)

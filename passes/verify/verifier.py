@@ -16,9 +16,9 @@ from ...compiler.text.printer import lines_of
 from . import pin_rules, reuse_rules, rules
 from . import row_split_rules as slice_rules
 from .replay import replay
-from .snapshot import Evidence, Violation
+from .snapshot import Snapshot, Violation
 
-CHECKS: tuple[tuple[str, Callable[[Evidence], Iterator[Violation]]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("", rules.targets),
     ("", rules.order),
     ("", rules.weights),
@@ -83,8 +83,8 @@ def verify(program: Program) -> None:
 
 def violations(program: Program) -> Iterator[Violation]:
     """All that breaks a rule, in the order of the checks; what follows the first may be its consequence."""
-    evidence = Evidence.of(program)
-    return chain.from_iterable(check(evidence) for fact, check in CHECKS if not fact or fact in program.facts)
+    snapshot = Snapshot.of(program)
+    return chain.from_iterable(check(snapshot) for fact, check in CHECKS if not fact or fact in program.facts)
 
 
 def explain(program: Program, violation: Violation, law: str = "") -> str:

@@ -22,7 +22,7 @@ from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.verification import Verify
-from dovetail.passes.verify.deep import _Rehearsal, verify_deep
+from dovetail.passes.verify.deep import _FakeRun, verify_deep
 from dovetail.passes.verify.verifier import RULES, verify, violations
 from tests.laws.schedules import changed, freed_early
 
@@ -355,7 +355,7 @@ def test_the_deep_verifier_finds_a_node_on_another_device_than_its_annotation_sa
 
 
 def test_the_deep_verifier_finds_two_devices_in_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Rehearsal, "send", lambda self, tensor, target: tensor)
+    monkeypatch.setattr(_FakeRun, "send", lambda self, tensor, target: tensor)
     with pytest.raises(VerificationError, match=r"rule deep: (.|\n)*found at least two devices, sim:0 and sim:1"):
         verify_deep(sample())
 
