@@ -7,7 +7,6 @@ for each state that is read. Must run on a pinned program, once.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +14,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings, writes
+from ..compiler.ir.aliasing import readings, writers_of
 from ..compiler.ir.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
 from ..compiler.spec.devices import Device
 from .base import Change, Pass
@@ -44,7 +43,7 @@ class Cut(Pass):
 def _crossings(program: Program) -> Iterator[Crossing]:
     """Each state of a value that is read away from home, at its first reader; a Python number is at home everywhere."""
     seen: set[tuple[Node, int, Device]] = set()
-    writers = _writers(program)
+    writers = writers_of(program)
     for reader, value, version in readings(program):
         target = device_of(reader)
         if target == device_of(value) or (value, version, target) in seen or not tensors_of(value):
@@ -61,12 +60,3 @@ def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int 
         made += [write for tensor in tensors_of(value) for write in writers[tensor.storage][version - 1 : version]]
     segments = [placement_of(node).segment for node in made]
     return max((segment for segment in segments if segment is not None), default=None)
-
-
-def _writers(program: Program) -> dict[int, list[Node]]:
-    """For each storage the nodes that write it, in order."""
-    writers: dict[int, list[Node]] = defaultdict(list)
-    for node in program.ops():
-        for storage in writes(node):
-            writers[storage].append(node)
-    return writers

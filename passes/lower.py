@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings, writes
+from ..compiler.ir.aliasing import readings, writers_of
 from ..compiler.ir.ops import GATHER, LANDING
 from ..compiler.ir.program import Crossing, Program, Segment, device_of, placement_of, tensors_of
 from ..compiler.ir.schedule import (
@@ -130,7 +130,7 @@ class _Lowering:
 
     def _place_copies(self) -> None:
         """Each copy at the node that makes its value what it is then, awaited by its first reader there."""
-        writers = _writers(self.program)
+        writers = writers_of(self.program)
         for crossing in self.program.crossings:
             value, source = State(crossing.value, crossing.version), device_of(crossing.value)
             sender = self._sender(crossing, writers)
@@ -225,15 +225,6 @@ class _Lowering:
             yield State(copy.value.node), copy.source
         if node.op != "output":
             yield State(node), device_of(node)
-
-
-def _writers(program: Program) -> dict[int, list[Node]]:
-    """For each storage the nodes that write it, in order."""
-    writers: dict[int, list[Node]] = defaultdict(list)
-    for node in program.ops():
-        for storage in writes(node):
-            writers[storage].append(node)
-    return writers
 
 
 def _columns(part: Any) -> int:

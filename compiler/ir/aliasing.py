@@ -12,7 +12,7 @@ An op that asks for a size is no view: it yields no tensor, and reads no element
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -165,6 +165,15 @@ def _aliased(node: Node) -> Sequence[Node]:
 def writes(node: Node) -> set[int]:
     """The storages that a node writes."""
     return {tensor.storage for operand in written_by(node) for tensor in tensors_of(operand)}
+
+
+def writers_of(program: Program) -> dict[int, list[Node]]:
+    """For each storage the nodes that write it, in order."""
+    writers: dict[int, list[Node]] = defaultdict(list)
+    for node in program.ops():
+        for storage in writes(node):
+            writers[storage].append(node)
+    return writers
 
 
 def written_by(node: Node) -> list[Node]:
