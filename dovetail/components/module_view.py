@@ -271,7 +271,7 @@ class ModuleView:
             target = HOST if before is None or before.type == "meta" else before
             moves = before is not None and one.tensor.device not in (target, torch.device("meta"))
             if moves or (one.tensor.is_meta and one.file is not None):
-                self.store.bring(one, target, "it was there before: free memory there, and call undo() again")
+                self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
             one.home = one.before = None
         self._lent.clear()
         self._is_due = False
