@@ -11,7 +11,7 @@ from torch import nn
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program, Weight
-from ...compiler.ir.schedule import Load
+from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .origin import FileOrigin
@@ -40,6 +40,7 @@ class ProgramWeights(WeightSource):
         self._find = find
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
+        self._staying: frozenset[tuple[str, torch.device]] = frozenset()
         self._slices: dict[str, list[Weight]] = {}
 
     @classmethod
@@ -123,7 +124,8 @@ class ProgramWeights(WeightSource):
                 found[weight.name] = known[name]
             if weight.rows:
                 slices[weight.whole].append(weight)
-        self._readers, self._slices, self._found = _readers(self._program), slices, found
+        self._readers, self._staying = _readers(self._program), _staying(self._program)
+        self._slices, self._found = slices, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if self._is_adapter(weight):
@@ -146,6 +148,8 @@ class ProgramWeights(WeightSource):
             return one.tensor if weight.is_number else store.fetch(one, weight, device)
         home = self._home(weight)
         if program.stages(weight, next((d for d in program.devices if d.torch == device), home)):
+            if (weight.name, device) in self._staying:
+                return store.stay(one, weight, device)
             return store.stage(one, weight, device, keeps=program.keeps_staged)
         if one.residency is Residency.HOST and not weight.quant:
             store.rest(one, device)
@@ -206,3 +210,9 @@ def _readers(program: Program) -> dict[str, list[Device]]:
             for name in item.weights:
                 readers[name].append(item.device)
     return readers
+
+
+def _staying(program: Program) -> frozenset[tuple[str, torch.device]]:
+    """The weights that the schedule keeps for the program, with the device of each."""
+    loads = (one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM)
+    return frozenset((name, load.device.torch) for load in loads for name in load.weights)

@@ -201,6 +201,13 @@ class Store:
             one.staged[key] = staged
         return staged
 
+    def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""
+        key = weight.rows, weight.quant, device
+        if key not in one.parts:
+            one.parts[key] = _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
+        return one.parts[key]
+
     def release(self, weights: Iterable[StoredWeight]) -> None:
         """Lets go of what was staged and kept, and of the memory that views of files take."""
         for one in weights:

@@ -28,9 +28,9 @@ class Toned(Model):
         return last
 
 
-def pair(**options: str) -> tuple[Toned, Pipeline, torch.Tensor]:
+def pair(kind: type[Toned] = Toned, **options: str) -> tuple[Toned, Pipeline, torch.Tensor]:
     torch.manual_seed(0)
-    model = Toned().eval()
+    model = kind().eval()
     pipe = Pipeline(copy.deepcopy(model))
     dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1", **options)  # type: ignore[arg-type]
     return model, pipe, torch.randn(2, WIDTH)
@@ -54,3 +54,24 @@ def test_it_is_one_parameter_and_writing_it_reaches_every_copy(rests: dict[str, 
     dovetail.undo(pipe)
     assert torch.equal(pipe.unet.tone, model.tone)
     assert pipe.unet.tone.device.type == "cpu"
+
+
+class Viewed(Toned):
+    """Makes one view of the parameter, which all blocks read: the parameter stays on its device between the blocks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tone, x = self.tone.view(1, WIDTH), self.first(x)
+        for block in self.blocks:
+            x = block(x) * tone
+        last: torch.Tensor = self.last(x)
+        return last
+
+
+@pytest.mark.parametrize("rests", [{}, {"params_backend": "cpu"}])
+def test_writing_it_reaches_the_copy_that_is_read_through_a_view(rests: dict[str, str]) -> None:
+    model, pipe, x = pair(Viewed, **rests)
+    with torch.no_grad():
+        assert torch.equal(pipe(x).cpu(), model(x))
+        for one in (model, pipe.unet):
+            one.tone.mul_(0.5)
+        assert torch.equal(pipe(x).cpu(), model(x))
