@@ -15,13 +15,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch.fx import Node
 
 from ..errors import DovetailError, ProgramTextError
-from ..ir.program import Program
+from ..ir.program import Program, Segment
 from ..ir.schedule import (
     Await,
     Copy,
@@ -70,7 +70,9 @@ class _Reader:
         self.loads: dict[int, Load] = {}
         self.copies: dict[tuple[State, Device], Copy] = {}
         self.place = {node: place for segment in program.segments for place, node in enumerate(segment.nodes)}
+        self.segment = {node: segment for segment in program.segments for node in segment.nodes}
         self.steps: dict[Node, Step] = {}  # of the run that is being read
+        self.runs: set[Node] = set()  # the nodes of all runs; each is in one, so that reading takes linear time
 
     def read(self, text: str) -> None:
         line = Line(text)
@@ -170,11 +172,21 @@ class _Reader:
         line.take("on")
         device = self._device(line)
         line.take(":")
-        first = self.place[self._state(line).node]
-        line.take("to")
-        nodes = segment.nodes[first : self.place[self._state(line).node] + 1]
-        self.steps = {node: Step(node) for node in nodes}
+        self.steps = {node: Step(node) for node in self._span(line, segment)}
+        self.runs |= self.steps.keys()
         return Run(segment, device, ())
+
+    def _span(self, line: Line, segment: Segment) -> Iterator[Node]:
+        """The nodes of a segment from one to another, in none of the runs before."""
+        first = self._state(line).node
+        line.take("to")
+        last = self._state(line).node
+        if self.segment.get(first) is not segment or self.segment.get(last) is not segment:
+            raise ValueError(f"%{first.name} and %{last.name} are not both in segment {segment.index}")
+        for place in range(self.place[first], self.place[last] + 1):
+            if segment.nodes[place] in self.runs:
+                raise ValueError(f"%{segment.nodes[place].name} is in a run above")
+            yield segment.nodes[place]
 
     def _link(self, line: Line) -> tuple[State, Device, Device]:
         value = self._state(line)

@@ -63,6 +63,7 @@ class _Machine:
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
         self.written: Counter[int] = Counter()
         self.weights = LoadedWeights(snapshot)
+        self.sent: dict[Key, Copy] = {}
         self.begun = self.returned = False
         self.node: Node | None = None  # of the step that is being carried out
 
@@ -90,8 +91,8 @@ class _Machine:
                 yield from self.weights.load(one)
             case Release(load):
                 yield from self.release(load)
-            case Copy(value, source, target, into):
-                yield from self.copy(value, source, target)
+            case Copy(value, _, target, into):
+                yield from self.copy(one)
                 if into is not None:
                     yield from self.land(value, target, into)
             case Await():
@@ -145,7 +146,8 @@ class _Machine:
             )
         self.arrived = {(node, 0, 0): True for node in given}
 
-    def copy(self, value: State, source: Device, target: Device) -> Broken:
+    def copy(self, copy: Copy) -> Broken:
+        value, source, target = copy.value, copy.source, copy.target
         here, there = self.snapshot.place(source), self.snapshot.place(target)
         key = (value.node, value.version, there)
         if here != self.snapshot.device[value.node]:
@@ -158,6 +160,7 @@ class _Machine:
             yield "copy", f"{value} is in state {self.state(value.node)} here"
         yield from self.use((value.node, 0, here))
         self.arrived[key] = False
+        self.sent[key] = copy
         self.unread.add(key)
         self.weights.seen.update(self.snapshot.storages[value.node])
         for storage in self.snapshot.storages[value.node]:
@@ -180,6 +183,8 @@ class _Machine:
             yield from self.weights.wait(started, device)
             return
         key = (started.value.node, started.value.version, self.snapshot.place(started.target))
+        if self.sent.get(key) != started:
+            yield "wait", f"nobody has sent this: {started}"
         if device == started.target:
             if self.arrived.get(key, True):
                 yield "wait", f"{self.name(key)} is not on its way"
@@ -208,13 +213,8 @@ class _Machine:
 
     def release(self, load: Load) -> Broken:
         yield from self.weights.release(load)
-        place, names = self.snapshot.place(load.device), set(load.weights)
-        gone = {
-            storage
-            for node, weight in self.snapshot.weights.items()
-            if weight.name in names
-            for storage in self.snapshot.storages[node]
-        }
+        place = self.snapshot.place(load.device)
+        gone = {storage for name in load.weights for storage in self.weights.memory.get(name, ())}
         for node, version, where in self.arrived:
             if where == place and gone.intersection(self.snapshot.storages.get(node, ())):
                 yield "slot", f"{self.name((node, version, where))} lies in the memory of weights that are released"

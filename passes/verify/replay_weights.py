@@ -27,17 +27,22 @@ class LoadedWeights:
         self.slots: dict[tuple[int, int], Load] = {}
         self.here: dict[tuple[str, int], Load] = {}  # what the run that is going on has awaited
         self.seen: set[int] = set()  # storages that are seen outside the run that makes or reads them
+        self.memory = {weight.name: snapshot.storages[node] for node, weight in snapshot.weights.items()}
+        self.numbers: set[int] = set()
 
     def load(self, load: Load) -> Broken:
         """A load is started."""
         place = self.snapshot.place(load.device)
+        if load.number in self.numbers:
+            yield "load", f"another load has this number, or this one was started before: {load}"
+        self.numbers.add(load.number)
+        if len(set(load.weights)) != len(load.weights):
+            yield "load", f"a weight comes twice: {load}"
         if load.lifetime is Lifetime.PROGRAM:
             for name in load.weights:
                 if (name, place) in self.resident:
                     yield "load", f"weight {name} is on {load.device} already"
                 self.resident[name, place] = False
-        elif load in self.coming:
-            yield "load", f"this load was started before: {load}"
         self.coming[load] = load.lifetime is Lifetime.PROGRAM
         self.unread[load] = set(load.weights)
         yield from self._take_slot(load, place)

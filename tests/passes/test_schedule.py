@@ -130,12 +130,21 @@ def test_a_schedule_is_read_back_as_it_was_printed(rests: str) -> None:
         ("release load 0 at once", "KeyError: 0"),
         ("run segment 99 on sim0: %x to %x", "IndexError"),
         ("%x: free %x on sim0", "%x is not in the run above"),
+        ("run segment 0 on sim0: %linear_3 to %linear_3", "%linear_3 and %linear_3 are not both in segment 0"),
         ("output nothing from sim0 now", "expected the end of the line, found now"),
     ],
 )
 def test_a_line_that_is_none_of_a_schedule_is_named(line: str, why: str) -> None:
     with pytest.raises(ProgramTextError, match=f"^line 2 of the schedule of Sample cannot be read: .*{why}"):
         parse_schedule(f"input %x on sim0\n{line}", sample())
+
+
+def test_a_node_is_read_into_one_run() -> None:
+    """So a text is read in time and memory in proportion to its length, however often it says so."""
+    run = "run segment 0 on sim0: %zeros to %zeros"
+    assert len(parse_schedule(run, sample())) == 1
+    with pytest.raises(ProgramTextError, match=r"^line 2 .*: ValueError: %zeros is in a run above$"):
+        parse_schedule(f"{run}\n{run}", sample())
 
 
 class Odd(nn.Module):
