@@ -232,7 +232,10 @@ class Executor:
         """Weights on their way to a device."""
         source = self._source
         assert source is not None
-        return source.start(self._weights_of(load), load.device.torch)
+        ticket = source.start(self._weights_of(load), load.device.torch)
+        if load.lifetime is Lifetime.PHASE:
+            source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
+        return ticket
 
 
 @dataclass(frozen=True)

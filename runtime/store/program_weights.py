@@ -105,6 +105,10 @@ class ProgramWeights(WeightSource):
         for file, weight in self._files(() if self._program.keeps_staged else weights):
             file.reader.release([file.fitting(weight)])
 
+    def settle(self, device: torch.device) -> None:
+        """Waits for what was staged new on a device, for it stays for other calls, whose streams may be others."""
+        self.store.settle_staged(device)
+
     def check(self) -> None:
         """Raises WeightError when a file was written to, of which weights are views."""
         self.store.check()

@@ -85,6 +85,10 @@ class WeightSource(Protocol):
         """Hears that what it gave for a device is used no longer."""
         return
 
+    def settle(self, device: torch.device) -> None:
+        """Hears that it was asked for all weights of a load, which a call is about to use."""
+        return
+
     def check(self) -> None:
         """Raises WeightError when what it gave is not what it was; cheap enough for every call."""
         return

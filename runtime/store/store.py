@@ -51,6 +51,7 @@ class Store:
         self._modules: list[tuple[weakref.ref[nn.Module], Origins, Residency]] = []
         self._weights: dict[int, StoredWeight] = {}
         self._readers: set[WeightReader] = set()
+        self._coming: set[torch.device] = set()
 
     def adopt(self, one: StoredWeight) -> StoredWeight:
         """Takes in a weight that no module holds."""
@@ -188,17 +189,14 @@ class Store:
         return one.parts[key]
 
     def stage(self, one: StoredWeight, weight: Weight, device: torch.device, keeps: bool) -> torch.Tensor:
-        """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`.
-
-        It is brought on the current stream. For what is kept that must be the device's one stream for weights: whatever
-        a later call records there comes after it.
-        """
+        """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`."""
         key = weight.rows, weight.quant, device
         if key in one.staged:
             return one.staged[key]
         staged = _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
         if keeps:
             one.staged[key] = staged
+            self._coming.add(device)
         return staged
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
@@ -207,6 +205,13 @@ class Store:
         if key not in one.parts:
             one.parts[key] = _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
         return one.parts[key]
+
+    def settle_staged(self, device: torch.device) -> None:
+        """Blocks the host until what was staged on a device, and is kept, is there."""
+        with self.lock:
+            if device in self._coming:
+                self._coming.discard(device)
+                accelerator_of(device).synchronize()
 
     def release(self, weights: Iterable[StoredWeight]) -> None:
         """Lets go of what was staged and kept, and of the memory that views of files take."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +11,9 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.ir.program import Weight
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import SimAccelerator, accelerator_of
-from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.source import WeightSource
-from dovetail.runtime.store.store import Store
-from dovetail.runtime.store.stored_weight import StoredWeight
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 sim.enable()
@@ -82,23 +75,3 @@ def test_what_was_let_go_of_leaves_no_memory_taken(source: tuple[WeightSource, l
     assert sim.stats(0).in_use - before == sum(weight.nbytes for weight in weights)
     ticket.release()
     assert sim.stats(0).in_use == before
-
-
-def test_what_a_phase_keeps_is_awaited_by_every_call_whatever_its_stream() -> None:
-    module = nn.Sequential(nn.Linear(64, 64)).eval()
-    store, one = Store(), Device("sim", 0)
-    stored = StoredWeight("w", module[0].weight, owner="net", residency=Residency.HOST)
-    weight = Weight("w", "parameter", (64, 64), torch.float32)
-    program: Any = SimpleNamespace(
-        name="net", weights={"w": weight}, constants={}, devices=(one,), home={"w": one}, schedule=None,
-        keeps_staged=True, stages=lambda *_: True,
-    )  # fmt: skip
-    source = ProgramWeights(store, program, lambda: {"w": stored})
-    first = source.start([weight], SIM0)
-    with sim.stream(sim.Stream(0)):
-        (tensor,) = source.start([weight], SIM0).wait()
-        assert torch.equal((tensor + 0).cpu(), module[0].weight)
-    assert first.wait()[0].data_ptr() == tensor.data_ptr()
-    store.release([stored])
-    del first, tensor
-    assert sim.stats(0).in_use == 0
