@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings, writers_of
+from ..compiler.ir.aliasing import makers_of, readings, writers_of
 from ..compiler.ir.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
 from ..compiler.spec.devices import Device
 from .base import Change, Pass
@@ -55,8 +55,5 @@ def _crossings(program: Program) -> Iterator[Crossing]:
 
 def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int | None:
     """The segment that left a value in a state: that of its last write by then, or of its making."""
-    made = [value]
-    if version:
-        made += [write for tensor in tensors_of(value) for write in writers[tensor.storage][version - 1 : version]]
-    segments = [placement_of(node).segment for node in made]
+    segments = [placement_of(node).segment for node in makers_of(value, version, writers)]
     return max((segment for segment in segments if segment is not None), default=None)

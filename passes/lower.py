@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings, writers_of
+from ..compiler.ir.aliasing import makers_of, readings, writers_of
 from ..compiler.ir.ops import GATHER, LANDING
 from ..compiler.ir.program import Crossing, Program, Segment, device_of, placement_of, tensors_of
 from ..compiler.ir.schedule import (
@@ -145,10 +145,7 @@ class _Lowering:
 
     def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node:
         """The node that leaves a value in a state: that of its last write by then, or of its making."""
-        made = [crossing.value]
-        for tensor in tensors_of(crossing.value):
-            made += writers[tensor.storage][: crossing.version][-1:]
-        return max(made, key=self.order.__getitem__)
+        return max(makers_of(crossing.value, crossing.version, writers), key=self.order.__getitem__)
 
     def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node | None:
         """The first node that writes the memory of a value after it was sent."""

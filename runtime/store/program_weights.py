@@ -88,12 +88,7 @@ class ProgramWeights(WeightSource):
         """
         with self.store.lock, torch.inference_mode(False), torch.no_grad():
             data = self._on(self._stored(weight), weight, device).detach()
-            return data if data.is_inference() else data.requires_grad_(self.requires_grad(weight))
-
-    def requires_grad(self, weight: Weight) -> bool:
-        """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
-        one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
-        return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
+            return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Has the system read ahead from files what is asked for next."""
@@ -187,6 +182,11 @@ class ProgramWeights(WeightSource):
             one = self._stored(weight)
             if one.file is not None and one.tensor.is_meta and not (one.parts or one.staged):
                 yield one.file, weight
+
+    def _requires_grad(self, weight: Weight) -> bool:
+        """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
+        one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
+        return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
 
     def _is_adapter(self, weight: Weight) -> bool:
         return weight.kind == "adapter" and weight.whole in self.adapters

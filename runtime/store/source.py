@@ -73,10 +73,6 @@ class WeightSource(Protocol):
             done = there.record(stream)
         return Ticket(tensors, there, done, partial(self.release, weights, device))
 
-    def requires_grad(self, weight: Weight) -> bool:
-        """Whether the module's own tensor requires a gradient now; as when it was traced, if that is not known."""
-        return weight.requires_grad
-
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""
         return

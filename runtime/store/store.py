@@ -28,7 +28,7 @@ from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import moved
 from .origin import HOST, Origin
 from .reader import WeightReader
-from .stored_weight import StoredWeight, memory_of, version_of
+from .stored_weight import Part, StoredWeight, memory_of, version_of
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
@@ -176,24 +176,18 @@ class Store:
 
     def copy_on(self, one: StoredWeight, device: torch.device) -> torch.Tensor:
         """A second copy of a whole weight, for a module that runs as it is on another device than its home."""
-        key = None, "", device
-        if key not in one.parts:
-            one.parts[key] = _fetched(one, one, device, partial(one.whole, device))
-        return one.parts[key]
+        return _once(one, (None, "", device), lambda: _fetched(one, one, device, partial(one.whole, device)))
 
     def part(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What stays on a device beside the weight's own tensor: rows, packed bytes, or a second copy; made once."""
-        key = weight.rows, weight.quant, device
-        if key not in one.parts:
-            one.parts[key] = self.fetch(one, weight, device)
-        return one.parts[key]
+        return _once(one, (weight.rows, weight.quant, device), lambda: self.fetch(one, weight, device))
 
     def stage(self, one: StoredWeight, weight: Weight, device: torch.device, keeps: bool) -> torch.Tensor:
         """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`."""
         key = weight.rows, weight.quant, device
         if key in one.staged:
             return one.staged[key]
-        staged = _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
+        staged = self._fetch_from_rest(one, weight, device)
         if keeps:
             one.staged[key] = staged
             self._coming.add(device)
@@ -201,10 +195,7 @@ class Store:
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""
-        key = weight.rows, weight.quant, device
-        if key not in one.parts:
-            one.parts[key] = _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
-        return one.parts[key]
+        return _once(one, (weight.rows, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
 
     def settle_staged(self, device: torch.device) -> None:
         """Blocks the host until what was staged on a device, and is kept, is there."""
@@ -239,6 +230,9 @@ class Store:
         for reader in self._readers:
             reader.check()
 
+    def _fetch_from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+        return _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
+
     def _from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         if one.residency is Residency.HOST and weight.quant:
             packed = self._packed_at_rest(one, weight, device)
@@ -249,13 +243,14 @@ class Store:
 
     def _packed_at_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """All packed bytes of a weight in host memory, read once, from where copies to a device need not stage."""
-        key = None, weight.quant, HOST
-        if key not in one.parts:
+
+        def read() -> torch.Tensor:
             assert one.file is not None
             one.check(weight)
             whole = one.file.reader.read(one.file.entry.packed(), torch.uint8, HOST)
-            one.parts[key] = accelerator_of(device).pin(whole)
-        return one.parts[key]
+            return accelerator_of(device).pin(whole)
+
+        return _once(one, (None, weight.quant, HOST), read)
 
     def _join_ranges(self) -> None:
         """Makes one weight of those without data that lie in the same place of a file."""
@@ -267,6 +262,13 @@ class Store:
                     first.places += one.places
                     self.restore(first, first.tensor)
                     self._weights.pop(id(one.tensor), None)
+
+
+def _once(one: StoredWeight, key: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What lies beside a weight's own tensor, made when it is first asked for."""
+    if key not in one.parts:
+        one.parts[key] = make()
+    return one.parts[key]
 
 
 def _fetched(

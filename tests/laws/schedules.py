@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Release, Run, Schedule, Step
-
-Action = Await | Copy | Free
+from dovetail.compiler.ir.schedule import Free, Instruction, Release, Run, Schedule, Step
 
 
 def changed(schedule: Schedule, change: Callable[[Any], list[Any]]) -> Schedule:
@@ -57,11 +55,6 @@ def _freed_before(schedule: Schedule, index: int, place: int, free: Free) -> Sch
         steps[place - 1] = replace(steps[place - 1], frees=(*steps[place - 1].frees, free))
     kept = schedule.instructions
     return Schedule((*kept[:index], *ahead, replace(run, steps=tuple(steps)), *kept[index + 1 :]))
-
-
-def loads_awaited(schedule: Schedule) -> list[Await]:
-    """The awaits of weights."""
-    return [one for one in schedule.flat() if isinstance(one, Await) and not isinstance(one.started, Copy)]
 
 
 def moved_before(schedule: Schedule, index: int, ahead: int) -> Schedule:

@@ -178,7 +178,6 @@ def test_every_misplaced_weight_is_caught_when_it_runs(subject: Subject) -> None
         def load(one: Weight, device: torch.device, weight: Weight = weight, there: torch.device = elsewhere) -> Any:
             return subject.weights(one, there if one == weight else device)
 
-        load.requires_grad = subject.weights.requires_grad  # type: ignore[attr-defined]
         verdicts.append(subject.survives(subject.compiled.schedule, load))
     count(verdicts, "misplaced weights", "running")
 

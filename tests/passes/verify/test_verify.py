@@ -48,9 +48,9 @@ def written_storage(program: Program) -> int:
     return next(storage for node in program.ops() for storage in writes(node))
 
 
-def instructions(program: Program, kind: type[Instruction], test: Callable[[Any], bool] = bool) -> list[int]:
+def instructions(program: Program, kind: type[Instruction]) -> list[int]:
     assert program.schedule is not None
-    return [index for index, one in enumerate(program.schedule) if isinstance(one, kind) and test(one)]
+    return [index for index, one in enumerate(program.schedule) if isinstance(one, kind)]
 
 
 def edit(program: Program, index: int, *instead: Instruction) -> None:
