@@ -16,7 +16,7 @@ from .spans import Span
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
 _CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}
-_NAME = re.compile(r"[A-Za-z0-9_.:]*")
+NAME = re.compile(r"(?:[0-9]+/)?[A-Za-z0-9_.:]*")
 _EXPECTED = "a device (cuda0, cpu, sim0 …), auto, gpu or balanced"
 
 
@@ -157,7 +157,7 @@ def _read_place(span: Span) -> Word:
 
 
 def _read_word(span: Span) -> Word:
-    if not _NAME.fullmatch(span.value):
+    if not NAME.fullmatch(span.value):
         raise span.error(f"{span.value!r} is not the name of a device", _EXPECTED)
     text = canonical_name(span.value)
     return Word(_CHOOSERS.get(text, text), span)

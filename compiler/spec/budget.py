@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .backend import Word
+from .backend import NAME, Word
 from .devices import Device, Memory, Rig, canonical_name
 from .items import Given, items_text, read_items, spec_text
 from .roles import DEFAULT_KEYS
@@ -91,7 +91,7 @@ def _accelerate_amount(value: object) -> object:
 def _read_device(span: Span) -> Word | None:
     if span.value.lower() in DEFAULT_KEYS:
         return None
-    if not re.fullmatch(r"[A-Za-z0-9_.:]+", span.value):
+    if not span.value or not NAME.fullmatch(span.value):
         raise span.error(f"{span.value!r} is not the name of a device", "a device (cuda0, cpu, sim0 …), or all")
     return Word(canonical_name(span.value), span)
 

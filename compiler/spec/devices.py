@@ -23,27 +23,31 @@ if TYPE_CHECKING:
 HOST, SIM = "cpu", "sim"
 KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
+_EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
 _CONTEXT = 6 * 2**30 // 10
 _LACKING = {
     "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 }
-_SPELLING = re.compile(r"([a-z]+):?(\d{1,4})?")
+_SPELLING = re.compile(r"(?:(\d{1,4})/)?([a-z]+):?(\d{1,4})?")
 
 
 def canonical_name(name: str | int | torch.device | Device) -> str:
     """The one spelling of a device's name; a name of no known kind comes back in lower case.
 
-    >>> canonical_name("cuda:1"), canonical_name("CUDA0"), canonical_name("sim"), canonical_name("CPU")
-    ('cuda1', 'cuda0', 'sim0', 'cpu')
+    >>> canonical_name("cuda:1"), canonical_name("CUDA0"), canonical_name("sim"), canonical_name("1/CPU")
+    ('cuda1', 'cuda0', 'sim0', '1/cpu')
     """
     text = str(name).strip().lower()
+    return str(_read(text) or text)
+
+
+def _read(text: str) -> Device | None:
+    """The device of a spelling in lower case, if it is one: a process before a slash, a kind, a number."""
     match = _SPELLING.fullmatch(text)
-    if not match or match[1] not in KINDS:
-        return text
-    index = int(match[2] or 0)
-    if match[1] in _SINGLE:
-        return text if index else match[1]
-    return f"{match[1]}{index}"
+    if not match or match[2] not in KINDS:
+        return None
+    index = int(match[3] or 0)
+    return None if index and match[2] in _SINGLE else Device(match[2], index, int(match[1] or 0))
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,11 @@ class Device:
 
     @classmethod
     def named(cls, name: str) -> Device:
-        """The device of a canonical name."""
-        return cls(*_kind_and_index(name))
+        """The device of a name in any spelling; raises SpecError for a name of no known kind."""
+        device = _read(name.strip().lower())
+        if device is None:
+            raise Span.whole(name).error(f"{name!r} is not the name of a device", _EXAMPLES, KINDS)
+        return device
 
     @cached_property
     def name(self) -> str:
@@ -98,11 +105,6 @@ class Device:
     def __str__(self) -> str:
         """The name, which is how specs and dumps spell a device."""
         return self.name
-
-
-def _kind_and_index(name: str) -> tuple[str, int]:
-    kind = name.rstrip("0123456789")
-    return kind, int(name[len(kind) :] or 0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,11 @@ class Rig:
 
         What is free is asked of the accelerators of these names, of all if left out; the others count as empty.
         """
-        wanted = None if measured is None else {_kind_and_index(name) for name in measured}
+        wanted = (
+            None
+            if measured is None
+            else {(one.kind, one.index) for one in map(Device.named, measured) if not one.process}
+        )
         return cls(dict([*map(_found, probe_accelerators(wanted)), (_HOST, _host_memory())]))
 
     def measured(self, names: Collection[str]) -> Rig:
@@ -203,7 +209,7 @@ class Rig:
 
         Raises KeyError for any other device that is not of the rig.
         """
-        if device in self.memory or not (device.is_host or device.is_simulated):
+        if device in self.memory or device.process or not (device.is_host or device.is_simulated):
             return self.memory[device]
         host = self.memory.get(_HOST) or _host_memory()
         return host if device.is_host else Memory(host.total, host.total)
@@ -315,25 +321,22 @@ def _host_memory() -> Memory:
 
 
 def _are_here(memory: Mapping[Device, Memory]) -> bool:
-    """Whether each device is the host, simulated, or found on this machine and at least as large."""
-    asked = {one: size.total for one, size in memory.items() if not one.is_host and not one.is_simulated}
+    """Whether each device is of this process, and the host, simulated, or found here and at least as large."""
+    asked = {one: size.total for one, size in memory.items() if one.process or not (one.is_host or one.is_simulated)}
     here = Rig.detect(measured=()).memory if asked else {}
     return all(one in here and total <= here[one].total for one, total in asked.items())
 
 
 def _read_device(item: Span) -> tuple[Device, Memory]:
     key, size = item.partition("=")
-    name = canonical_name(key.value)
-    kind = name.rstrip("0123456789")
-    if kind not in KINDS or (kind in _SINGLE and name != kind):
-        examples = "a device such as cuda0, xpu0, mps, cpu or sim0"
-        raise key.error(f"{key.value!r} is not the name of a device", examples, KINDS)
-    device = Device.named(name)
+    device = _read(key.value.strip().lower())
+    if device is None:
+        raise key.error(f"{key.value!r} is not the name of a device", _EXAMPLES, KINDS)
     if size is not None:
         free, total = size.partition("/")
-        return device, _sized(name, size, parse_bytes(total or free), parse_bytes(free))
-    if kind not in (HOST, SIM):
-        raise item.error(f"{name} has no size", f"its memory, such as {name}=24GiB")
+        return device, _sized(device.name, size, parse_bytes(total or free), parse_bytes(free))
+    if device.process or not (device.is_host or device.is_simulated):
+        raise item.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.errors import SpecError
+from dovetail.compiler.spec import parse_backend, parse_budget
 from dovetail.compiler.spec.devices import Device, Memory, Rig, canonical_name, reserve_of
 from dovetail.compiler.spec.probe import probe_host
 from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
@@ -15,10 +16,10 @@ from dovetail.conventions.request import Request, one_backend
 
 TWO_CARDS = Rig.parse("cuda0=24GiB,cuda1=16GiB")
 
-names = st.one_of(
-    st.sampled_from(["cpu", "mps"]),
-    st.builds("{}{}".format, st.sampled_from(["cuda", "xpu", "sim"]), st.integers(0, 99)),
+devices = st.builds(Device, st.sampled_from(["cpu", "mps"]), st.just(0), st.integers(0, 9)) | st.builds(
+    Device, st.sampled_from(["cuda", "xpu", "sim"]), st.integers(0, 99), st.integers(0, 9)
 )
+names = devices.map(str)
 
 
 @st.composite
@@ -49,6 +50,9 @@ def rigs(draw: st.DrawFn) -> Rig:
         (torch.device("cuda", 1), "cuda1"),
         (torch.device("cpu"), "cpu"),
         (" cuda0 ", "cuda0"),
+        ("1/CUDA:2", "1/cuda2"),
+        ("0/cuda2", "cuda2"),
+        ("2/cpu", "2/cpu"),
         ("cu", "cu"),
         (1, "1"),
     ],
@@ -61,6 +65,26 @@ def test_a_device_has_one_name_and_many_spellings(spelling: object, name: str) -
 def test_canonical_names_stay_as_they_are(text: str) -> None:
     once = canonical_name(text)
     assert canonical_name(once) == once
+
+
+@given(devices)
+def test_a_device_is_read_back_from_its_name_whatever_its_process(device: Device) -> None:
+    assert Device.named(device.name) == device
+    assert canonical_name(device) == device.name
+    rig = Rig({device: Memory(GIB, GIB)})
+    assert rig.find(device.name.upper()) == device
+    assert parse_backend(device.name).devices_for("", "", rig) == (device,)
+    assert parse_budget({device.name: "1MiB"}).limits(rig) == {device: MIB}
+
+
+def test_a_device_of_another_process_is_not_here() -> None:
+    rig = Rig.parse("sim0=16MiB,1/sim0=32MiB,1/cpu=64MiB")
+    assert not rig.present
+    assert [rig[device].total for device in rig] == [16 * MIB, 32 * MIB, 64 * MIB]
+    with pytest.raises(SpecError, match="no device is called '2/sim0'"):
+        rig.find("2/sim0")
+    with pytest.raises(SpecError, match="1/sim1 has no size"):
+        Rig.parse("1/sim1")
 
 
 @given(rigs())

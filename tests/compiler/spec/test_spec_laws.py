@@ -34,7 +34,9 @@ COMPONENTS = {
 }
 
 keys = st.sampled_from([*ROLES, *COMPONENTS])
-devices = st.sampled_from(["cpu", "cuda0", "cuda1", "xpu0", "mps", "sim0", "sim12", "cu", "0", "1", "rank1.cuda0"])
+devices = st.sampled_from(
+    ["cpu", "cuda0", "cuda1", "xpu0", "mps", "sim0", "sim12", "1/cuda0", "cu", "0", "rank1.cuda0"]
+)
 words = devices.map(Word)
 choosers = st.sampled_from(["auto", "gpu", "balanced"]).map(Word)
 targets = choosers.map(lambda word: (word,)) | st.lists(words, min_size=1, max_size=4, unique=True).map(tuple)
