@@ -236,9 +236,9 @@ class ModuleView:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
         back = [(one, one.tensor, one.shown) for one in self.weights() if one.tensor.is_meta or _is_elsewhere(one)]
-        for one, _, _ in back:
-            self.store.bring(one, HOST)
         try:
+            for one, _, _ in back:
+                self.store.bring(one, HOST)
             yield
         finally:
             for one, tensor, shown in back:
@@ -250,9 +250,9 @@ class ModuleView:
     def bared(self) -> Iterator[None]:
         """Modules hold meanwhile what stands for weights without data, and not what is shown in its place."""
         back = [(one, one.shown.device) for one in self.weights() if one.shown is not None]
-        for one, _ in back:
-            self.store.restore(one, one.tensor)
         try:
+            for one, _ in back:
+                self.store.restore(one, one.tensor)
             yield
         finally:
             for one, device in back:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.compiler.spec.devices import Device
+from dovetail.components.module_view import ModuleView
+from dovetail.runtime import sim
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
 
@@ -75,3 +79,32 @@ def test_a_program_takes_over_which_weights_require_gradients_and_none_is_compil
         pipe(x)
         (program,) = handle.programs["unet"]
         assert {one.requires_grad for one in program._executor._held.values()} == {wanted}
+
+
+@pytest.mark.parametrize(("way", "step"), [("on_file_terms", "bring"), ("bared", "restore")])
+def test_an_error_while_weights_are_put_in_place_for_others_leaves_all_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, way: str, step: str
+) -> None:
+    model = Model().eval()
+    sim.enable()
+    view = ModuleView(model)
+    for one in view.weights()[:4]:
+        view.store.place(one, Device("sim", 0))
+        if way == "bared":
+            view.store.show(one, one.tensor.device)
+    before = [(one.tensor.device, one.shown is None) for one in view.weights()]
+    original, calls = getattr(view.store, step), 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("in between")
+        return original(*args)
+
+    monkeypatch.setattr(view.store, step, failing)
+    with pytest.raises(MemoryError, match="in between"), getattr(view, way)():
+        raise AssertionError("it is not reached")
+    assert [(one.tensor.device, one.shown is None) for one in view.weights()] == before
+    shown = [one.shown if one.shown is not None else one.tensor for one in view.weights()]
+    assert all(map(operator.is_, shown, model.state_dict(keep_vars=True).values()))
