@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .components.compiled import CompiledModule
 from .components.component import Component
 from .conventions.device_map import home_of
 from .runtime.store.origin import HOST, FileOrigin
+from .runtime.store.seen import ModuleWeights
 from .runtime.store.source import tensors_of_module
 from .weights.files import origins_of
 
@@ -31,11 +32,14 @@ class CompiledByParts(CompiledModule):
 
     Its own Python runs between the programs of its parts, on the main device. It has no program of its own, so that it
     can be neither printed as one nor saved; ``programs`` has those of its parts, which are compiled when a call first
-    needs them.
+    needs them. ``given`` are the weights of the module that was compiled, apart from those ``read`` from files.
     """
 
-    def __init__(self, component: Component, rig: Rig, why: TraceError) -> None:
+    def __init__(
+        self, component: Component, rig: Rig, why: TraceError, given: ModuleWeights, read: Container[str] = ()
+    ) -> None:
         self.rig = rig
+        self._given, self._read = given, read
         self._component = component
         self._module = component.module  # which has its component, and is not kept alive by it
         self._why = why
@@ -58,8 +62,18 @@ class CompiledByParts(CompiledModule):
 
         Raises what the module raises, ExecutionError, and DoesNotFitError.
         """
+        if self._given.is_changed():
+            self._renew()
         with torch.no_grad():
             return self._component.module(*args, **kwargs)
+
+    def _renew(self) -> None:
+        """Takes over what somebody changed in the module that was compiled; files have what they have."""
+        with self._component.turn:
+            if self._given.is_changed():
+                twin = self._component.module
+                now = {**dict.fromkeys(tensors_of_module(twin)), **self._given.look()}
+                _put(twin, {name: one for name, one in now.items() if name not in self._read})
 
     def load(self) -> None:
         """Brings the weights of all programs that there are to their devices; calls do it otherwise."""
@@ -128,6 +142,8 @@ def compile_by_parts(
 
     Raises TraceError where it cannot run: its weights or arguments have no data, or the devices are not here.
     """
+    given = ModuleWeights(module)
+    given.look()
     twin = _twin(module)
     origins = None if index is None else _on_files(twin, index)
     lacking = [name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (index or ())]
@@ -142,7 +158,7 @@ def compile_by_parts(
         component.homes.assign({one: home_of(one.name, homes) for one in held})
     before = Kept(twin)
     component.swap()
-    compiled = CompiledByParts(component, rig, why)
+    compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
         compiled(*args, **kwargs)
         before.give_back()
@@ -162,15 +178,20 @@ def _twin(module: nn.Module) -> nn.Module:
 def _on_files(module: nn.Module, index: WeightIndex) -> Mapping[str, FileOrigin]:
     """Where the weights of a module lie that files have; stand-ins take their place, but buffers are read."""
     origins = origins_of(index)
-    for child_name, child in module.named_modules(remove_duplicate=False):
-        for places in (child._parameters, child._buffers):
-            for key, tensor in list(places.items()):
-                name = f"{child_name}.{key}" if child_name else key
-                if tensor is None or name not in index:
-                    continue
-                if isinstance(tensor, nn.Parameter):
-                    meta = torch.empty_like(tensor, device="meta")
-                    places[key] = nn.Parameter(meta, requires_grad=tensor.requires_grad)
-                else:
-                    places[key] = origins[name].whole(tensor.dtype, HOST)
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors_of_module(module).items():
+        if name in index and isinstance(tensor, nn.Parameter):
+            found[name] = nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad)
+        elif name in index:
+            found[name] = origins[name].whole(tensor.dtype, HOST)
+    _put(module, found)
     return origins
+
+
+def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Has a module hold tensors under the names that it has for them."""
+    for child_name, child in module.named_modules(remove_duplicate=False):
+        for place in (child._parameters, child._buffers):
+            for key in place:
+                name = f"{child_name}.{key}" if child_name else key
+                place[key] = tensors.get(name, place[key])

@@ -10,7 +10,6 @@ from torch import nn
 from .compiled_by_parts import compile_by_parts
 from .compiler.errors import TraceError, UsageError
 from .compiler.frontend.trace import trace
-from .compiler.frontend.trace_lock import alone
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
@@ -22,7 +21,6 @@ from .passes.base import Pass
 from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes
 from .runtime.store.program_weights import ProgramWeights
-from .runtime.store.source import tensors_of_module
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
 
@@ -115,9 +113,7 @@ def compile(
         return CompiledModule(program, request.rig, component.view.of_program(part, program), traced)
 
     try:
-        with alone():  # while another thread traces it, the module holds no weights but what stands for them
-            traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
-            tensors = tensors_of_module(module)
+        traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
     except TraceError as error:
         return compile_by_parts(
             module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part,
@@ -130,8 +126,8 @@ def compile(
     if places is not None:
         traced.home = {name: home_of(name, places) for name in traced.weights}
     program = finish(traced, mode)
-    of_tensors = ProgramWeights.of_tensors
-    source = of_tensors(tensors, program) if index is None else ProgramWeights.of_files(index, program, tensors)
+    of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
+    source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)
 
 

@@ -17,7 +17,6 @@ from .passes.manager import PassManager
 from .passes.verification import Verify
 from .passes.verify.verifier import verify
 from .runtime.store.program_weights import ProgramWeights
-from .runtime.store.source import tensors_of_module
 from .weights.files import Given, index_for
 from .weights.name_matching import Wanted
 
@@ -46,7 +45,7 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
     if weights is None:
         return CompiledModule(program, rig, None)
     if isinstance(weights, nn.Module):
-        weights = tensors_of_module(weights)
+        return CompiledModule(program, rig, ProgramWeights.of_module(weights, program, tensors))
     if isinstance(weights, Mapping) and not isinstance(weights, WeightIndex):
         return CompiledModule(program, rig, ProgramWeights.of_tensors({**weights, **tensors}, program))
     index = index_for(Wanted.of_program(program), weights)

@@ -67,6 +67,8 @@ class CompiledModule:
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
         """
+        if self._weights and self._weights.is_changed():
+            self._renew(self._weights)
         if not self._executor.is_bound:
             self._load_once()
         if self._weights:
@@ -129,6 +131,12 @@ class CompiledModule:
         with self._loading:
             if not self._executor.is_bound:
                 self.load()
+
+    def _renew(self, weights: ProgramWeights) -> None:
+        """Lets go of weights that somebody changed in the module, unless another thread has done it by now."""
+        with self._loading:
+            if weights.is_changed():
+                self.unload()
 
     def exchange(self, adapters: Mapping[str, torch.Tensor]) -> None:
         """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""

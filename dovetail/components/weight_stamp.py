@@ -6,31 +6,12 @@ Which of them require gradients is looked at too, for PyTorch chooses kernels by
 from __future__ import annotations
 
 import contextlib
-import itertools
-import operator
-from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from ..compiler.errors import WeightError
+from ..runtime.store.seen import Seen
 from ..runtime.store.store import Store
-from ..runtime.store.stored_weight import memory_of, version_of
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The weights as they were: the dictionaries that hold them, the tensors, and where and how new their data was.
-
-    ``wanting`` tells which of them required gradients.
-    """
-
-    modules: list[nn.Module]
-    places: list[dict[str, Any]]
-    tensors: list[Any]
-    memory: list[Any]
-    versions: list[int]
-    wanting: list[bool]
 
 
 class WeightStamp:
@@ -38,16 +19,16 @@ class WeightStamp:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: _Seen | None = None
+        self._seen: Seen | None = None
         self._wanting: list[bool] | None = None
 
     def is_changed(self, root: nn.Module, modules: list[nn.Module]) -> bool:
         """Whether somebody else changed a weight, so that copies of it are of no use; what we moved is no change."""
         seen = self._seen
-        if seen is not None and seen.modules is modules and _is_as_seen(seen):
+        if seen is not None and seen.modules is modules and seen.is_current() and seen.wants_the_same():
             return False
         with self._store.lock:
-            now = _look(root, modules)
+            now = Seen.of(modules, root)
             foreign = seen is not None and self._is_foreign(seen, now)
             self._keep(now)
             return foreign
@@ -67,27 +48,27 @@ class WeightStamp:
         if seen is None:
             return
         with self._store.lock, contextlib.suppress(WeightError):
-            now = _look_into(seen.modules, seen.places)
+            now = Seen.within(seen.modules, seen.places)
             if not self._is_foreign(seen, now):
                 self._keep(now)
 
-    def _keep(self, now: _Seen) -> None:
+    def _keep(self, now: Seen) -> None:
         self._seen = now
         for tensor in now.tensors:
             one = self._store.known(tensor)
             if one is not None and one.shown is not None and tensor is one.shown:
                 one.tensor.requires_grad_(one.shown.requires_grad)
 
-    def _is_foreign(self, seen: _Seen, now: _Seen) -> bool:
+    def _is_foreign(self, seen: Seen, now: Seen) -> bool:
         before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
         known = self._store.known
-        slots = ((place, key) for place in now.places for key in place)
+        slots = ((place, key) for place in now.places for key, value in place.items() if value is not None)
         for slot, tensor, memory, version in zip(slots, now.tensors, now.memory, now.versions, strict=True):
             one = known(tensor)
-            if tensor is not None and not (one and one.is_in(*slot)):
+            if one is None or not one.is_in(*slot):
                 return True
-            was = before.get(id(tensor)) or (one.noted if one is not None else None)
-            if one is None or was is None:
+            was = before.get(id(tensor)) or one.noted
+            if was is None:
                 continue
             if was[1] != version and tensor.is_meta:
                 raise WeightError(
@@ -97,29 +78,3 @@ class WeightStamp:
             if was[0] != memory or (was[1] != version and (one.parts or one.staged)):
                 return True
         return False
-
-
-def _look(root: nn.Module, modules: list[nn.Module]) -> _Seen:
-    return _look_into(modules, [place for one in (root, *modules) for place in (one._parameters, one._buffers)])
-
-
-def _look_into(modules: list[nn.Module], places: list[dict[str, Any]]) -> _Seen:
-    tensors: list[Any] = list(itertools.chain.from_iterable(map(dict.values, places)))
-    memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
-    return _Seen(modules, places, tensors, memory, versions, _wanting(tensors))
-
-
-def _is_as_seen(seen: _Seen) -> bool:
-    try:
-        now = list(itertools.chain.from_iterable(map(dict.values, seen.places)))
-    except RuntimeError:  # another thread puts something in
-        return False
-    if len(now) != len(seen.tensors) or not all(map(operator.is_, now, seen.tensors)):
-        return False
-    if list(map(memory_of, now)) != seen.memory or list(map(version_of, now)) != seen.versions:
-        return False
-    return _wanting(now) == seen.wanting
-
-
-def _wanting(tensors: list[Any]) -> list[bool]:
-    return [tensor is not None and tensor.requires_grad for tensor in tensors]

@@ -16,7 +16,8 @@ from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .origin import FileOrigin
 from .reader import WeightReader
-from .source import WeightSource, tensors_of_module
+from .seen import ModuleWeights
+from .source import WeightSource
 from .store import Store
 from .stored_weight import StoredWeight
 
@@ -31,13 +32,15 @@ class ProgramWeights(WeightSource):
         store: brings them.
         program: the program.
         find: gives the weights by their names in the module or file; it is asked when weights are looked for anew.
+        module: the module that shows them, if that stays somebody else's, who may change it.
     """
 
-    def __init__(self, store: Store, program: Program, find: Find) -> None:
+    def __init__(self, store: Store, program: Program, find: Find, module: ModuleWeights | None = None) -> None:
         self.store = store
         self.adapters: Mapping[str, torch.Tensor] = {}
         self._program = program
         self._find = find
+        self._module = module
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
@@ -50,17 +53,24 @@ class ProgramWeights(WeightSource):
         return cls(Store(), program, lambda: found)
 
     @classmethod
-    def of_module(cls, module: nn.Module, program: Program) -> ProgramWeights:
-        """Those of the module that the program was traced from; they are read when they are loaded."""
-        return cls.of_tensors(tensors_of_module(module), program)
+    def of_module(
+        cls, module: nn.Module, program: Program, others: Mapping[str, torch.Tensor] | None = None
+    ) -> ProgramWeights:
+        """Those of a module, as it has them when they are loaded, apart from ``others`` that stay as they are."""
+        shown = ModuleWeights(module)
+        return cls(Store(), program, lambda: _borrowed({**_looked(shown, program), **(others or {})}, program), shown)
 
     @classmethod
     def of_files(
-        cls, index: WeightIndex, program: Program, others: Mapping[str, torch.Tensor] | None = None
+        cls,
+        index: WeightIndex,
+        program: Program,
+        others: Mapping[str, torch.Tensor] | None = None,
+        module: nn.Module | None = None,
     ) -> ProgramWeights:
-        """Those of files; what no file has is one of the ``others``, which stay as they are."""
+        """Those of files; what no file has is one of the ``others``, which stay as they are, or a module's."""
         store, reader = Store(), WeightReader()
-        rest = _borrowed(others or {}, program)
+        shown = None if module is None else ModuleWeights(module)
         known: dict[str, StoredWeight] = {}
 
         def find() -> Mapping[str, StoredWeight]:
@@ -69,9 +79,14 @@ class ProgramWeights(WeightSource):
                 if name is not None and weight.whole not in known:
                     origin = FileOrigin(index[name], reader, index.where)
                     known[weight.whole] = store.adopt(_in_file(weight, origin, program))
-            return {**rest, **known}
+            rest = {**(_looked(shown, program) if shown else {}), **(others or {})}
+            return {**_borrowed(rest, program), **known}
 
-        return cls(store, program, find)
+        return cls(store, program, find, shown)
+
+    def is_changed(self) -> bool:
+        """Whether somebody changed weights of the module that shows them; they are to be loaded again then."""
+        return self._module is not None and self._module.is_changed()
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data; looks for them afresh."""
@@ -195,6 +210,19 @@ class ProgramWeights(WeightSource):
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:
     """Weights whose tensors are somebody else's, and stay where they are and as they are."""
     return {name: StoredWeight(name, one, owner=program.name, borrowed=True) for name, one in tensors.items()}
+
+
+def _looked(shown: ModuleWeights, program: Program) -> dict[str, torch.Tensor]:
+    """What a module holds now; raises WeightError where a weight of the program was one and is several."""
+    tensors = shown.look()
+    for weight in program.weights.values():
+        held = {id(tensors[name]): name for name in weight.names if name in tensors}
+        if len(held) > 1:
+            raise WeightError(
+                f"{' and '.join(held.values())} were one weight when {program.name} was compiled, and are not now: "
+                "compile it again"
+            )
+    return tensors
 
 
 def _in_file(weight: Weight, origin: FileOrigin, program: Program) -> StoredWeight:

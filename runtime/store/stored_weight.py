@@ -111,12 +111,12 @@ class StoredWeight:
         return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
 
 
-_ORDINARY = (torch.Tensor, nn.Parameter)
+ORDINARY = (torch.Tensor, nn.Parameter)
 
 
 def memory_of(tensor: torch.Tensor | None) -> Any:
     """What tells the memory of a tensor from any other while both are there."""
-    if type(tensor) in _ORDINARY:
+    if type(tensor) in ORDINARY:
         return tensor.data_ptr()  # type: ignore[union-attr]
     return getattr(tensor, "memory", None)
 

@@ -1,0 +1,112 @@
+"""The weights that modules held at one look, to tell at the next whether somebody changed them.
+
+A look compares objects, addresses and counters, never numbers: what is written through ``.data`` is not seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...compiler.frontend.trace_lock import alone
+from .source import tensors_of_module
+from .stored_weight import ORDINARY, memory_of, version_of
+
+_VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Some modules, the dictionaries that hold weights, what is in them, and where and how new the data of each was.
+
+    ``wanting`` tells which of them required gradients. ``are_plain`` tells that C can ask all of them at once.
+    """
+
+    modules: list[nn.Module]
+    places: list[dict[str, Any]]
+    values: list[Any]
+    tensors: list[torch.Tensor]
+    memory: list[Any]
+    versions: list[int]
+    wanting: list[bool]
+    are_plain: bool
+
+    @classmethod
+    def of(cls, modules: list[nn.Module], root: nn.Module | None = None) -> Seen:
+        """The weights that these modules hold themselves, and a root that is none of them."""
+        held = modules if root is None else (root, *modules)
+        return cls.within(modules, [place for one in held for place in (one._parameters, one._buffers)])
+
+    @classmethod
+    def within(cls, modules: list[nn.Module], places: list[dict[str, Any]]) -> Seen:
+        """The weights in some dictionaries of modules."""
+        values = _held(places)
+        tensors = [value for value in values if value is not None]
+        memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
+        are_plain = all(type(one) in ORDINARY and not one.is_inference() for one in tensors)
+        return cls(modules, places, values, tensors, memory, versions, _wanting(tensors), are_plain)
+
+    def is_current(self) -> bool:
+        """Whether the dictionaries still hold the same tensors, and nobody has written these."""
+        memory, version = (torch.Tensor.data_ptr, _VERSION) if self.are_plain else (memory_of, version_of)
+        try:
+            return (
+                _are(_held(self.places), self.values)
+                and list(map(memory, self.tensors)) == self.memory
+                and list(map(version, self.tensors)) == self.versions
+            )
+        except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
+            return False
+
+    def wants_the_same(self) -> bool:
+        """Whether the same tensors require gradients."""
+        return _wanting(self.tensors) == self.wanting
+
+
+def _held(places: list[dict[str, Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(map(dict.values, places)))
+
+
+def _are(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _wanting(tensors: list[torch.Tensor]) -> list[bool]:
+    return list(map(_WANTS, tensors))
+
+
+class ModuleWeights:
+    """The weights of a module that is somebody else's: read as they are, and looked at again where that changed.
+
+    The module is kept alive. A look waits until no other thread traces the module, which then holds stand-ins.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._children: list[dict[str, Any]] = []
+        self._modules: list[Any] = []
+        self._seen: Seen | None = None
+
+    def look(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers, under every name they have."""
+        with alone():
+            modules = list(self._module.modules())
+            self._children = [one._modules for one in modules]
+            self._modules = _held(self._children)
+            self._seen = Seen.of(modules)
+            return tensors_of_module(self._module)
+
+    def is_changed(self) -> bool:
+        """Whether somebody replaced or wrote a weight, or replaced a module, since the last look."""
+        if self._seen is None or self._is_as_seen(self._seen):
+            return False
+        with alone():
+            return not self._is_as_seen(self._seen)
+
+    def _is_as_seen(self, seen: Seen) -> bool:
+        return _are(_held(self._children), self._modules) and seen.is_current()
