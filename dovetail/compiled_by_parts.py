@@ -20,7 +20,7 @@ from .compiler.spec.units import format_bytes
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
 from .components.component import Component
-from .conventions.device_map import home_of
+from .conventions.device_map import split_by_map
 from .runtime.store.origin import HOST, FileOrigin
 from .runtime.store.seen import ModuleWeights
 from .runtime.store.source import tensors_of_module
@@ -63,11 +63,11 @@ class CompiledByParts(CompiledModule):
         Raises what the module raises, ExecutionError, and DoesNotFitError.
         """
         if self._given.is_changed():
-            self._renew()
+            self._take_over()
         with torch.no_grad():
             return self._component.module(*args, **kwargs)
 
-    def _renew(self) -> None:
+    def _take_over(self) -> None:
         """Takes over what somebody changed in the module that was compiled; files have what they have."""
         with self._component.turn:
             if self._given.is_changed():
@@ -100,7 +100,7 @@ class CompiledByParts(CompiledModule):
 
     def __str__(self) -> str:
         component = self._component
-        placed = component.homes.bytes_on()
+        placed = component.assigned.bytes_on()
         lines = [f"{self._title} by its parts on {' & '.join(map(str, component.devices))}"]
         lines += [f"  {device}: {format_bytes(placed[device.name])} of weights" for device in component.devices]
         lines += [f"  {name} cannot be traced: {why}" for name, why in component.parts.reasons.items()]
@@ -126,7 +126,7 @@ def compile_by_parts(
     rows: bool = False,
     shares: tuple[float, ...] = (),
     index: WeightIndex | None = None,
-    homes: Mapping[str, Device] | None = None,
+    places: Mapping[str, Device] | None = None,
 ) -> CompiledByParts:
     """Compiles a module that could not be traced, by running an example call: only a call shows what its parts get.
 
@@ -138,7 +138,7 @@ def compile_by_parts(
         rig: the machine it is compiled for.
         offered, finish, residency, rows, shares: as for ``Component``, its rig being what is offered.
         index: files that have its weights.
-        homes: the devices of modules by their path.
+        places: the devices of modules by their path.
 
     Raises TraceError where it cannot run: its weights or arguments have no data, or the devices are not here.
     """
@@ -153,9 +153,10 @@ def compile_by_parts(
     component = Component(
         "", "", twin, offered, finish=finish, origins=origins, residency=residency, rows=rows, shares=shares
     )
-    if homes is not None:
-        held = component.view.weights()
-        component.homes.assign({one: home_of(one.name, homes) for one in held})
+    if places is not None:
+        held = {one.name: one for one in component.view.weights()}
+        assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
+        component.assigned.commit({held[name]: one for name, one in assignment.items()})
     before = Kept(twin)
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())

@@ -15,11 +15,12 @@ from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
-from .conventions.device_map import home_of, named_devices
+from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import Request, one_backend
+from .passes.assignment import Assignment
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
-from .passes.pipeline import default_passes, parse_passes
+from .passes.pipeline import default_passes, parse_passes, with_assignment
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
@@ -100,16 +101,15 @@ def compile(
     residency = _residency_for(request, name, offered.devices, index is not None)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
 
-    def finish(traced: Program, mode: str) -> Program:
+    def finish(traced: Program, mode: str, assignment: Assignment | None = None) -> Program:
         steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
+        steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 
     def finish_part(component: Component, traced: Program, part: nn.Module) -> CompiledModule:
-        traced.keep(residency)
         component.sites.place(part, traced)
         program = finish(traced, "layer" if component.sites.settled else mode)
-        if program.residency:
-            component.homes.settle(part, program)
+        component.assigned.note(part, program)
         return CompiledModule(program, request.rig, component.view.of_program(part, program), traced)
 
     try:
@@ -117,15 +117,14 @@ def compile(
     except TraceError as error:
         return compile_by_parts(
             module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part,
-            residency=residency, rows=mode == "row", shares=shares, index=index, homes=places,
+            residency=residency, rows=mode == "row", shares=shares, index=index, places=places,
         )  # fmt: skip
     if index is not None:
         set_types(traced, types_of(traced, index))
     traced.rig = offered
     traced.keep(residency)
-    if places is not None:
-        traced.home = {name: home_of(name, places) for name in traced.weights}
-    program = finish(traced, mode)
+    assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
+    program = finish(traced, mode, assignment)
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
     source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)

@@ -7,14 +7,15 @@ be lowered under many assignments, each on a copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..compiler.errors import DoesNotFitError, UsageError
-from ..compiler.ir.program import Program
+from ..compiler.ir.program import Program, Weight
 from ..compiler.ir.slices import Bounds
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from .analysis.eligibility import bias_of, marked_weights
@@ -67,11 +68,13 @@ class Assign(Pass):
 
 def assigned(program: Program, homes: Mapping[str, Device], bounds: Mapping[str, Bounds] | None = None) -> Assignment:
     """An assignment of some homes and bounds, in which every weight is kept where the program says that it is."""
-    kept = program.residency
-    return {
-        name: Assigned(home, (bounds or {}).get(name, ()), kept.get(name, Residency.DEVICE))
-        for name, home in homes.items()
-    }
+    whole = assigned_whole(homes, program.residency)
+    return {**whole, **{name: replace(whole[name], bounds=some) for name, some in (bounds or {}).items()}}
+
+
+def assigned_whole(homes: Mapping[str, Device], residency: Mapping[str, Residency]) -> Assignment:
+    """An assignment of some homes, in which weights are kept on their devices where nothing else is said."""
+    return {name: Assigned(home, (), residency.get(name, Residency.DEVICE)) for name, home in homes.items()}
 
 
 def needs_under(program: Program, assignment: Assignment, headroom: int | None = None) -> dict[Device, Need]:
@@ -116,12 +119,21 @@ def check(
     check_needs(program, needs_under(program, assignment, headroom), free)
 
 
+def check_weights(name: str, weights: Mapping[str, Weight], assignment: Assignment, rig: Rig) -> None:
+    """Accepts an assignment of weights of which no graph is known, or refuses it as `check` does; changes nothing.
+
+    Weights are counted where they are assigned, as if all were there together, and no values.
+    """
+    _check_devices(name, weights, assignment, rig)
+    load: Counter[Device] = Counter()
+    for key, weight in weights.items():
+        load[assignment[key].device] += weight.nbytes
+    _check_room(name, rig, {device: Need(nbytes) for device, nbytes in load.items()}, rig.free)
+
+
 def check_needs(program: Program, needs: Mapping[Device, Need], free: Mapping[Device, int] | None = None) -> None:
     """Raises DoesNotFitError, with both numbers and what may help, for a device that has less than it needs."""
-    free = program.rig.free if free is None else free
-    for device, need in needs.items():
-        if need.total > free[device]:
-            raise DoesNotFitError(_refusal(program, device, need, free[device]))
+    _check_room(program.name, program.rig, needs, program.rig.free if free is None else free, bool(program.residency))
 
 
 def commit(program: Program, assignment: Assignment) -> int:
@@ -129,22 +141,23 @@ def commit(program: Program, assignment: Assignment) -> int:
     known = {name: assignment[name] for name in program.weights}
     program.home = {name: one.device for name, one in known.items()}
     program.residency = {name: one.residency for name, one in known.items() if one.residency is not Residency.DEVICE}
-    bounds = {name: one.bounds for name, one in known.items() if one.bounds}
-    program.bounds = bounds
-    return split_matmuls(program, bounds) if bounds else 0
+    program.bounds = {name: one.bounds for name, one in known.items() if one.bounds}
+    return split_matmuls(program, program.bounds) if program.bounds else 0
+
+
+def _check_devices(name: str, weights: Iterable[str], assignment: Assignment, rig: Rig) -> None:
+    """Raises UsageError where an assignment leaves a weight out, or names a device that is not of the rig."""
+    for weight in sorted(weights):
+        if weight not in assignment:
+            raise UsageError(f"the assignment says nothing of {weight}: give every weight a device")
+        device = assignment[weight].device
+        if device not in rig.devices:
+            raise UsageError(f"{weight} is assigned to {device}, and {name} is for {', '.join(map(str, rig))}")
 
 
 def _check_form(program: Program, assignment: Assignment) -> None:
     """Raises UsageError for an assignment that is none of this program."""
-    lacking = program.weights.keys() - assignment.keys()
-    if lacking:
-        raise UsageError(f"the assignment says nothing of {sorted(lacking)[0]}: give every weight a device")
-    for name in program.weights:
-        one = assignment[name]
-        if one.device not in program.devices:
-            raise UsageError(
-                f"{name} is assigned to {one.device}, and {program.name} is for {', '.join(map(str, program.devices))}"
-            )
+    _check_devices(program.name, program.weights, assignment, program.rig)
     marks = {weight.name: node for node, weight in marked_weights(program).items()}
     of_bias: dict[str, Bounds] = {}
     for name, bounds in ((name, assignment[name].bounds) for name in program.weights if assignment[name].bounds):
@@ -161,21 +174,26 @@ def _check_form(program: Program, assignment: Assignment) -> None:
                 raise UsageError(f"the bias {bias.name} belongs to matrices of different bounds: give them the same")
 
 
-def _refusal(program: Program, device: Device, need: Need, free: int) -> str:
-    staged = " that are there together" if program.residency else ""
-    memory = program.rig[device]
-    why = f" ({memory.why})" if memory.why else ""
-    return (
-        f"{program.name} needs {format_bytes(need.weights)} of weights{staged} and {format_bytes(need.values)} of "
-        f"headroom on {device}, which has {format_bytes(free)} free of {format_bytes(memory.total)}{why}: "
-        f"{_ways_out(program, device, need)}"
-    )
+def _check_room(
+    name: str, rig: Rig, needs: Mapping[Device, Need], free: Mapping[Device, int], is_staged: bool = False
+) -> None:
+    for device, need in needs.items():
+        if need.total <= free[device]:
+            continue
+        staged = " that are there together" if is_staged else ""
+        memory = rig[device]
+        why = f" ({memory.why})" if memory.why else ""
+        values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
+        raise DoesNotFitError(
+            f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
+            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}: {_ways_out(rig, device, need)}"
+        )
 
 
-def _ways_out(program: Program, device: Device, need: Need) -> str:
+def _ways_out(rig: Rig, device: Device, need: Need) -> str:
     """What can make it fit, in the order in which it costs least."""
-    ways, why = ["list more devices"], program.rig[device].why
-    if len(program.devices) > 1:
+    ways, why = ["list more devices"], rig[device].why
+    if len(rig.devices) > 1:
         ways.append(f"give {device} a smaller share (--tensor-split)")
     if "budget" in why:
         ways.append("raise the budget (--max-vram)")

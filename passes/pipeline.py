@@ -69,9 +69,14 @@ def lowered(
 
     Raises UsageError for an assignment that is none of this program, DoesNotFitError where a device lacks memory.
     """
-    steps = [Assign(assignment, headroom) if isinstance(one, Place) else one for one in default_passes()]
-    before = steps.index(Assign(assignment, headroom)) if "blocks found" in program.facts else 0
+    steps = with_assignment(default_passes(headroom=headroom), assignment)
+    before = [type(one) for one in steps].index(Assign) if "blocks found" in program.facts else 0
     return PassManager(steps[before:], callbacks).run(program.copy())
+
+
+def with_assignment(steps: Sequence[Pass], assignment: Assignment) -> list[Pass]:
+    """Passes of which those that would decide where weights are place them as assigned instead."""
+    return [Assign(assignment, one.headroom) if isinstance(one, (Place, Rows)) else one for one in steps]
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -77,6 +77,16 @@ class CallCompiler:
                     if not call.is_over:
                         call.keep(key, program, _MANY)
             return program
+
+    def lower_again(self, calls: Iterable[Call]) -> None:
+        """Takes the traced programs of calls through the passes again, for weights that are assigned anew."""
+        again: dict[Answering, CompiledModule] = {}
+        for call in calls:
+            for program in call.programs.values():
+                if isinstance(program, CompiledModule) and program.base and program not in again:
+                    again[program] = self._finish(self.component, program.base, call.module)
+        for call in calls:
+            call.programs.update({key: again.get(program, program) for key, program in call.programs.items()})
 
     @contextlib.contextmanager
     def _traceable(self, call: Call) -> Iterator[nn.Module]:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiler.errors import TraceError
+from ..compiler.errors import TraceError, UsageError
+from ..compiler.frontend import trace_lock
 from ..compiler.frontend.autocast import autocast_state
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
@@ -28,8 +29,10 @@ from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters, Branches
 from ..lora.stand_ins import guard_module
+from ..passes.assignment import Assignment
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
+from .assigned import AssignedWeights
 from .by_parts import Parts
 from .call_compiler import CallCompiler, Finish
 from .call_key import call_key
@@ -41,7 +44,6 @@ from .calls import (
     refuse_gradients,
 )
 from .compiled import CompiledModule
-from .homes import Homes
 from .merging import Merges
 from .module_methods import put_methods
 from .module_view import ModuleView
@@ -103,7 +105,7 @@ class Component:
         self.devices = rig.devices
         self.merges = Merges(self)
         self.view = ModuleView(module, origins, store=store, residency=residency)
-        self.homes = Homes(self.view)
+        self.assigned = AssignedWeights(self.view)
         self.sharing = sharing or Sharing()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
@@ -168,7 +170,8 @@ class Component:
         if first is not None:
             self.view.show(first, self.whole_on)
         self.view.keep(self.module.parameters(recurse=False), self.whole_on)
-        self.homes.rehome(self.whole_on, self.devices[0])
+        for one in self.view.weights():  # of a plan, they lie where they would lie if this were none
+            one.home = self.devices[0] if one.home == self.whole_on else one.home
 
     def restore(self) -> None:
         """Gives the module its own calls and its weights' old places back, and forgets all programs.
@@ -181,7 +184,7 @@ class Component:
             self.sites.forget()
             self.merges.settle()
             self.view.undo()
-            self.homes.forget()
+            self.assigned.forget()
             for wrapper in self.adapters.wrappers(self.module):
                 self.merges.hand_back(wrapper)
             self._forget()
@@ -193,6 +196,23 @@ class Component:
             self.sites.forget()
             self.view.forget_copies()
             self.swap()
+
+    def assign(self, assignment: Assignment) -> None:
+        """Has its weights be where an assignment of all of them by name says; its programs are lowered again for that.
+
+        Nothing is traced again. Raises UsageError for an assignment that is none of this component, or that slices
+        weights, which the split mode decides; DoesNotFitError where a device lacks memory. All is as before then.
+        """
+        if self.rows or any(one.bounds for one in assignment.values()):
+            raise UsageError(f"{self.name} cannot be assigned rows: split mode row decides which device gets which")
+        with self.turn, trace_lock.alone(), self.alone():
+            self.sites.check(assignment)
+            self.unload()
+            self.view.forget_copies()
+            with self.assigned.trying(assignment):
+                self._compiler.lower_again(self.calls)
+            self.sites.forget()
+            self.view.rest()
 
     def put_back(self) -> None:
         """Compiles anew where the module's own functions stand in the place of compiled calls."""

@@ -195,6 +195,14 @@ class ModuleView:
             self.moved()
 
     @locked
+    def rest(self) -> None:
+        """Brings weights that have data to where they rest, after that was changed."""
+        for one in self.weights():
+            if not one.tensor.is_meta:
+                self.store.rest(one, one.tensor.device)
+        self.moved()
+
+    @locked
     def complete(self) -> None:
         """Brings weights that have no data in the module to host memory."""
         self.survey()
@@ -273,6 +281,7 @@ class ModuleView:
             if moves or (one.tensor.is_meta and one.file is not None):
                 self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
             one.home = one.before = None
+            one.bounds = ()
         self._lent.clear()
         self._is_due = False
 

@@ -1,7 +1,7 @@
 """Where each part of a component runs its own Python, and which device each weight gets that is compiled by parts.
 
 Which device each weight gets is decided once for the whole component, from the names of its weights
-(``passes/assign``), so that parts that are compiled at different times agree.
+(``passes/by_name``), so that parts that are compiled at different times agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 from ..compiler.ir.program import Program, Weight
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..passes.assign import check_homes, split_by_name, units_of
+from ..passes.assignment import Assigned, Assignment, check_weights
+from ..passes.by_name import split_by_name, units_of
 from ..runtime.store.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
@@ -83,10 +84,9 @@ class Sites:
         What other parts hold of a device is not offered again.
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
-        homes = self.component.homes
-        program.rig = self.component.offer(homes.read_by(module, program))
-        homes.set_types(module, program)
-        program.home, program.bounds = homes.given(module, program), homes.bounds(module, program)
+        assigned = self.component.assigned
+        program.rig = self.component.offer(assigned.read_by(module, program))
+        assigned.constrain(module, program)
         if self.settled:
             used = [one for one in program.devices if one in program.home.values()]
             program.rig = program.rig.only(used or program.devices[:1])
@@ -98,13 +98,21 @@ class Sites:
         component = self.component
         held = {one.name: one for one in component.view.weights()}
         weights = {name: _weight_of(one) for name, one in held.items()}
-        given = {name: one.home for name, one in held.items() if one.home is not None}
+        given = {name: Assigned(one.home, (), one.residency) for name, one in held.items() if one.home is not None}
         rig = component.offer(list(held.values()))
-        homes = split_by_name(weights, rig, component.shares, given)
-        check_homes(component.name or type(component.module).__name__, weights, homes, rig)
-        component.homes.assign({held[name]: home for name, home in homes.items()})
+        residency = {name: one.residency for name, one in held.items()}
+        assignment = split_by_name(weights, rig, component.shares, given, residency)
+        self.check(assignment)
+        component.assigned.commit({held[name]: one for name, one in assignment.items()})
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}
+
+    def check(self, assignment: Assignment) -> None:
+        """Raises UsageError or DoesNotFitError where all weights of the component cannot be as assigned by name."""
+        component = self.component
+        held = component.view.weights()
+        weights = {one.name: _weight_of(one) for one in held}
+        check_weights(component.name or type(component.module).__name__, weights, assignment, component.offer(held))
 
     def of(self, module: nn.Module) -> Site:
         """Where and how a part runs its own Python."""
@@ -124,7 +132,8 @@ class Sites:
         units = {self._units[one] for one in inside if one in self._units}
         homes = _homes(inside)
         main = component.whole_on if component.whole_on in component.devices else None
-        several = len(homes) > 1 or component.view.residency is not Residency.DEVICE or self.contain_left(module)
+        stays = all(one.residency is Residency.DEVICE for one in inside)
+        several = len(homes) > 1 or not stays or self.contain_left(module)
         packed = any(one.quant for one in inside)
         opens = next(module.children(), None) is not None and (
             packed or (several and (len(units) > 1 or main is None or module in self.left))
@@ -134,7 +143,7 @@ class Sites:
             return Site(None, opens, ())
         if not opens:
             return Site(device, False, tuple(inside))
-        shared = [] if component.view.residency is not Residency.DEVICE or packed or main is None else inside
+        shared = [] if not stays or packed or main is None else inside
         loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
         return Site(device, True, tuple(dict.fromkeys([*own, *loose])))
 

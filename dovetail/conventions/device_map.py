@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..compiler.errors import UsageError
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
+from ..passes.assignment import Assignment, assigned_whole
 
 
 def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:
@@ -19,7 +21,12 @@ def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:
     return {path: rig.find(device) for path, device in device_map.items()}
 
 
-def home_of(name: str, devices: Mapping[str, Device]) -> Device:
+def split_by_map(names: Iterable[str], devices: Mapping[str, Device], residency: Mapping[str, Residency]) -> Assignment:
+    """What a map gives to weights by name; raises UsageError for one that lies under no path of it."""
+    return assigned_whole({name: _home_of(name, devices) for name in names}, residency)
+
+
+def _home_of(name: str, devices: Mapping[str, Device]) -> Device:
     """The device of the longest path that a weight's name lies under; raises UsageError when it lies under none."""
     path = next((prefix for prefix in _prefixes(name) if prefix in devices), None)
     if path is None:

@@ -59,7 +59,7 @@ class DryPipeline(CompiledPipeline):
         compiled = super()._finish(component, traced, module)
         program = compiled.program
         self._finished.append(program)
-        component.homes.settle(module, program)
+        component.assigned.note(module, program, planning=True)
         return DryModule(program, compiled.rig, ProgramWeights.of_module(module, program), traced)
 
 

@@ -39,15 +39,24 @@ class Ledger:
         resident: Counter[str] = Counter()
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for other in list(self._components.values()):
-            held = component.homes.bytes_on(read) if other is component else _reserved(other)
-            (staged[phase_of(other.name)] if other.view.residency is not Residency.DEVICE else resident).update(held)
+            stays, comes = _reserved(other, read if other is component else None)
+            resident += stays
+            staged[phase_of(other.name)].update(comes)
         own = staged[phase_of(component.name)]
         phases = [own] if component.view.residency is not Residency.DEVICE else staged.values()
         return resident + functools.reduce(operator.or_, phases, Counter())
 
 
-def _reserved(component: Component) -> Counter[str]:
-    """The bytes of weights that a component has on each device, or will have."""
-    if len(component.devices) == 1:
-        return Counter({component.devices[0].name: component.view.nbytes})
-    return component.homes.bytes_on()
+def _reserved(component: Component, read: Sequence[StoredWeight] | None) -> tuple[Counter[str], Counter[str]]:
+    """The bytes that stay on each device, and that come there for a phase: all that a component on one device has.
+
+    With weights that are to be ``read``: those of the others that it has placed so far, in any case.
+    """
+    if read is not None or len(component.devices) > 1:
+        return component.assigned.resident_on(read or ()), component.assigned.staged_on(read or ())
+    (device,) = component.devices
+    stays: Counter[str] = Counter()
+    comes: Counter[str] = Counter()
+    for one in component.view.weights():
+        (comes if one.residency.stages_on(device) else stays)[device.name] += one.nbytes
+    return stays, comes

@@ -254,8 +254,6 @@ class CompiledPipeline:
                 other.view.release()
 
     def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
-        homes = component.homes
-        traced.keep(component.view.residency)
         traced.keeps_staged = True  # until the component's phase ends
         component.sites.place(module, traced)
         program = traced.copy()
@@ -264,7 +262,5 @@ class CompiledPipeline:
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
-        homes.note_bounds(module, program)
-        if program.residency:
-            homes.settle(module, program)
+        component.assigned.note(module, program)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Weight
+from ...compiler.ir.slices import Bounds
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..devices.transfers import moved
@@ -37,7 +38,8 @@ class StoredWeight:
         owner: whose weight it is, for messages.
         residency: where it rests while nobody computes with it.
         places: where modules hold its tensor.
-        home: the device that a program gave it.
+        home: the device that it was assigned, unless it was assigned rows of it to several.
+        bounds: the rows that it was assigned to each device, if so.
         before: where it was when it was brought elsewhere first.
         noted: the memory of what was put into the modules last, and how often that had been written.
     """
@@ -51,6 +53,7 @@ class StoredWeight:
     places: list[Place] = field(default_factory=list)
     shown: torch.Tensor | None = None
     home: Device | None = None
+    bounds: Bounds = ()
     before: torch.device | None = None
     parts: dict[Part, torch.Tensor] = field(default_factory=dict)
     staged: dict[Part, torch.Tensor] = field(default_factory=dict)

@@ -398,10 +398,10 @@ def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
     module, x = Halves().eval(), torch.ones(1, 256)
     component = _split(module, rig="sim0=1400KiB,sim1=1400KiB")
     encoded = module._encode(x)
-    before = component.homes.bytes_on()
+    before = component.assigned.bytes_on()
     with pytest.raises(DoesNotFitError, match=r"Halves needs .* of weights .* free of 1\.4 MiB"):
         module._decode(encoded)
-    assert component.homes.bytes_on() == before
+    assert component.assigned.bytes_on() == before
     assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
 
 
@@ -411,7 +411,7 @@ def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
     parts = sum(tensor.nbytes for tensor in module.parameters())
     component = _split(module, rig=f"sim0={parts}B,sim1={parts // 2}B")
     first = module.first(x)
-    assert component.homes.bytes_on().total() > 0
+    assert component.assigned.bytes_on().total() > 0
     assert torch.equal(module(x), eager)
     assert torch.equal(module.first(x), first)
     assert len(_bytes_on(module)) == 2

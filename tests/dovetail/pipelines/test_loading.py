@@ -101,7 +101,7 @@ def test_loading_reads_next_to_nothing_and_each_weight_goes_straight_to_its_devi
     arrived = [sim.stats(index).bytes_in for index in range(2)]
     paint(handle, {**call, "num_inference_steps": 1})
     for index in range(2):
-        placed = sum(one.homes.bytes_on()[f"sim{index}"] for one in handle.components.values())
+        placed = sum(one.assigned.bytes_on()[f"sim{index}"] for one in handle.components.values())
         parameters = sum(
             tensor.nbytes
             for one in handle.components.values()

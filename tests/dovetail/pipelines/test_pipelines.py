@@ -65,7 +65,7 @@ def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(na
     assert torch.equal(first.cpu(), eager)
     assert torch.equal(second.cpu(), eager)
     (spread,) = (one for one in handle.components.values() if one.role == "diffusion")
-    assert spread.homes.bytes_on().keys() == {"sim0", "sim1"}
+    assert spread.assigned.bytes_on().keys() == {"sim0", "sim1"}
     handle.undo()
     after = weights(pipe)
     assert after.keys() == before.keys()
@@ -114,7 +114,7 @@ def test_weights_live_once_whatever_the_number_of_sizes() -> None:
     for width in (16, 32):
         paint(pipe, {**call, "width": width})
         pipe.scheduler.set_timesteps(1)
-        placed = sum(one.homes.bytes_on().total() for one in handle.components.values())
+        placed = sum(one.assigned.bytes_on().total() for one in handle.components.values())
         assert in_use() == placed
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
@@ -315,7 +315,7 @@ def test_what_other_components_take_is_not_offered_twice() -> None:
     size = transformer + encoder + clip
     handle = dovetail.compile_pipeline(pipe, SPREAD, rig=f"sim0={size}B,sim1={size}B", passes=None)
     paint(pipe, call)
-    placed = handle.components["transformer"].homes.bytes_on()
+    placed = handle.components["transformer"].assigned.bytes_on()
     assert placed["sim0"] > placed["sim1"] > 0
 
 

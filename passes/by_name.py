@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Block, Weight
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.devices import Rig
+from ..compiler.spec.residency import Residency
+from .assignment import Assignment, assigned_whole
 from .blocks import blocks_by_name
 from .place import Part, Room, split_parts
 
@@ -24,15 +24,17 @@ def split_by_name(
     weights: Mapping[str, Weight],
     rig: Rig,
     shares: Sequence[float] = (),
-    given: Mapping[str, Device] | None = None,
-) -> dict[str, Device]:
-    """The device of every weight, by its name; it may exceed what is free.
+    given: Assignment | None = None,
+    residency: Mapping[str, Residency] | None = None,
+) -> Assignment:
+    """What every weight gets, by its name; it may exceed what is free.
 
     Args:
         weights: the module's weights by name, each once, in the order of its parts.
         rig: main device first, with what is free on each.
         shares: weighs the devices instead of their free memory.
-        given: weights that have a device already, and keep it.
+        given: what weights have already, and keep.
+        residency: where weights are kept that do not stay where they are read.
     """
     free = rig.free
     offers = [*shares, *[0.0] * len(free)][: len(free)] if shares else ()
@@ -46,7 +48,7 @@ def split_by_name(
     for device, count in zip(rig, counts, strict=True):
         for unit in islice(queue, count):
             homes.update(dict.fromkeys(unit.weights, device))
-    return {**homes, **(given or {})}
+    return {**assigned_whole(homes, residency or {}), **(given or {})}
 
 
 def units_of(weights: Mapping[str, Weight], least: int = 1) -> tuple[Block, ...]:
@@ -75,18 +77,3 @@ def _parts(unit: Block) -> list[Block]:
     if len(held) == 1 and next(iter(held)) == unit.name:
         return []
     return [Block(name, tuple(inside)) for name, inside in held.items()]
-
-
-def check_homes(name: str, weights: Mapping[str, Weight], homes: Mapping[str, Device], rig: Rig) -> None:
-    """Raises DoesNotFitError when a device cannot hold the weights of a module that are to be there."""
-    load: dict[Device, int] = defaultdict(int)
-    for key, weight in weights.items():
-        load[homes[key]] += weight.nbytes
-    for device, nbytes in load.items():
-        memory = rig[device]
-        if nbytes > memory.free:
-            raise DoesNotFitError(
-                f"{name} needs {format_bytes(nbytes)} of weights on {device}, which has {format_bytes(memory.free)} "
-                f"free of {format_bytes(memory.total)}: list more devices, give {device} a smaller share "
-                "(--tensor-split), or use a smaller dtype"
-            )

@@ -1,0 +1,135 @@
+"""What the weights of a component are assigned, which all of its programs share, and what that takes of each device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from ..compiler.ir.program import Program, Weight
+from ..compiler.spec.devices import canonical_name
+from ..compiler.spec.residency import Residency
+from ..lora.adapters import plain_name
+from ..passes.assignment import Assigned, Assignment
+from ..runtime.store.stored_weight import StoredWeight
+from .module_view import ModuleView, locked
+
+
+class AssignedWeights:
+    """The assignment of a component, weight by weight: what one program decided, those made later keep."""
+
+    def __init__(self, view: ModuleView) -> None:
+        self._view = view
+        self.store = view.store
+        self._planned: dict[tuple[StoredWeight, tuple[int, int] | None], tuple[str, int]] = {}
+
+    @locked
+    def bytes_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that were brought to each device, or are brought there for a reading, by the device's name.
+
+        Weights ``apart_from`` which they are counted do not count.
+        """
+        left_out = set(apart_from)
+        return self.resident_on(left_out) + self.staged_on(left_out)
+
+    @locked
+    def resident_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that were brought to each device and stay there."""
+        placed: Counter[str] = Counter()
+        staged, left_out = {one for one, _ in self._planned}, set(apart_from)
+        for one in self._view.weights():
+            if one in left_out:
+                continue
+            if one.home and one not in staged:
+                placed[one.home.name] += one.nbytes
+            for (_, _, device), part in one.parts.items():
+                name = canonical_name(str(device))
+                placed[name] += 0 if one.home and one.home.name == name else part.nbytes
+        return placed
+
+    @locked
+    def staged_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that are brought to each device for a reading."""
+        placed: Counter[str] = Counter()
+        left_out = set(apart_from)
+        for (one, _), (name, nbytes) in self._planned.items():
+            placed[name] += 0 if one in left_out else nbytes
+        return placed
+
+    @locked
+    def read_by(self, module: nn.Module, program: Program) -> list[StoredWeight]:
+        """The weights of the component that a program reads."""
+        read = {program.weight(node).name for node in program.weight_nodes() if node.users}
+        return [one for weight, one in self._held(module, program) if weight.name in read]
+
+    @locked
+    def constrain(self, module: nn.Module, program: Program) -> None:
+        """Gives a fresh program of a part of the component what is decided of its weights; a policy decides the rest.
+
+        A weight that has no data has the type in which its file has it.
+        """
+        program.home, program.bounds, program.residency = {}, {}, {}
+        for weight, one in self._held(module, program):
+            if one.home is not None and one.home in program.devices:
+                program.home[weight.name] = one.home
+            if one.bounds:
+                program.bounds[weight.name] = one.bounds
+            if one.residency is not Residency.DEVICE:
+                program.residency[weight.name] = one.residency
+            if one.tensor.is_meta and one.origin and (quant := one.origin.quant_of(weight)):
+                program.weights[weight.name] = replace(weight, quant=quant)
+
+    @locked
+    def note(self, module: nn.Module, program: Program, *, planning: bool = False) -> None:
+        """Has the programs to come keep what was decided for one, and counts what is brought for its readings.
+
+        A weight that stays on its device is noted when it is brought there, or now while ``planning``.
+        """
+        for weight, one in self._held(module, program):
+            home = program.home.get(weight.name)
+            if home is None:
+                continue
+            staged = program.stages(weight, home)
+            if staged:
+                self._planned[one, weight.rows] = home.name, weight.nbytes
+            if (staged or planning) and not weight.rows and one.home not in program.devices:
+                one.home = home
+            one.bounds = program.bounds.get(weight.whole, one.bounds)
+
+    @locked
+    def commit(self, assignment: Mapping[StoredWeight, Assigned]) -> None:
+        """Settles what weights get, and brings none there; one that is sliced has no home of its own."""
+        self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
+        for one, given in assignment.items():
+            one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
+            if given.residency.stages_on(given.device):
+                self._planned[one, None] = given.device.name, one.nbytes
+
+    @contextlib.contextmanager
+    def trying(self, assignment: Assignment) -> Iterator[None]:
+        """Settles what all weights get by name; an error meanwhile leaves them what they had."""
+        held, planned = self._view.weights(), self._planned
+        before = [(one, (one.home, one.bounds, one.residency)) for one in held]
+        try:
+            self.commit({one: assignment[one.name] for one in held})
+            yield
+        except BaseException:
+            self._planned = planned
+            for one, had in before:
+                one.home, one.bounds, one.residency = had
+            raise
+
+    def forget(self) -> None:
+        """Forgets what is brought to devices for readings."""
+        self._planned = {}
+
+    def _held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
+        """The weights of a program that the component holds."""
+        known = self._view.by_name(module)
+        for weight in list(program.weights.values()):
+            name = next((name for name in map(plain_name, weight.names) if name in known), None)
+            if name is not None:
+                yield weight, known[name]
