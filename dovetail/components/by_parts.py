@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ..compiler.errors import TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
-from .calls import BY_PARTS, ByParts, Call, answer_late, moved
+from .calls import BY_PARTS, ByParts, Call, OfComponent, answer_late, moved
 from .compiled import CompiledModule
 from .crossing import Crossing, is_stateful
 from .sites import Site
@@ -55,7 +54,7 @@ class _Frame:
     keeps: bool = False
 
 
-class Parts:
+class Parts(OfComponent):
     """Runs calls of a component by its parts.
 
     ``reasons`` has, by the name of the call, why it was not compiled whole. The component keeps this alive, and not the
@@ -64,18 +63,11 @@ class Parts:
     """
 
     def __init__(self, component: Component) -> None:
+        super().__init__(component)
         self.reasons: dict[str, str] = {}
         self.turn = ForkSafeLock()
         self._is_used = False
-        self._component = weakref.ref(component)
         self._local = threading.local()
-
-    @property
-    def component(self) -> Component:
-        """The component."""
-        component = self._component()
-        assert component is not None
-        return component
 
     @property
     def frame(self) -> _Frame | None:

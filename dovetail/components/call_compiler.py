@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +16,7 @@ from ..compiler.frontend.trace import trace
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
-from .calls import Answering, Call, refuse_what_is_no_function, without_caches
+from .calls import Answering, Call, OfComponent, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .lengths import Form
 from .skeleton import skeleton
@@ -34,7 +33,7 @@ Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
 """Takes a traced program of a part of a component through the passes."""
 
 
-class CallCompiler:
+class CallCompiler(OfComponent):
     """Makes the programs of the calls of a component.
 
     Args:
@@ -51,17 +50,10 @@ class CallCompiler:
         why: TraceError | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._component = weakref.ref(component)
+        super().__init__(component)
         self._finish = finish
         self._why = why
         self._dynamic_shapes = dynamic_shapes
-
-    @property
-    def component(self) -> Component:
-        """The component, which keeps this alive, and not the other way round."""
-        component = self._component()
-        assert component is not None
-        return component
 
     def make(
         self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches

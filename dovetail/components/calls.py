@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MethodType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,23 @@ from ..conventions.replacements import Replacement, copy_as_is
 from ..runtime.devices.transfers import handed
 from .compiled import CompiledModule
 from .lengths import Lengths
+
+if TYPE_CHECKING:
+    from .component import Component
+
+
+class OfComponent:
+    """Something of a component, which keeps this alive, and not the other way round."""
+
+    def __init__(self, component: Component) -> None:
+        self._owner = weakref.ref(component)
+
+    @property
+    def component(self) -> Component:
+        """The component."""
+        component = self._owner()
+        assert component is not None
+        return component
 
 
 class ByParts(Enum):

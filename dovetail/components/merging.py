@@ -24,6 +24,7 @@ from ..lora.adapters import Wrapper
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST, MergedOrigin, TensorOrigin
 from ..runtime.store.stored_weight import StoredWeight
+from .calls import OfComponent
 
 if TYPE_CHECKING:
     from .component import Component
@@ -79,19 +80,13 @@ class _Through:
         return self._function(merges, Wrapper(self._path, self._layer(), self._is_plain), *args, **kwargs)
 
 
-class Merges:
+class Merges(OfComponent):
     """What is merged into the weights of a component."""
 
     def __init__(self, component: Component) -> None:
-        self._owner = weakref.ref(component)
+        super().__init__(component)
         self._updates: dict[str, list[Update]] = defaultdict(list)
         self._touched: dict[str, None] = {}
-
-    @property
-    def _component(self) -> Component:
-        component = self._owner()
-        assert component is not None
-        return component
 
     @property
     def are_pending(self) -> bool:
@@ -112,12 +107,12 @@ class Merges:
         """Brings the data of weights up to date after something was merged or taken out."""
         if not self._touched:
             return
-        weights = {one.name: one for one in self._component.view.weights()}
+        weights = {one.name: one for one in self.component.view.weights()}
         with torch.inference_mode(False), torch.no_grad():
             for name in self._touched:
                 self._renew(weights[name])
         self._touched.clear()
-        self._component.refresh_weights()
+        self.component.refresh_weights()
 
     def _merge(self, wrapper: Wrapper, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """What peft calls merge."""
@@ -162,11 +157,11 @@ class Merges:
             self._touched[name] = None
 
     def _name_of(self, weight: torch.Tensor) -> str:
-        return self._component.view.store.of(weight).name
+        return self.component.view.store.of(weight).name
 
     def _renew(self, one: StoredWeight) -> None:
         """Lets a weight come from its base with all that is merged into it; one with data has that at once."""
-        store, updates = self._component.view.store, self._updates[one.name]
+        store, updates = self.component.view.store, self._updates[one.name]
         store.forget_parts(one)
         base = one.origin.base if isinstance(one.origin, MergedOrigin) else one.origin
         base = base or TensorOrigin(moved(one.tensor, HOST))
@@ -178,7 +173,7 @@ class Merges:
 
     def check(self) -> None:
         """Raises UsageError when an adapter of the component cannot be merged."""
-        for wrapper in self._component.adapters.wrappers(self._component.module):
+        for wrapper in self.component.adapters.wrappers(self.component.module):
             self._check(wrapper)
 
     def _check(self, wrapper: Wrapper) -> None:
@@ -188,7 +183,7 @@ class Merges:
                 f"the adapter of {wrapper.path} cannot be merged: only plain low-rank branches can be, beside a matmul "
                 "or a convolution in one group: leave it beside the weights (lora_apply_mode=at_runtime)"
             )
-        quant = self._component.view.store.of(base.weight).quant
+        quant = self.component.view.store.of(base.weight).quant
         if quant:
             raise UsageError(
                 f"no adapter can be merged into {wrapper.path}, which is quantized ({quant}): rounding "

@@ -19,6 +19,7 @@ from ..compiler.spec.residency import Residency
 from ..passes.assignment import Assigned, Assignment, check_weights
 from ..passes.by_name import split_by_name, units_of
 from ..runtime.store.stored_weight import StoredWeight
+from .calls import OfComponent
 
 if TYPE_CHECKING:
     from .component import Component
@@ -36,26 +37,19 @@ class Site:
     needs: tuple[StoredWeight, ...]
 
 
-class Sites:
+class Sites(OfComponent):
     """Where the modules of a component run, and the devices of its weights, which all of its programs share.
 
     ``left`` are the modules that run as they are.
     """
 
     def __init__(self, component: Component) -> None:
+        super().__init__(component)
         self.left: frozenset[nn.Module] = frozenset()
-        self._component = weakref.ref(component)
         self._units: dict[StoredWeight, str] | None = None
         self._sites: MutableMapping[nn.Module, Site] = weakref.WeakKeyDictionary()
         self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._adapters: tuple[Any, ...] = ()
-
-    @property
-    def component(self) -> Component:
-        """The component, which keeps this alive, and not the other way round."""
-        component = self._component()
-        assert component is not None
-        return component
 
     @property
     def settled(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .calls import Call
+from .calls import Call, OfComponent
 from .stamp import Stamp, State
 from .weight_stamp import WeightStamp
 
@@ -19,21 +19,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Watch:
+class Watch(OfComponent):
     """Looks at the modules of a component's calls, and has it take in what others changed."""
 
     def __init__(self, component: Component) -> None:
-        self._component = weakref.ref(component)
+        super().__init__(component)
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
         self._live: dict[Call, Mapping[nn.Module, str]] = {}
         self._told = False
-
-    @property
-    def component(self) -> Component:
-        """The component, which keeps this alive, and not the other way round."""
-        component = self._component()
-        assert component is not None
-        return component
 
     def look(self, call: Call) -> State:
         """The state of a part, after what others changed in it was taken in."""
