@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,19 +18,10 @@ from dovetail.runtime import sim
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 FIRST, SECOND = Device("sim", 0), Device("sim", 1)
 KIB = 1024
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    torch.manual_seed(0)
-    gc.collect()
-    sim.enable()
-    for index in range(2):
-        sim.reset_stats(index)
-    yield
-    gc.collect()
 
 
 def half_staged(model: Any) -> dict[str, Assigned]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,16 @@ from safetensors.torch import save_file
 
 import dovetail
 from dovetail.compiler.errors import UsageError
-from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines, tiny_text
 from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
 
 from ..lora.tiny_loras import save_lora
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 RESTS = (None, "*=cpu", "*=disk")
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    sim.enable()
-    yield
-    gc.collect()
 
 
 def ip_adapter(unet: Any) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +10,8 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
-from dovetail.runtime import sim
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
 
 X = torch.ones(1, 256)
 
@@ -56,15 +55,6 @@ class Pipe:
     @property
     def _execution_device(self) -> torch.device:
         return torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    yield
-    gc.collect()
-    sim.enable()
 
 
 def coder_on(part: float) -> tuple[Coder, dovetail.CompiledPipeline]:

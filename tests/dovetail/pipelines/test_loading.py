@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,10 @@ from testbed.pipelines.more_pipelines import MORE_PIPELINES
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 ALL = {**PIPELINES, **MORE_PIPELINES}
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    for index in range(2):
-        sim.reset_stats(index)
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import diffusers
@@ -20,20 +19,12 @@ from testbed.pipelines.more_pipelines import MORE_PIPELINES
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
 SLOW = pytest.mark.slow
 ALL = {**PIPELINES, **MORE_PIPELINES}
 FIRST = ("flux", "sd_controlnet")
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    for index in range(3):
-        sim.reset_stats(index)
-    yield
-    gc.collect()
 
 
 def modules(pipe: Any) -> dict[str, nn.Module]:

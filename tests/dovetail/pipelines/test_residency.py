@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,10 @@ from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 APART = "diffusion=sim0&sim1,te=sim2,vae=sim0"
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    for index in range(3):
-        sim.reset_stats(index)
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

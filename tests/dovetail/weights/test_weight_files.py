@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,11 @@ from testbed.pipelines import tiny_pipelines
 
 from .weight_files import save_gguf
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 SPREAD = "sim0&sim1"
 SLOW = pytest.mark.slow
 Inverse = Callable[[published.State], dict[str, torch.Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    yield
-    gc.collect()
 
 
 def _numbers(*shape: int) -> torch.Tensor:
