@@ -80,10 +80,6 @@ class WeightIndex(Mapping[str, WeightEntry]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def renamed(self, names: Mapping[str, str]) -> WeightIndex:
-        """The index under other names, old → new; a name that is not given stays."""
-        return self.holding({names.get(name, name): entry for name, entry in self.entries.items()})
-
     def holding(self, entries: Mapping[str, WeightEntry]) -> WeightIndex:
         """An index of other weights made of this one's."""
         return replace(self, entries=entries)

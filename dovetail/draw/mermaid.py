@@ -57,12 +57,6 @@ def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
     return f"{name}_{otherwise if index is None else index}"
 
 
-def _letter(letter: str) -> str:
-    if (letter.isascii() and letter.isalnum()) or letter == "_":
-        return letter
-    return "__" if letter == "." else f"_{ord(letter):x}_"
-
-
 def _first(one: Outline) -> str:
     return _id(one, one.parts[0].index)
 

@@ -32,6 +32,41 @@ def joint(draw: Draw, **more: Any) -> Call:
     )
 
 
+QWEN = dict(
+    patch_size=2,
+    in_channels=16,
+    out_channels=4,
+    num_layers=3,
+    attention_head_dim=16,
+    num_attention_heads=4,
+    joint_attention_dim=16,
+    axes_dims_rope=(8, 4, 4),
+)
+
+
+def qwen(draw: Draw) -> Call:
+    """A call of a transformer of Qwen-Image."""
+    return dict(
+        hidden_states=draw(1, 16, 16),
+        encoder_hidden_states=draw(1, 8, 16),
+        encoder_hidden_states_mask=torch.ones(1, 8, dtype=torch.bool),
+        timestep=draw.float(1),
+        img_shapes=[(1, 4, 4)],
+    )
+
+
+def cogview(draw: Draw) -> Call:
+    """A call of a transformer of CogView, which is told of sizes."""
+    return dict(
+        hidden_states=draw(2, 4, 8, 8),
+        encoder_hidden_states=draw(2, 8, 8),
+        timestep=draw.ids(1000, 2),
+        original_size=draw.ids(64, 2, 2),
+        target_size=draw.ids(64, 2, 2),
+        crop_coords=torch.zeros(2, 2, dtype=torch.int64),
+    )
+
+
 tiny(
     "FluxTransformer2DModel",
     dict(FLUX, pooled_projection_dim=32),
@@ -90,23 +125,8 @@ tiny(
 )
 tiny(
     "QwenImageTransformer2DModel",
-    dict(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=4,
-        joint_attention_dim=16,
-        axes_dims_rope=(8, 4, 4),
-    ),
-    lambda draw: dict(
-        hidden_states=draw(1, 16, 16),
-        encoder_hidden_states=draw(1, 8, 16),
-        encoder_hidden_states_mask=torch.ones(1, 8, dtype=torch.bool),
-        timestep=draw.float(1),
-        img_shapes=[(1, 4, 4)],
-    ),
+    QWEN,
+    qwen,
 )
 tiny(
     "ZImageTransformer2DModel",
@@ -264,14 +284,7 @@ tiny(
         time_embed_dim=8,
         condition_dim=4,
     ),
-    lambda draw: dict(
-        hidden_states=draw(2, 4, 8, 8),
-        encoder_hidden_states=draw(2, 8, 8),
-        timestep=draw.ids(1000, 2),
-        original_size=draw.ids(64, 2, 2),
-        target_size=draw.ids(64, 2, 2),
-        crop_coords=torch.zeros(2, 2, dtype=torch.int64),
-    ),
+    cogview,
 )
 tiny(
     "CogView3PlusTransformer2DModel",
@@ -288,14 +301,7 @@ tiny(
         pos_embed_max_size=8,
         sample_size=8,
     ),
-    lambda draw: dict(
-        hidden_states=draw(2, 4, 8, 8),
-        encoder_hidden_states=draw(2, 8, 8),
-        timestep=draw.ids(1000, 2),
-        original_size=draw.ids(64, 2, 2),
-        target_size=draw.ids(64, 2, 2),
-        crop_coords=torch.zeros(2, 2, dtype=torch.int64),
-    ),
+    cogview,
 )
 tiny(
     "PriorTransformer",

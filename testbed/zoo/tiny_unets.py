@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .tiny import Call, Draw, tiny
-from .tiny_transformers import FLUX, joint
+from .tiny_transformers import FLUX, QWEN, joint, qwen
 
 UNET = dict(
     block_out_channels=(8, 16),
@@ -254,24 +254,8 @@ tiny(
 )
 tiny(
     "QwenImageControlNetModel",
-    dict(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=4,
-        joint_attention_dim=16,
-        axes_dims_rope=(8, 4, 4),
-    ),
-    lambda draw: dict(
-        hidden_states=draw(1, 16, 16),
-        controlnet_cond=draw(1, 16, 16),
-        encoder_hidden_states=draw(1, 8, 16),
-        encoder_hidden_states_mask=torch.ones(1, 8, dtype=torch.bool),
-        timestep=draw.float(1),
-        img_shapes=[(1, 4, 4)],
-    ),
+    QWEN,
+    lambda draw: {**qwen(draw), "controlnet_cond": draw(1, 16, 16)},
 )
 tiny(
     "UNetControlNetXSModel",
