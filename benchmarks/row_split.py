@@ -18,14 +18,14 @@ import sys
 import torch
 
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.ops import GATHER
-from dovetail.compiler.ir.program import Program, tensors_of, weight_name
+from dovetail.compiler.ir.program import Program, Weight, tensors_of, weight_name
+from dovetail.compiler.ir.split import crossing_bytes
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.eligibility import LINEAR, marked_weights
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
-from testbed.zoo.full_size import FULL_SIZE, crossing_bytes, trace_entry
-from testbed.zoo.row_split import SHARES, Subject, marks, sliced_bytes
+from testbed.zoo.full_size import FULL_SIZE, trace_entry
+from testbed.zoo.row_split import SHARES, Subject, gathered, marks, sliced_bytes
 from testbed.zoo.wide import WIDE
 
 UNETS = ("sd15-unet", "sdxl-unet", "controlnet-sdxl")
@@ -53,12 +53,10 @@ def errors(names: list[str]) -> None:
                 compiled = subject.split(count)
                 program = compiled.program
                 ratio = subject.error_of(compiled) / subject.eager
-                nodes = list(program.ops())
-                gathers = sum(node.target is GATHER for node in nodes)
                 crossing = f"{crossing_bytes(program) / 2**10:.0f} KiB"
                 without = _marked_matmuls(subject.program)
                 off = f"{_rows_off(program):.2f} of {_matrices(program)}"
-                numbers = f"{subject.eager:.1e}", f"{ratio:.4f}", off, crossing, gathers, without
+                numbers = f"{subject.eager:.1e}", f"{ratio:.4f}", off, crossing, len(gathered(program)), without
                 print(row.format(name, short, count, *numbers), flush=True)
 
 
@@ -69,13 +67,17 @@ def _marked_matmuls(program: Program) -> int:
 
 
 def _matrices(program: Program) -> int:
-    return len({w.whole for w in program.weights.values() if w.rows and len(w.shape) == 2})
+    return len(_sliced(program))
+
+
+def _sliced(program: Program) -> list[Weight]:
+    return [weight for name in program.bounds if len((weight := program.weights[name]).shape) == 2]
 
 
 def _rows_off(program: Program) -> float:
     """How far the bytes of the worst device are from its share, in rows of the widest matrix."""
     held = sliced_bytes(program)
-    widest = max(w.nbytes // w.shape[0] for w in program.weights.values() if w.rows and len(w.shape) == 2)
+    widest = max(weight.nbytes // weight.shape[0] for weight in _sliced(program))
     shares = SHARES[: len(program.devices)]
     wanted = [share / sum(shares) * sum(held.values()) for share in shares]
     return max(abs(held[d] - bytes_) for d, bytes_ in zip(program.devices, wanted, strict=True)) / widest
@@ -101,8 +103,10 @@ def crossings(names: list[str]) -> None:
         traced, _ = trace_entry(FULL_SIZE[name])
         found = [_compiled(traced, mode) for mode in ("row", "layer")]
         sizes = [f"{crossing_bytes(one) / MIB:.1f} MiB" for one in found]
-        gathers = sum(node.target is GATHER for node in found[0].ops())
-        print(f"{name:24} {sizes[0]:>12} {sizes[1]:>12} {gathers:>8} {_marked_matmuls(traced):>8}", flush=True)
+        print(
+            f"{name:24} {sizes[0]:>12} {sizes[1]:>12} {len(gathered(found[0])):>8} {_marked_matmuls(traced):>8}",
+            flush=True,
+        )
         gc.collect()
 
 

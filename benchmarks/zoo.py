@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from testbed.zoo.full_size import FULL_SIZE, compile_entry, crossing_bytes, deepened, trace_entry
+from dovetail.compiler.ir.split import crossing_bytes
+from testbed.zoo.full_size import FULL_SIZE, compile_entry, deepened, trace_entry
 
 DOUBLED = {"flux-dev": (30, 60), "sd3.5-large": (19, 38), "wan2.1-14b": (20, 40)}
 HEAD = ("entry", "nodes", "kept", "blocks", "devices", "segments", "cuts", "crossing", "trace s", "passes s", "share")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import ClassVar
 
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import makers_of, readings, writers_of
 from ..compiler.ir.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
+from ..compiler.ir.split import members, reads_part, split_of
 from ..compiler.spec.devices import Device
+from .analysis.segments import runs
 from .base import Change, Pass
 
 
@@ -31,8 +32,10 @@ class Cut(Pass):
 
     def run(self, program: Program) -> Change:
         """Groups consecutive nodes by device, then walks all readings once."""
-        runs = groupby(program.ops(), key=device_of)
-        program.segments = tuple(Segment(index, device, tuple(run)) for index, (device, run) in enumerate(runs))
+        program.segments = tuple(
+            Segment(index, device, tuple(nodes), group)
+            for index, (device, group, nodes) in enumerate(runs(program, device_of))
+        )
         for segment in program.segments:
             for node in segment.nodes:
                 place_node(node, segment=segment.index)
@@ -45,12 +48,21 @@ def _crossings(program: Program) -> Iterator[Crossing]:
     seen: set[tuple[Node, int, Device]] = set()
     writers = writers_of(program)
     for reader, value, version in readings(program):
-        target = device_of(reader)
-        if target == device_of(value) or (value, version, target) in seen or not tensors_of(value):
-            continue
-        seen.add((value, version, target))
-        producer = _producer(value, version, writers)
-        yield Crossing(value, version, target, producer, placement_of(reader).segment)
+        for target in _targets(program, reader, value):
+            if (value, version, target) not in seen:
+                seen.add((value, version, target))
+                producer = _producer(value, version, writers)
+                yield Crossing(value, version, target, producer, placement_of(reader).segment)
+
+
+def _targets(program: Program, reader: Node, value: Node) -> list[Device]:
+    """The devices to which a value must be brought for a reader."""
+    if not tensors_of(value):
+        return []
+    away = [device for device in members(program, reader) if device != device_of(value)]
+    if not split_of(value):
+        return away
+    return [] if reads_part(reader, value) else [device_of(value), *away]  # gathered first, and sent from there
 
 
 def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int | None:

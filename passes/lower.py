@@ -12,16 +12,17 @@ One pass over the nodes, and one over all readings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import makers_of, readings, writers_of
-from ..compiler.ir.ops import GATHER, LANDING
-from ..compiler.ir.program import Crossing, Program, Segment, device_of, placement_of, tensors_of
+from ..compiler.ir.ops import LINEAR
+from ..compiler.ir.program import Crossing, Program, Segment, device_of, tensors_of
 from ..compiler.ir.schedule import (
+    Allocate,
     Await,
     Copy,
     Free,
@@ -38,6 +39,7 @@ from ..compiler.ir.schedule import (
     Step,
     resting_place,
 )
+from ..compiler.ir.split import is_gathered, members, part_of, reads_part, split_of, weight_on
 from ..compiler.spec.devices import Device
 from .analysis.liveness import ending_at, last_touches
 from .analysis.scratch import scratch_bytes
@@ -61,33 +63,40 @@ class Lower(Pass):
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """Nodes of a segment whose weights come and go together, and the weights that come for it."""
+    """Nodes of a segment on one device whose weights come and go together, and the weights that come for it."""
 
     segment: Segment
+    device: Device
     nodes: tuple[Node, ...]
-    weights: dict[str, Node] = field(default_factory=dict)  # by name, with their first reader
+    weights: dict[str, Site] = field(default_factory=dict)  # by name, with their first reader
+
+
+Site: TypeAlias = "tuple[Node, Device] | Allocate | State"
+"""Where something happens: a node on a device that runs it, a whole is allocated, or its parts are gathered."""
 
 
 class _Lowering:
-    """What happens at which node; the placeholders stand for the beginning of the call, the output for its end."""
+    """What happens at which site; the placeholders stand for the beginning of the call, the output for its end."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.order = {node: index for index, node in enumerate(program.graph.nodes)}
         self.stages = [
-            _Stage(segment, nodes)
+            _Stage(segment, device, nodes)
             for segment in program.segments
-            for nodes in stages(program, segment.nodes, segment.device)
+            for device in segment.group
+            for nodes in stages(program, segment.nodes, device)
         ]
-        self.stage_of = {node: stage for stage in self.stages for node in stage.nodes}
-        self.reads: dict[Node, dict[State, None]] = defaultdict(dict)  # in the state in which it lies there
-        self.first: dict[tuple[Node, int, Device], Node] = {}
-        for reader, value, version in readings(program):
-            moved = tensors_of(value) and device_of(reader) != device_of(value)
-            self.reads[reader][State(value, version if moved else 0)] = None
-            self.first.setdefault((value, version, device_of(reader)), reader)
-        self.awaits: dict[Node, list[Await]] = defaultdict(list)
-        self.sends: dict[Node, list[Copy]] = defaultdict(list)
+        self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
+        self.before = self._place_wholes()
+        self.sites = list(self._in_order())
+        self.order = {site: index for index, site in enumerate(self.sites)}
+        self.reads: dict[tuple[Node, Device], dict[State, None]] = defaultdict(
+            dict
+        )  # in the state in which it lies there
+        self.first: dict[tuple[Node, int, Device], Site] = {}
+        self._note_readings()
+        self.awaits: dict[Site, list[Await]] = defaultdict(list)
+        self.sends: dict[Site, list[Copy]] = defaultdict(list)
         self.resident: dict[Device, dict[str, None]] = {device: {} for device in program.devices}
         self._place_copies()
         self._place_weights()
@@ -96,20 +105,59 @@ class _Lowering:
 
     def instructions(self) -> Iterator[Instruction]:
         """The whole schedule."""
-        inputs = list(self.program.inputs())
-        main = self.program.main
-        yield Input(tuple(map(State, inputs)), main)
+        main, output = self.program.main, (self.program.output, self.program.main)
+        inputs = [(node, main) for node in self.program.inputs()]
+        yield Input(tuple(State(node) for node, _ in inputs), main)
         yield from self.loads
-        for node in inputs:
-            yield from (*self.sends[node], *self.frees.get(node, ()))
+        for site in inputs:
+            yield from (*self.sends[site], *self.frees.get(site, ()))
         for stage in self.stages:
+            yield from self._wholes(stage)
             yield from self._stage(stage)
-        yield from self.awaits[self.program.output]
-        yield Output(tuple(self.reads[self.program.output]), main)
+        yield from self._wholes(None)
+        yield from self.awaits[output]
+        yield Output(tuple(self.reads[output]), main)
+
+    def _wholes(self, stage: _Stage | None) -> Iterator[Instruction]:
+        """What stands before a stage: wholes that are gathered by then, and memory for those that it has a part in."""
+        for site in self.before.get(stage, ()):
+            yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
+            yield from (*self.sends[site], *self.frees.get(site, ()))
+
+    def _place_wholes(self) -> dict[_Stage | None, list[Allocate | State]]:
+        """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
+        first: dict[int | None, _Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
+        found: dict[_Stage | None, list[Allocate | State]] = defaultdict(list)
+        for crossing in self.program.crossings:
+            whole = State(crossing.value)
+            if is_gathered(crossing):
+                found[first[crossing.producer]].append(Allocate(whole, crossing.target, State(_like(crossing.value))))
+                found[first.get(crossing.consumer)].insert(0, whole)
+        return found
+
+    def _in_order(self) -> Iterator[Site]:
+        """All sites in the order in which they are issued."""
+        yield from ((node, self.program.main) for node in self.program.inputs())
+        for stage in self.stages:
+            yield from self.before.get(stage, ())
+            yield from ((node, stage.device) for node in stage.nodes)
+        yield from self.before.get(None, ())
+        yield self.program.output, self.program.main
+
+    def _note_readings(self) -> None:
+        """What is read at each site, and where each value is read first on a device."""
+        for reader, value, version in readings(self.program):
+            for device in members(self.program, reader):
+                part = reads_part(reader, value)
+                moved = tensors_of(value) and device != device_of(value)
+                self.reads[reader, device][State(value, version if moved and not part else 0, part)] = None
+                known = self.first.setdefault((value, version, device), (reader, device))
+                if self.order[reader, device] < self.order[known]:
+                    self.first[value, version, device] = reader, device
 
     def _stage(self, stage: _Stage) -> Iterator[Instruction]:
         """A run, between the loading and the release of the weights that come for it."""
-        run = Run(stage.segment, stage.segment.device, tuple(map(self._step, stage.nodes)))
+        run = Run(stage.segment, stage.device, tuple(self._step(node, stage.device) for node in stage.nodes))
         if not stage.weights:
             yield run
             return
@@ -119,66 +167,69 @@ class _Lowering:
         if load.lifetime is Lifetime.STAGE:
             yield Release(load)
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node, device: Device) -> Step:
+        site = node, device
         return Step(
             node,
-            tuple(self.awaits.get(node, ())),
-            tuple(self.sends.get(node, ())),
-            tuple(self.frees.get(node, ())),
-            scratch_bytes(self.program, node, device_of(node)),
+            tuple(self.awaits.get(site, ())),
+            tuple(self.sends.get(site, ())),
+            tuple(self.frees.get(site, ())),
+            scratch_bytes(self.program, node, device),
         )
 
     def _place_copies(self) -> None:
-        """Each copy at the node that makes its value what it is then, awaited by its first reader there."""
+        """Each copy at the site that makes its value what it is then, awaited by its first reader there."""
         writers = writers_of(self.program)
         for crossing in self.program.crossings:
-            value, source = State(crossing.value, crossing.version), device_of(crossing.value)
-            sender = self._sender(crossing, writers)
-            copy = Copy(value, source, crossing.target, self._landing(crossing))
-            self.sends[sender].append(copy)
+            source = device_of(crossing.value)
+            if is_gathered(crossing):
+                self._place_gather(crossing.value, source)
+                continue
+            reader = self.first[crossing.value, crossing.version, crossing.target]
+            copy = Copy(State(crossing.value, crossing.version), source, crossing.target)
+            self.sends[self._sender(crossing, writers)].append(copy)
             later = self._next_write(crossing, writers)
             if later is not None:
                 self.awaits[later].append(Await(copy, source))
-            self.awaits[self.first[crossing.value, crossing.version, crossing.target]].append(
-                Await(copy, crossing.target)
-            )
+            self.awaits[reader].append(Await(copy, crossing.target))
 
-    def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node:
-        """The node that leaves a value in a state: that of its last write by then, or of its making."""
-        return max(makers_of(crossing.value, crossing.version, writers), key=self.order.__getitem__)
+    def _place_gather(self, value: Node, target: Device) -> None:
+        """Sends each part of a split value into its place in the whole, as soon as it is made."""
+        for device in members(self.program, value):
+            start, stop = part_of(self.program, value, device)
+            copy = Copy(State(value, part=True), device, target, Landing(State(value), start, stop - start))
+            self.sends[value, device].append(copy)
+            if device != target:
+                self.awaits[State(value)].append(Await(copy, target))
 
-    def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Node | None:
-        """The first node that writes the memory of a value after it was sent."""
+    def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site:
+        """The site that leaves a value in a state: of its last write by then, its making, or its gathering."""
+        value = crossing.value
+        makers = makers_of(value, crossing.version, writers)
+        sites = (State(value) if split_of(node) else (node, device_of(node)) for node in makers)
+        return max(sites, key=self._at)
+
+    def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site | None:
+        """The first site that writes the memory of a value after it was sent."""
         later = [node for t in tensors_of(crossing.value) for node in writers[t.storage][crossing.version :][:1]]
-        return min(later, key=self.order.__getitem__, default=None)
-
-    def _landing(self, crossing: Crossing) -> Landing | None:
-        """The place of a part in the whole that it is gathered into, where nothing else reads it."""
-        readers = [user for user in crossing.value.users if device_of(user) == crossing.target]
-        if [reader.target for reader in readers] != [GATHER]:
-            return None
-        out, parts = readers[0].args
-        assert isinstance(out, Node)
-        assert isinstance(parts, (list, tuple))
-        made = placement_of(out).segment
-        if out.target is not LANDING or made is None or crossing.producer is None or made >= crossing.producer:
-            return None
-        widths = [_columns(part) for part in parts]
-        place = parts.index(crossing.value)
-        return Landing(State(out), sum(widths[:place]), widths[place])
+        return min(((node, device_of(node)) for node in later), key=self.order.__getitem__, default=None)
 
     def _place_weights(self) -> None:
         """Which weights stay on which device, and which come for a stage: those that nobody can see after it."""
         seen = self._seen_outside()
-        for node in self.program.weight_nodes():
-            weight = self.program.weight(node)
-            stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
-            for user in sorted(node.users):
-                device, stage = device_of(user), self.stage_of.get(user)
-                if stays or stage is None or not self.program.stages(weight, device):
-                    self.resident[device][weight.name] = None
+        program = self.program
+        for node in program.weight_nodes():
+            stays = program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
+            readers = ((user, device) for user in node.users for device in members(program, user))
+            for site in sorted(readers, key=self._at):
+                weight, stage = weight_on(program, site[0], node, site[1]), self.stage_of.get(site)
+                if stays or stage is None or not program.stages(weight, site[1]):
+                    self.resident[site[1]][weight.name] = None
                 else:
-                    stage.weights.setdefault(weight.name, user)
+                    stage.weights.setdefault(weight.name, site)
+
+    def _at(self, site: Site) -> int:
+        return self.order[site]
 
     def _place_loads(self) -> None:
         """The loads of what stays, and one for each stage that needs any, awaited by its first reader."""
@@ -187,42 +238,55 @@ class _Lowering:
         lifetime, slot = (Lifetime.PHASE, -1) if self.program.keeps_staged else (Lifetime.STAGE, 0)
         needing = [stage for stage in self.stages if stage.weights]
         self.load_of = {
-            stage: Load(number, tuple(stage.weights), stage.segment.device, lifetime, slot)
+            stage: Load(number, tuple(stage.weights), stage.device, lifetime, slot)
             for number, stage in enumerate(needing, len(held))
         }
         for stage, load in self.load_of.items():
-            first = min(stage.weights.values(), key=self.order.__getitem__)
-            self.awaits[first].append(Await(load, load.device))
+            self.awaits[min(stage.weights.values(), key=self._at)].append(Await(load, load.device))
 
     def _seen_outside(self) -> set[int]:
         """The storages of values that another stage reads, or the caller."""
         return {
             tensor.storage
-            for reader, states in self.reads.items()
+            for site, states in self.reads.items()
             for state in states
-            if self.stage_of.get(state.node) is not self.stage_of.get(reader)
+            if self._made_in(state, site) is not self.stage_of.get(site)
             for tensor in tensors_of(state.node)
         }
 
-    def _place_frees(self) -> dict[Node, list[Free]]:
-        """Each value at the last node that touches it on a device; what is handed out is not freed."""
-        nodes: Sequence[Node] = [*self.program.inputs(), *self.program.ops(), self.program.output]
-        ends = ending_at(last_touches(nodes, self._touched))
+    def _made_in(self, state: State, site: tuple[Node, Device]) -> _Stage | None:
+        """The stage that makes what a site reads, by itself or as its part."""
+        return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
+
+    def _place_frees(self) -> dict[Site, list[Free]]:
+        """Each value at the last site that touches it on a device; what is handed out is not freed."""
+        ends = ending_at(last_touches(self.sites, self._touched))
+        output = self.program.output, self.program.main
         return {
-            node: [Free(state, device) for state, device in ended]
-            for node, ended in ends.items()
-            if node.op != "output"
+            site: [Free(state, device) for state, device in ended] for site, ended in ends.items() if site != output
         }
 
-    def _touched(self, node: Node) -> Iterator[tuple[State, Device]]:
-        """The values that a node makes, reads or sends, with the device they lie on."""
-        for state in self.reads[node]:
-            yield state, resting_place(state, device_of(node))
-        for copy in self.sends[node]:
-            yield State(copy.value.node), copy.source
+    def _touched(self, site: Site) -> Iterator[tuple[State, Device]]:
+        """The values that a site makes, reads or sends, with the device they lie on."""
+        if isinstance(site, Allocate):
+            yield from ((site.like, site.device), (site.value, site.device))
+            return
+        if isinstance(site, State):
+            yield site, device_of(site.node)
+            return
+        node, device = site
+        for state in self.reads[site]:
+            yield state, resting_place(state, device)
+        for copy in self.sends[site]:
+            yield replace(copy.value, version=0), copy.source
         if node.op != "output":
-            yield State(node), device_of(node)
+            yield State(node, part=bool(split_of(node))), device
 
 
-def _columns(part: Any) -> int:
-    return tensors_of(part)[0].sizes[-1]
+def _like(node: Node) -> Node:
+    """A whole value of the leading sizes of a split one: what the first matmul behind it reads."""
+    while node.target not in LINEAR:
+        node = next(one for one in node.all_input_nodes if split_of(one))
+    like = node.args[0]
+    assert isinstance(like, Node)
+    return like

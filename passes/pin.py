@@ -16,8 +16,7 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import base_of, computes
-from ..compiler.ir.ops import joins_parts
-from ..compiler.ir.program import Placement, Program, weight_name
+from ..compiler.ir.program import Program, place_node, weight_name
 from ..compiler.spec.devices import Device
 from .analysis.replicated import replicated_weights
 from .analysis.weight_chains import consumed_weights, weights_through
@@ -37,7 +36,7 @@ class Pin(Pass):
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
         for node, (device, weights) in pinned(program, program.home).items():
             if not weight_name(node):
-                node.meta["placement"] = Placement(device, weights=weights)
+                place_node(node, device=device, weights=weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 
 
@@ -57,7 +56,5 @@ def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Dev
         pinning = [name for name in weights if name not in free]
         if pinning and (base is None or computes(node.target)):
             current = home[pinning[-1]]
-        if joins_parts(node.target):
-            current = program.main
         found[node] = (found[base][0] if base else current), weights
     return found

@@ -117,7 +117,8 @@ def decide(
 
 
 def _decision(program: Program, marks: Mapping[Node, Weight], ratio: Sequence[float], headroom: int | None) -> Decision:
-    homes = {name: program.home.get(name, program.main) for name in program.weights}
+    sliced = {weight.name for weight in marks.values()}
+    homes = {name: program.main if name in sliced else program.home.get(name, program.main) for name in program.weights}
     bounds = {one.name: program.bounds.get(one.name) or bounds_of(one.shape[0], ratio) for one in marks.values()}
     assignment = assigned(program, homes, bounds)
     return Decision(assignment, needs_under(program, assignment, headroom))

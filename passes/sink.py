@@ -27,8 +27,8 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import Alias, alias_class, base_of, possible_memory, readings, written_by
-from ..compiler.ir.ops import joins_parts
 from ..compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_name
+from ..compiler.ir.split import split_of
 from ..compiler.spec.devices import Device
 from .analysis.memory_needs import arriving
 from .base import Change, Pass
@@ -48,7 +48,7 @@ class Sink(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once, backwards."""
-        by_rows = any(joins_parts(node.target) for node in program.ops())
+        by_rows = any(map(split_of, program.ops()))
         if by_rows or len({device_of(node) for node in program.ops()}) < 2:
             return Change(0, "nodes moved to their readers")
         return Change(_Walk(program).run(), "nodes moved to their readers")

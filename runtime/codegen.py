@@ -7,30 +7,27 @@ and is meant to be read; each line says which module and source line it came fro
 
 from __future__ import annotations
 
-import itertools
 import keyword
-import linecache
 import math
 import operator
-import textwrap
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
-from ..compiler.ir.program import HERE, device_of, origin_of, weight_name
-from ..compiler.ir.schedule import Await, Copy, Load, Run, State, Step
+from ..compiler.ir.program import HERE, Program, device_of, weight_name
+from ..compiler.ir.schedule import Await, Copy, Landing, Load, Run, State, Step
+from ..compiler.ir.split import reads_part, split_of, weight_on
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
-from . import gather as _gathering  # noqa: F401  (the kernels of operations that segments may name)
 from . import steps
 from .in_place import Candidates
-from .slots import RunSlots
+from .listing import RunSource, assemble
+from .slots import RunSlots, made_by
+from .transport import Transport
 
 Readings = Mapping[tuple[Node, Node], int]
 """For a reader and what it reads the version of it; absent means 0."""
@@ -40,53 +37,18 @@ _RESERVED = object()
 
 
 @dataclass
-class RunSource:
-    """The generated function of one run.
-
-    ``code`` defines ``bind(...)``, whose parameters are ``bound`` and the names of ``weights``; what it returns takes
-    the list of slots, and finds there the weights that only come for it. ``text`` is the same with comments, for
-    people: what they say comes from the program, which may be a stranger's, so they are never compiled. ``lines`` maps
-    line numbers of both to nodes.
-    """
-
-    name: str
-    code: str
-    text: str
-    bound: dict[str, Any]
-    weights: dict[str, Node]
-    lines: dict[int, Node]
-    number: int = field(default_factory=itertools.count(1).__next__)
-
-    def bind(self, weights: Mapping[str, torch.Tensor]) -> Callable[[list[Any]], None]:
-        """The function over its weights; binding other weights compiles nothing."""
-        return self._function(**self.bound, **weights)  # type: ignore[no-any-return]
-
-    @cached_property
-    def _function(self) -> Callable[..., Any]:
-        namespace: dict[str, Any] = {}
-        lines = self.text.splitlines(keepends=True)
-        linecache.cache[self.filename] = (len(self.text), None, lines, self.filename)
-        weakref.finalize(self, linecache.cache.pop, self.filename, None)
-        exec(compile(self.code, self.filename, "exec"), namespace)
-        return namespace["bind"]  # type: ignore[no-any-return]
-
-    @property
-    def filename(self) -> str:
-        """The name under which tracebacks show this source; no other source has it, as long as the process lives."""
-        return f"<dovetail {self.name} #{self.number}>"
-
-
-@dataclass
 class _Writer:
     """Collects the lines of one run and the objects that they name."""
 
+    program: Program
     run: Run
     slots: RunSlots
     versions: Readings
     candidates: Candidates
+    transport: Transport
     bound: dict[str, Any] = field(default_factory=dict)
-    weights: dict[str, Node] = field(default_factory=dict)
-    weight_names: dict[Node, str] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
+    weight_names: dict[str, str] = field(default_factory=dict)
     names: dict[State, str] = field(default_factory=dict)
     places: dict[Device, torch.device] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
@@ -108,14 +70,21 @@ class _Writer:
     def local(self, state: State) -> str:
         if state not in self.names:
             name = _identifier(state.node.name) + (f"_v{state.version}" if state.version else "")
+            name += "_whole" if split_of(state.node) and not state.part else ""
             while self.taken.setdefault(name, state) != state:
                 name += "_"
             self.names[state] = name
         return self.names[state]
 
     def state(self, reader: Node, value: Node) -> State:
+        if split_of(value):
+            return State(value, part=reads_part(reader, value))
         moved = device_of(value) != self.run.device
         return State(value, self.versions.get((reader, value), 0) if moved else 0)
+
+    def slot(self, number: int, name: str) -> str:
+        """A slot: by its number, or by a name where several devices share the code."""
+        return self.bind(f"{name}_at", number) if len(self.run.segment.group) > 1 else str(number)
 
     def place(self, device: Device) -> str:
         """A name for a device."""
@@ -145,16 +114,17 @@ class _Writer:
     def operand(self, reader: Node, value: Node) -> str:
         if not weight_name(value):
             return self.local(self.state(reader, value))
-        if value not in self.weight_names:
-            self.weights[self.name_weight(value)] = value
-        return self.weight_names[value]
+        weight = weight_on(self.program, reader, value, self.run.device).name
+        if weight not in self.weight_names:
+            self.weights[self.name_weight(weight, value.name)] = weight
+        return self.weight_names[weight]
 
-    def name_weight(self, value: Node) -> str:
-        """A name for a weight, made unique among all names of the segment."""
-        name = _identifier(value.name)
-        while self.taken.setdefault(name, value) is not value:
+    def name_weight(self, weight: str, stem: str) -> str:
+        """A name for a weight, made unique among all names of the run."""
+        name = _identifier(stem)
+        while self.taken.setdefault(name, weight) != weight:
             name += "_"
-        self.weight_names[value] = name
+        self.weight_names[weight] = name
         return name
 
     def call(self, node: Node) -> str:
@@ -162,10 +132,11 @@ class _Writer:
             return f"{self.expression(node, node.args[0])}[{self.expression(node, node.args[1])}]"
         arguments = [self.expression(node, argument) for argument in node.args]
         arguments += [self.keyword(key, self.expression(node, value)) for key, value in node.kwargs.items()]
-        if self.candidates.is_looked_at(node):
-            number, forms = self.candidates.numbers[node], (node.target, in_place(node.target))
-            return f"look({', '.join([str(number), *map(self.function, forms), *arguments])})"
-        target = in_place(node.target) if self.candidates.is_in_place(node) else node.target
+        if self.candidates.is_looked_at(node, self.run.device):
+            number = self.slot(self.candidates.numbers[node, self.run.device], f"candidate_{_identifier(node.name)}")
+            forms = node.target, in_place(node.target)
+            return f"look({', '.join([number, *map(self.function, forms), *arguments])})"
+        target = in_place(node.target) if self.candidates.is_in_place(node, self.run.device) else node.target
         return f"{self.function(target)}({', '.join(arguments)})"
 
     def keyword(self, key: str, value: str) -> str:
@@ -185,49 +156,59 @@ def _identifier(name: str) -> str:
     return name if plain else "value_" + "".join(one if one.isascii() and one.isalnum() else "_" for one in name)
 
 
-def write_run(run: Run, slots: RunSlots, versions: Readings, name: str, candidates: Candidates) -> RunSource:
+def write_run(
+    program: Program,
+    run: Run,
+    slots: RunSlots,
+    versions: Readings,
+    name: str,
+    candidates: Candidates,
+    transport: Transport,
+) -> RunSource:
     """Generates the source of a run, which is its steps one to one.
 
     Args:
+        program: what the run is of.
         run: the instruction.
         slots: where what comes from outside the run lies, and what stays after it goes.
         versions: which version of a value from another device each node reads, where it is not 0.
         name: what tracebacks call the source.
         candidates: the nodes that may be computed in their operand's memory, and whether they have been looked at.
+        transport: gives each copy its way.
     """
-    writer = _Writer(run, slots, versions, candidates)
-    made, awaited = set(run.nodes), {one.started for step in run.steps for one in step.awaits}
-    coming = {copy.value for copy in awaited if isinstance(copy, Copy) and copy.target == run.device}
+    writer = _Writer(program, run, slots, versions, candidates, transport)
+    made, awaited = set(map(made_by, run.nodes)), {one.started for step in run.steps for one in step.awaits}
+    coming = {one.value for one in awaited if isinstance(one, Copy) and one.target == run.device and not one.into}
     for state in _outside(writer, made):
         if state not in coming:
             _write_read(writer, state)
     for step in run.steps:
         _write_step(writer, step)
-    for node in run.nodes:
-        if State(node) not in writer.freed:
-            writer.write(f"slots[{slots.values[State(node)]}] = {writer.local(State(node))}")
-    if any(map(candidates.is_looked_at, run.nodes)):
+    for state in map(made_by, run.nodes):
+        if state not in writer.freed:
+            local = writer.local(state)
+            writer.write(f"slots[{writer.slot(slots.values[state], local)}] = {local}")
+    if any(candidates.is_looked_at(node, run.device) for node in run.nodes):
         writer.lines.insert(0, (f"        look = slots[{candidates.slot}]", None))
-    return _assemble(writer, name)
+    return assemble(name, run, writer.lines, writer.bound, writer.weights)
 
 
-def _outside(writer: _Writer, made: Collection[Node]) -> dict[State, None]:
+def _outside(writer: _Writer, made: Collection[State]) -> dict[State, None]:
     """The values that a run reads or sends and does not make, in the order in which it first needs them."""
     found: dict[State, None] = {}
     for step in writer.run.steps:
         for operand in step.node.all_input_nodes:
-            if operand not in made and not weight_name(operand):
-                found[writer.state(step.node, operand)] = None
-        found |= {State(copy.value.node): None for copy in step.sends if copy.value.node not in made}
+            if not weight_name(operand) and (state := writer.state(step.node, operand)) not in made:
+                found[state] = None
+        found |= {sent: None for copy in step.sends if (sent := replace(copy.value, version=0)) not in made}
     return found
 
 
 def _write_step(writer: _Writer, step: Step) -> None:
     """The lines of one node: what it awaits, the call, what is sent, what is dropped."""
-    node = step.node
     for one in step.awaits:
         _write_await(writer, one)
-    writer.write(f"{writer.local(State(node))} = {writer.call(node)}", node)
+    writer.write(f"{writer.local(made_by(step.node))} = {writer.call(step.node)}", step.node)
     for copy in step.sends:
         _write_copy(writer, copy)
     if step.frees:
@@ -236,68 +217,57 @@ def _write_step(writer: _Writer, step: Step) -> None:
 
 def _write_await(writer: _Writer, one: Await) -> None:
     if isinstance(one.started, Load):
-        names = "".join(f"{writer.name_weight(writer.slots.nodes[name])}, " for name in one.started.weights)
-        writer.write(f"{names}= slots[{writer.slots.loads[one.started]}].wait()")
-    elif one.device == one.started.target:
-        _write_read(writer, one.started.value, ".wait()")
-    else:
-        slot = writer.slots.fences[one.started]
+        _write_await_load(writer, one.started)
+    elif one.device != one.started.target:
+        slot = writer.slots.everywhere.fences[one.started]
         writer.write(f"{writer.bind('fence', steps.fence)}(slots[{slot}], {writer.place(one.device)})")
         writer.write(f"slots[{slot}] = None")
+    elif one.started.into:
+        slot = writer.slots.ends_of(one.started)[0]
+        writer.write(f"slots[{slot}].wait()")
+        writer.write(f"slots[{slot}] = None")
+    else:
+        _write_read(writer, one.started.value, ".wait()")
+
+
+def _write_await_load(writer: _Writer, load: Load) -> None:
+    """Names each weight of a load after the placeholder through which the run reads it."""
+    stems = {
+        weight_on(writer.program, node, operand, writer.run.device).name: operand.name
+        for node in writer.run.nodes
+        for operand in node.all_input_nodes
+        if weight_name(operand)
+    }
+    names = "".join(f"{writer.name_weight(name, stems.get(name, 'unread'))}, " for name in load.weights)
+    writer.write(f"{names}= slots[{writer.slot(writer.slots.everywhere.loads[load], 'weights')}].wait()")
 
 
 def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
-    slot = writer.slots.values[state]
+    local = writer.local(state)
+    slot = writer.slot(writer.slots.values[state], local)
     kept = f"slots[{slot}] = " if wait and state not in writer.freed else ""
-    writer.write(f"{writer.local(state)} = {kept}slots[{slot}]{wait}")
+    writer.write(f"{local} = {kept}slots[{slot}]{wait}")
     if state in writer.freed:
         writer.write(f"slots[{slot}] = None")
 
 
 def _write_copy(writer: _Writer, copy: Copy) -> None:
-    send, slots = writer.bind("start_copy", steps.start_copy), writer.slots
-    slot, landing, event = slots.ends_of(copy)
-    into = f", slots[{landing}].narrow(-1, {copy.into.start}, {copy.into.length})" if copy.into else ""
-    value = writer.local(State(copy.value.node))
-    writer.write(f"slots[{slot}] = {send}({value}, {writer.place(copy.target)}{into})")
+    value = writer.local(replace(copy.value, version=0))
+    place = _write_place(writer, copy, copy.into) if copy.into else ""
+    if copy.source == copy.target:
+        writer.write(f"{place}.copy_({value})")
+        return
+    slot, event = writer.slots.ends_of(copy)
+    arrival = writer.slot(slot, f"{value}_to_{copy.target}")
+    send = writer.bind(f"send_{value}_to_{_identifier(copy.target.name)}", writer.transport.sender(copy))
+    writer.write(f"slots[{arrival}] = {send}({value}{f', into={place}' if place else ''})")
     if event is not None:
-        writer.write(f"slots[{event}] = slots[{slot}].done")
+        writer.write(f"slots[{event}] = slots[{arrival}].done")
 
 
-def _assemble(writer: _Writer, name: str) -> RunSource:
-    run = writer.run
-    parameters = ", ".join([*writer.bound, *writer.weights])
-    head = [
-        "def bind(",
-        *textwrap.wrap(parameters, 120, initial_indent="    ", subsequent_indent="    "),
-        "):",
-        "    def run(slots):",
-        f'        """Segment {run.segment.index} on {run.device}."""',
-    ]
-    tail = ["    return run", ""]
-    code = "\n".join([*head, *(text for text, _ in writer.lines), *tail])
-    span = f'        """Segment {run.segment.index} on {run.device}: {_quotable(_span(run.nodes))}."""'
-    body = [text + (f"  # {_comment(node)}" if node else "") for text, node in writer.lines]
-    shown = "\n".join([*head[:-1], span, *body, *tail])
-    lines = {len(head) + index: node for index, (_, node) in enumerate(writer.lines, 1) if node}
-    return RunSource(name, code, shown, writer.bound, writer.weights, lines)
-
-
-def _span(nodes: Sequence[Node]) -> str:
-    modules = [origin_of(node).module for node in nodes if origin_of(node).module]
-    return f"{modules[0]} … {modules[-1]}" if modules else f"{len(nodes)} nodes"
-
-
-def _comment(node: Node) -> str:
-    origin = origin_of(node)
-    return _printable(" · ".join(part for part in (origin.module, origin.source) if part))
-
-
-def _quotable(text: str) -> str:
-    """Text that ends no string that it stands in."""
-    return _printable(text).replace("\\", "/").replace('"', "'")
-
-
-def _printable(text: str) -> str:
-    """Text on one line, without characters that are not seen."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+def _write_place(writer: _Writer, copy: Copy, into: Landing) -> str:
+    """Source text for the place of a part in a whole."""
+    name = writer.local(replace(copy.value, version=0))
+    whole = writer.slot(writer.slots.everywhere.values[into.value, copy.target], f"{name}_whole")
+    start, length = writer.slot(into.start, f"{name}_start"), writer.slot(into.length, f"{name}_length")
+    return f"slots[{whole}].narrow(-1, {start}, {length})"

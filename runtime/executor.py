@@ -11,39 +11,65 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings
-from ..compiler.ir.program import Program, Weight, weight_name
-from ..compiler.ir.schedule import Await, Copy, Free, Input, Lifetime, Load, Output, Release, Run, Schedule, State
+from ..compiler.ir.program import Program, TensorType, Weight, value_of, weight_name
+from ..compiler.ir.schedule import (
+    Allocate,
+    Await,
+    Copy,
+    Free,
+    Input,
+    Landing,
+    Lifetime,
+    Load,
+    Output,
+    Release,
+    Run,
+    Schedule,
+    State,
+)
+from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
-from .codegen import RunSource, write_run
+from .codegen import write_run
 from .devices.accelerator import accelerator_of
 from .failures import explain, let_go
 from .in_place import Candidates, Layouts, Look, Settled, layouts_of
+from .listing import Listing, RunSource
 from .slots import Slots
 from .steps import Step, Values
 from .store.source import Ticket, WeightSource
+from .transport import InProcess, Transport
 
 
 class Executor:
-    """A schedule made ready to run: generated code for each run, and steps over slots."""
+    """A schedule made ready to run: generated code for each run, and steps over slots.
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
+    Args:
+        program: what is run.
+        schedule: its schedule, or another one over its nodes.
+        transport: carries values between devices; that of this process, if left out.
+    """
+
+    def __init__(self, program: Program, schedule: Schedule, transport: Transport | None = None) -> None:
+        self._transport = transport or InProcess()
         self._program = program
         self._schedule = schedule.instructions
-        self._slots = Slots.of(program, schedule)
+        self._pieces = pieces(program)
+        self._slots = Slots.of(schedule)
         self._candidates = Candidates.of(program, self._slots.size)
         self._next_weights = self._following()
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
         self._versions = {(reader, value): version for reader, value, version in readings(program) if version}
-        self._by_file: dict[str, RunSource] = {}
+        self._shared: WeakValueDictionary[str, Listing] = WeakValueDictionary()  # by code
         self._listings: dict[tuple[int, frozenset[int] | None], RunSource] = {}
         self._settling = threading.Lock()
         self._looking = self.sources = self._generate(self._candidates)
@@ -102,7 +128,7 @@ class Executor:
                 for step in found or self._steps:
                     step(values)
         except Exception as error:
-            explained = explain(error, self._program, self._by_file)
+            explained = explain(error, self._program, {source.listing for source in self._listings.values()})
             let_go(values, error)
             try:
                 raise explained from (None if explained is error else error)
@@ -153,20 +179,21 @@ class Executor:
         """The listing of each run, written once for each choice among its candidates; the last few are kept."""
         if len(self._listings) > 16 * len(self._runs):
             self._listings = {key: source for key, source in self._listings.items() if key[1] is None}
-            self._by_file = {source.filename: source for source in self._listings.values()}
         sources = {}
         for index, run in self._runs.items():
-            among = candidates.among(run.nodes)
+            among = candidates.among(run.nodes, run.device)
             choice = among & candidates.chosen if among and candidates.chosen is not None else None
             if (index, choice) not in self._listings:
-                source = self._write(run, candidates)
-                self._listings[index, choice] = self._by_file[source.filename] = source
+                self._listings[index, choice] = self._write(run, candidates)
             sources[index] = self._listings[index, choice]
         return sources
 
     def _write(self, run: Run, candidates: Candidates) -> RunSource:
         name = f"{self._program.name} segment {run.segment.index}"
-        return write_run(run, self._slots.on(run.device), self._versions, name, candidates)
+        source = write_run(
+            self._program, run, self._slots.on(run.device), self._versions, name, candidates, self._transport
+        )
+        return replace(source, listing=self._shared.setdefault(source.listing.code, source.listing))
 
     def _output_slots(self) -> list[Any]:
         output = self._schedule[-1]
@@ -187,12 +214,16 @@ class Executor:
                 return self._load_step(load)
             case Release(load):
                 return steps.release(self._slots.loads[load])
+            case Allocate(value, device, like):
+                return self._allocate_step(value, device, like)
             case Run() as run:
                 source = sources[index]
-                weights = {name: self._held[n.meta["weight"], run.device] for name, n in source.weights.items()}
+                weights = {local: self._held[name, run.device] for local, name in source.weights.items()}
                 return source.bind(weights)
             case Copy() as copy:
                 return self._copy_step(copy)
+            case Await(Copy(into=Landing()) as copy):
+                return steps.landed(self._slots.landed[copy])
             case Await(Copy(value), device):
                 return steps.wait(self._slots.values[value, device])
             case Free(value, device):
@@ -200,10 +231,18 @@ class Executor:
             case other:
                 raise ValueError(f"the schedule has {other} outside of a run")
 
+    def _allocate_step(self, value: State, device: Device, like: State) -> Step:
+        found = value_of(value.node)
+        assert isinstance(found, TensorType)
+        columns = found.shape[-1]
+        assert isinstance(columns, int)
+        values = self._slots.values
+        return steps.allocate(values[value, device], values[like, device], columns, found.dtype)
+
     def _copy_step(self, copy: Copy) -> Step:
-        target, whole, event = self._slots.on(copy.target).ends_of(copy)
+        target, event = self._slots.on(copy.target).ends_of(copy)
         origin = self._slots.values[State(copy.value.node), copy.source]
-        return steps.copy(copy, origin, target, whole, event)
+        return steps.copy(self._transport.sender(copy), origin, target, event)
 
     def _load_step(self, load: Load) -> Step:
         """Starts bringing weights, and tells their source which come after them."""
@@ -226,7 +265,7 @@ class Executor:
         return {load.number: self._weights_of(after) for load, after in zip(loads, ahead, strict=True)}
 
     def _weights_of(self, load: Load) -> list[Weight]:
-        return [self._program.weights[name] for name in load.weights]
+        return [self._pieces[name][0] for name in load.weights]
 
     def _start(self, load: Load) -> Ticket:
         """Weights on their way to a device."""

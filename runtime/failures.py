@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
 from ..compiler.ir.program import Program, origin_of
-from .codegen import RunSource
 from .devices.out_of_memory import came_late, ran_out
+from .listing import Listing
 
 
-def explain(error: Exception, program: Program, sources: Mapping[str, RunSource]) -> Exception:
-    """The error with the node and source line at which it came up; ``sources`` are the listings by file name."""
+def explain(error: Exception, program: Program, listings: Iterable[Listing]) -> Exception:
+    """The error with the node and source line at which it came up; ``listings`` are what was run."""
     if isinstance(error, DovetailError):
         return error
+    lines = {listing.filename: listing.lines for listing in listings}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        source = sources.get(frame.filename)
-        node = source.lines.get(frame.lineno or 0) if source else None
+        node = lines.get(frame.filename, {}).get(frame.lineno or 0)
         if node is not None:
             origin = origin_of(node)
             where = f"%{node.name} ({node.target}) in {origin.module or program.name}, {origin.source}"

@@ -18,6 +18,8 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import overwrites
 from ..compiler.ir.program import Program
+from ..compiler.ir.split import members
+from ..compiler.spec.devices import Device
 
 Op: TypeAlias = Callable[..., Any]
 Layouts: TypeAlias = tuple[Any, ...]
@@ -35,35 +37,36 @@ _SWITCHES = (
 
 @dataclass(frozen=True)
 class Candidates:
-    """The nodes that may be computed in the memory of their first operand, by number, and those that are.
+    """The nodes that may be computed in the memory of their first operand, on each device that runs them, by number.
 
     ``slot`` is where a call that looks keeps its `Look`; ``chosen`` is None as long as every candidate is looked at.
     """
 
-    numbers: Mapping[Node, int]
+    numbers: Mapping[tuple[Node, Device], int]
     slot: int
     chosen: frozenset[int] | None = None
 
     @staticmethod
     def of(program: Program, slot: int) -> Candidates:
         """All candidates of a program, none of which has been looked at."""
-        return Candidates({node: at for at, node in enumerate(filter(overwrites, program.ops()))}, slot)
+        found = [(node, device) for node in filter(overwrites, program.ops()) for device in members(program, node)]
+        return Candidates({site: number for number, site in enumerate(found)}, slot)
 
-    def among(self, nodes: Sequence[Node]) -> frozenset[int]:
-        """The numbers of the candidates among some nodes."""
-        return frozenset(self.numbers[node] for node in nodes if node in self.numbers)
+    def among(self, nodes: Sequence[Node], device: Device) -> frozenset[int]:
+        """The numbers of the candidates among some nodes on a device."""
+        return frozenset(self.numbers[node, device] for node in nodes if (node, device) in self.numbers)
 
     def choose(self, found: frozenset[int]) -> Candidates:
         """The same after a look."""
         return replace(self, chosen=found)
 
-    def is_looked_at(self, node: Node) -> bool:
+    def is_looked_at(self, node: Node, device: Device) -> bool:
         """Whether a node is a candidate of which nothing is known yet."""
-        return self.chosen is None and node in self.numbers
+        return self.chosen is None and (node, device) in self.numbers
 
-    def is_in_place(self, node: Node) -> bool:
-        """Whether a node is known to be right in place."""
-        return self.chosen is not None and self.numbers.get(node) in self.chosen
+    def is_in_place(self, node: Node, device: Device) -> bool:
+        """Whether a node is known to be right in place on a device."""
+        return self.chosen is not None and self.numbers.get((node, device)) in self.chosen
 
 
 class Look:

@@ -10,11 +10,13 @@ from collections import ChainMap, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 from torch.fx import Node
 
-from ..compiler.ir.program import Program, device_of, tensors_of
-from ..compiler.ir.schedule import Await, Copy, Input, Lifetime, Load, Run, Schedule, State
+from ..compiler.ir.program import device_of, tensors_of
+from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, State
+from ..compiler.ir.split import split_of
 from ..compiler.spec.devices import Device
 
 
@@ -22,20 +24,17 @@ from ..compiler.spec.devices import Device
 class RunSlots:
     """The slots that a run on one device can name.
 
-    ``values`` are the tensors there and the Python numbers of all devices, ``nodes`` the placeholders of weights by
-    name.
+    ``values`` are the tensors there and the Python numbers of all devices.
     """
 
     values: Mapping[State, int]
-    targets: Mapping[tuple[State, Device], int]
-    loads: Mapping[Load, int]
-    fences: Mapping[Copy, int]
-    nodes: Mapping[str, Node]
+    everywhere: Slots
 
-    def ends_of(self, copy: Copy) -> tuple[int, int, int | None]:
-        """The slot of a copy's value on its target, of the whole it lands in, and of the event its source awaits."""
-        whole = -1 if copy.into is None else self.targets[copy.into.value, copy.target]
-        return self.targets[copy.value, copy.target], whole, self.fences.get(copy)
+    def ends_of(self, copy: Copy) -> tuple[int, int | None]:
+        """The slot of what arrives, and of the event that its source awaits."""
+        slots = self.everywhere
+        arrival = slots.values[copy.value, copy.target] if copy.into is None else slots.landed[copy]
+        return arrival, slots.fences.get(copy)
 
 
 @dataclass(frozen=True)
@@ -45,42 +44,42 @@ class Slots:
     values: Mapping[tuple[State, Device], int]
     loads: Mapping[Load, int]
     fences: Mapping[Copy, int]
-    nodes: Mapping[str, Node]
+    landed: Mapping[Copy, int]  # what has arrived in a whole
 
     @staticmethod
-    def of(program: Program, schedule: Schedule) -> Slots:
+    def of(schedule: Schedule) -> Slots:
         """One pass over the instructions."""
         values: dict[tuple[State, Device], None] = {}
         loads: dict[Load, None] = {}
         fences: dict[Copy, None] = {}
+        landed: dict[Copy, None] = {}
         for one in schedule.flat():
             match one:
                 case Input(states, device):
                     values.update(dict.fromkeys((state, device) for state in states))
-                case Copy(value, _, target):
+                case Allocate(value, device):
+                    values[value, device] = None
+                case Copy(value, _, target, None):
                     values[value, target] = None
+                case Copy(_, source, target) if source != target:
+                    landed[one] = None
                 case Load() if one.lifetime is not Lifetime.PROGRAM:
                     loads[one] = None
                 case Await(Copy() as copy, device) if device != copy.target:
                     fences[copy] = None
                 case Run():
                     values.update(dict.fromkeys(_outliving(one)))
-        return Slots(
-            {key: slot for slot, key in enumerate(values)},
-            {load: slot for slot, load in enumerate(loads, len(values))},
-            {copy: slot for slot, copy in enumerate(fences, len(values) + len(loads))},
-            {node.meta["weight"]: node for node in program.weight_nodes()},
-        )
+        numbers = count()
+        return Slots(*({key: next(numbers) for key in keys} for keys in (values, loads, fences, landed)))  # type: ignore[arg-type]
 
     @property
     def size(self) -> int:
         """How many slots there are."""
-        return len(self.values) + len(self.loads) + len(self.fences)
+        return len(self.values) + len(self.loads) + len(self.fences) + len(self.landed)
 
     def on(self, device: Device) -> RunSlots:
         """The slots that work on a device can name."""
-        seen = ChainMap(self._tensors_on[device], self._numbers)
-        return RunSlots(seen, self.values, self.loads, self.fences, self.nodes)
+        return RunSlots(ChainMap(self._tensors_on[device], self._numbers), self)
 
     @cached_property
     def _tensors_on(self) -> Mapping[Device, dict[State, int]]:
@@ -102,4 +101,10 @@ class Slots:
 def _outliving(run: Run) -> list[tuple[State, Device]]:
     """The values that a run makes and does not free."""
     freed = {free.value for step in run.steps for free in step.frees}
-    return [(State(node), run.device) for node in run.nodes if State(node) not in freed]
+    made = (made_by(node) for node in run.nodes)
+    return [(state, run.device) for state in made if state not in freed]
+
+
+def made_by(node: Node) -> State:
+    """What a node makes where it runs: its value, or a part of it."""
+    return State(node, part=bool(split_of(node)))

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.ir.schedule import Copy
+import torch
+
 from .devices.transfers import fence as fence
-from .devices.transfers import start_copy as start_copy
+from .transport import Send
 
 Values = list[Any]
 Step = Callable[[Values], None]
 
 
-def copy(sent: Copy, source: int, target: int, whole: int, event: int | None) -> Step:
-    """Starts to send a value, into memory of its own or into its place in the whole that lies in a slot."""
-    device, into = sent.target.torch, sent.into
+def copy(send: Send, source: int, target: int, event: int | None) -> Step:
+    """Starts to send a value into memory of its own."""
 
     def start(values: Values) -> None:
-        place = None if into is None else values[whole].narrow(-1, into.start, into.length)
-        values[target] = start_copy(values[source], device, place)
+        values[target] = send(values[source])
         if event is not None:
             values[event] = values[target].done
 
@@ -33,6 +32,26 @@ def wait(slot: int) -> Step:
         values[slot] = values[slot].wait()
 
     return arrive
+
+
+def landed(slot: int) -> Step:
+    """Waits for a part that was sent into its place in a whole."""
+
+    def arrive(values: Values) -> None:
+        values[slot].wait()
+        values[slot] = None
+
+    return arrive
+
+
+def allocate(slot: int, like: int, columns: int, dtype: torch.dtype) -> Step:
+    """Sets memory aside for a whole, with the leading sizes of the value in another slot; it holds nothing yet."""
+
+    def make(values: Values) -> None:
+        model = values[like]
+        values[slot] = torch.empty((*model.shape[:-1], columns), dtype=dtype, device=model.device)
+
+    return make
 
 
 def free(slot: int) -> Step:

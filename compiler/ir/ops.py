@@ -39,28 +39,5 @@ def _dequantize(packed: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.T
     return packed.new_empty((*packed.shape[:-1], columns_of(packed, quant)), dtype=dtype)
 
 
-LIBRARY.define("landing(Tensor like, int columns, ScalarType dtype) -> Tensor")
-LIBRARY.define("gather(Tensor(a!) out, Tensor[] parts) -> Tensor(a!)")
-
-
-@torch.library.register_fake("dovetail::landing", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _landing(like: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a value of the leading sizes of ``like``, on its device."""
-    return like.new_empty((*like.shape[:-1], columns), dtype=dtype)
-
-
-@torch.library.register_fake("dovetail::gather", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _gather(out: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The parts side by side in the last dimension of ``out``; a part that lies in its place is not copied."""
-    columns = sum(part.shape[-1] for part in parts)
-    if columns != out.shape[-1] or any(part.device != out.device or part.dtype != out.dtype for part in parts):
-        raise RuntimeError(f"parts of {columns} columns in all, or of another device, do not fill {out.shape[-1]}")
-    return out
-
-
-LANDING, GATHER = torch.ops.dovetail.landing.default, torch.ops.dovetail.gather.default
-
-
-def joins_parts(target: object) -> bool:
-    """Whether an op makes a whole of what was split by rows: the program goes on from there on the main device."""
-    return target in (LANDING, GATHER)
+LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})
+"""The operations ``op(x, weight, bias, …)`` whose result has a column for each row of the weight."""

@@ -180,11 +180,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a node that is no weight runs, and the names of the weights that it takes there."""
+    """Where a node that is no weight runs, the names of the weights that it takes there, and how its value is split.
+
+    ``device`` is where the value is whole. ``split`` are the columns on the last axis that each device of the program
+    computes; if empty, ``device`` computes it, and other devices that read it get a copy.
+    """
 
     device: Device | None = None
     segment: int | None = None
     weights: tuple[str, ...] = ()
+    split: Bounds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +202,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A maximal run of consecutive nodes on one device."""
+    """A maximal run of consecutive nodes on one device, or of nodes that a group of devices shares.
+
+    ``device`` is where what it makes is whole; ``group`` has every device that runs its nodes, in their turn.
+    """
 
     index: int
     device: Device
     nodes: tuple[Node, ...]
+    group: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +219,7 @@ class Crossing:
 
     ``version`` counts the writes that its memory had seen when it was read; it is 0 unless the model writes in place.
     ``producer`` is the segment that made the value what it is then, by computing it or by writing its memory last.
+    A value that is split over devices crosses to its own one, once: its parts are gathered there.
     """
 
     value: Node
@@ -255,7 +265,7 @@ class Program:
 
     def stages(self, weight: Weight, device: Device) -> bool:
         """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
-        return self.residency.get(weight.name, Residency.DEVICE).stages_on(device)
+        return self.residency.get(weight.whole, Residency.DEVICE).stages_on(device)
 
     def keep(self, residency: Residency) -> None:
         """Has all parameters kept in one place while nobody computes with them."""
@@ -265,7 +275,7 @@ class Program:
     @property
     def is_sliced(self) -> bool:
         """Whether rows of some weight are on several devices."""
-        return any(weight.rows for weight in self.weights.values())
+        return bool(self.bounds)
 
     @property
     def kept(self) -> Residency:
@@ -282,7 +292,7 @@ class Program:
         return (node for node in self.graph.find_nodes(op="placeholder") if weight_name(node))
 
     def weight(self, node: Node) -> Weight:
-        """The weight that a placeholder stands for; raises KeyError for another node."""
+        """The weight that a placeholder stands for, whole; raises KeyError for another node."""
         return self.weights[node.meta["weight"]]
 
     def nbytes_of(self, weights: Iterable[str]) -> int:
@@ -338,15 +348,16 @@ def value_of(node: Node) -> Value:
 
 def tensors_of(node: Node) -> tuple[TensorType, ...]:
     """The tensors among what a node yields, flat."""
-    return tuple(_flatten(node.meta["value"]))
+    return tuple(flat(node.meta["value"]))
 
 
-def _flatten(value: Value) -> Iterator[TensorType]:
+def flat(value: Value) -> Iterator[TensorType]:
+    """The tensors of a value, one after another."""
     if isinstance(value, TensorType):
         yield value
     elif value is not None:
         for item in value:
-            yield from _flatten(item)
+            yield from flat(item)
 
 
 def weight_name(node: Node) -> str | None:

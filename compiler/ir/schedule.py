@@ -24,14 +24,16 @@ from .program import Segment, device_of, tensors_of
 class State:
     """A value, and on a device that it was sent to also how often its memory had been written when it was sent.
 
-    On its own device a value is its memory, whatever was written there, and ``version`` is 0.
+    On its own device a value is its memory, whatever was written there, and ``version`` is 0. Of a value that is split
+    over devices, each has a ``part``.
     """
 
     node: Node
     version: int = 0
+    part: bool = False
 
     def __str__(self) -> str:
-        return f"%{self.node.name}" + (f"'{self.version}" if self.version else "")
+        return f"%{self.node.name}" + (f"'{self.version}" if self.version else "") + ("*" if self.part else "")
 
 
 def resting_place(value: State, device: Device) -> Device:
@@ -79,6 +81,18 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocate:
+    """Sets memory aside for a whole value, of the leading sizes of ``like``, in which its parts will land."""
+
+    value: State
+    device: Device
+    like: State
+
+    def __str__(self) -> str:
+        return f"allocate {self.value} on {self.device} like {self.like}"
+
+
+@dataclass(frozen=True, slots=True)
 class Landing:
     """Where on its target a value lands: some columns of memory that was set aside there."""
 
@@ -94,7 +108,7 @@ class Landing:
 class Copy:
     """Starts sending a value from the device it is on to another; an Await on the target must come before its use.
 
-    It lands in memory of its own, or ``into`` the place that it has in a whole.
+    It lands in memory of its own, or ``into`` the place that it has in a whole; then it may come from there too.
     """
 
     value: State
@@ -196,7 +210,7 @@ class Output:
         return f"output {_listed(self.values)} from {self.device}"
 
 
-Instruction: TypeAlias = Input | Load | Copy | Await | Run | Release | Free | Output
+Instruction: TypeAlias = Input | Allocate | Load | Copy | Await | Run | Release | Free | Output
 
 
 @dataclass(frozen=True)

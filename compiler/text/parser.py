@@ -33,6 +33,8 @@ from ..ir.program import (
 )
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path
 from ..ir.sizes import holds, symbols_of
+from ..ir.slices import Bounds
+from ..ir.split import members
 from ..ir.structure import count_leaves
 from ..ir.targets import find_target
 from ..spec.devices import Device, Rig
@@ -80,6 +82,7 @@ class _Reader:
     autocast: torch.dtype | None = None
     kept: Residency = Residency.DEVICE
     residency: dict[str, Residency] = field(default_factory=dict)
+    bounds: dict[str, Bounds] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
@@ -212,16 +215,17 @@ class _Reader:
         aliases = []
         while line.accept("alias"):
             aliases.append(line.text_in_quotes())
-        rows = self._rows(line) if line.accept("rows") else None
+        bounds = self._bounds(line) if line.accept("rows") else ()
         quant = line.take() if line.accept("packed") else ""
         shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
         persistent, frozen = not line.accept("transient"), line.accept("frozen")
-        name = f"{name}[{rows[0]}:{rows[1]}]" if rows else name
-        weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant, rows)
+        weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant)
         _check_weight(weight, value, "quantized" in self.facts)
         if name in self.weights:
             raise ValueError(f"weight {name} stands twice")
         self.weights[name] = weight
+        if bounds:
+            self.bounds[name] = bounds
         if line.accept("in"):
             self.blocks[line.text_in_quotes()].append(name)
         rests = _residency(line) if line.accept("rests") else self.kept if kind == "parameter" else None
@@ -229,10 +233,17 @@ class _Reader:
             self.residency[name] = rests
         return weight
 
-    def _rows(self, line: Line) -> tuple[int, int]:
-        start = line.count()
-        line.take(":")
-        return start, line.count()
+    def _bounds(self, line: Line) -> Bounds:
+        """A range of rows or columns for each device, one after another from the first on."""
+        found: list[tuple[int, int]] = []
+        while not found or line.accept(","):
+            start = line.count()
+            line.take(":")
+            found.append((start, line.count()))
+        ends = [0, *(stop for _, stop in found)]
+        if [start for start, _ in found] != ends[:-1] or ends != sorted(ends) or len(found) != len(self.devices):
+            raise ValueError(f"{len(self.devices)} ranges, one after another from 0 on, are needed, one a device")
+        return tuple(found)
 
     def _call(self, name: str, target: str, line: Line) -> Node:
         line.take("(")
@@ -247,17 +258,19 @@ class _Reader:
 
     def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
+        device = self.devices[line.take()] if line.accept("@") else None
+        segment = line.count() if device and line.accept("#") else None
+        split = self._bounds(line) if node.op == "call_function" and line.accept("split") else ()
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
-        if line.accept("@"):
-            device = self.devices[line.take()]
-            segment = line.count() if line.accept("#") else None
-            if line.accept("uses"):
-                line.take("[")
-                weights = tuple(self.weights[name].name for name in line.items("]", line.text_in_quotes))
-            if weight := weight_name(node):
-                self.home[weight] = device
-            elif "pinned" in self.facts:
-                node.meta["placement"] = Placement(device, segment, weights)
+        if device and line.accept("uses"):
+            line.take("[")
+            weights = tuple(self.weights[name].name for name in line.items("]", line.text_in_quotes))
+        if device and (weight := weight_name(node)):
+            self.home[weight] = device
+        elif device and "pinned" in self.facts:
+            node.meta["placement"] = Placement(device, segment, weights, split)
+        elif split:
+            node.meta["placement"] = Placement(split=split)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//"):
@@ -282,6 +295,7 @@ class _Reader:
             home=self.home,
             autocast=self.autocast,
             residency=self.residency,
+            bounds=self.bounds,
             history=self.history,
             facts=self.facts - {"scheduled"},
         )
@@ -297,7 +311,7 @@ class _Reader:
         for node in program.ops():
             runs.setdefault(placement_of(node).segment, []).append(node)  # type: ignore[arg-type]
         program.segments = tuple(
-            Segment(index, placement_of(run[0]).device, tuple(run))  # type: ignore[arg-type]
+            Segment(index, placement_of(run[0]).device, tuple(run), members(program, run[0]))  # type: ignore[arg-type]
             for index, run in runs.items()
         )
         program.crossings = tuple(map(self._crossing, self.crossings))
@@ -354,8 +368,6 @@ def _words(line: Line) -> list[str]:
 
 def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
     """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
-    if weight.rows and not weight.rows[0] < weight.rows[1]:
-        raise ValueError("a slice of a weight has rows")
     if isinstance(value, tuple) or (value is None) != weight.is_number:
         raise ValueError("a weight is one tensor, the scale of an adapter a number")
     held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]

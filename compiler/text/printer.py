@@ -15,6 +15,8 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from ..ir.aliasing import overwrites
 from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import ConstantLeaf, Signature
+from ..ir.slices import Bounds
+from ..ir.split import split_of
 from ..ir.structure import count_leaves, is_leaf, show_structure
 from ..spec.residency import Residency
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
@@ -89,7 +91,7 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str], common: R
     if weight_name(node):
         weight = program.weight(node)
         aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
-        rows = f" rows {weight.rows[0]}:{weight.rows[1]}" if weight.rows else ""
+        rows = f" rows {_columns(program.bounds[weight.name])}" if weight.name in program.bounds else ""
         packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
         kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
         block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
@@ -97,13 +99,18 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str], common: R
         rests = program.residency.get(weight.name, Residency.DEVICE)
         block += f" rests {rests.value}" if rests is not usual else ""
         home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
-        return f"{head}{weight.kind} {json.dumps(weight.whole)}{aliases}{rows}{packed}{kept}{block}{home}"
+        return f"{head}{weight.kind} {json.dumps(weight.name)}{aliases}{rows}{packed}{kept}{block}{home}"
     if node.op == "placeholder":
         return f"{head}input{_place(node)}"
     arguments = [show_argument(argument) for argument in node.args]
     arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
     call = f"{show_target(node.target)}({', '.join(arguments)})"
-    return f"{head}{call}{_place(node)}{_uses(node)}{_over(node)}{_origin(node)}"
+    split = f" split {_columns(split_of(node))}" if split_of(node) else ""
+    return f"{head}{call}{_place(node)}{split}{_uses(node)}{_over(node)}{_origin(node)}"
+
+
+def _columns(bounds: Bounds) -> str:
+    return ", ".join(f"{start}:{stop}" for start, stop in bounds)
 
 
 def _numbers(weight: Weight) -> str:

@@ -4,6 +4,7 @@
 
     input %x, %y on DEVICE
     load N to DEVICE for the program|phase: "WEIGHT", …      load N to slot K of DEVICE for the stage: "WEIGHT", …
+    allocate %whole on DEVICE like %v                         %v* is the part of a value that a device has
     copy %v'VERSION from DEVICE to DEVICE into %whole[START:STOP]
     await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE
     run segment N on DEVICE: %first to %last                  and below it, for nodes that do more than compute:
@@ -23,6 +24,7 @@ from torch.fx import Node
 from ..errors import DovetailError, ProgramTextError
 from ..ir.program import Program, Segment
 from ..ir.schedule import (
+    Allocate,
     Await,
     Copy,
     Free,
@@ -38,6 +40,7 @@ from ..ir.schedule import (
     State,
     Step,
 )
+from ..ir.split import pieces
 from ..spec.devices import Device
 from .tokens import Line
 
@@ -66,13 +69,14 @@ class _Reader:
         self.program = program
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.devices = {device.name: device for device in program.devices}
+        self.held = pieces(program)
         self.instructions: list[Instruction] = []
         self.loads: dict[int, Load] = {}
-        self.copies: dict[tuple[State, Device], Copy] = {}
+        self.copies: dict[tuple[State, Device, Device], Copy] = {}
         self.place = {node: place for segment in program.segments for place, node in enumerate(segment.nodes)}
         self.segment = {node: segment for segment in program.segments for node in segment.nodes}
         self.steps: dict[Node, Step] = {}  # of the run that is being read
-        self.runs: set[Node] = set()  # the nodes of all runs; each is in one, so that reading takes linear time
+        self.runs: set[tuple[Node, Device]] = set()  # in no two runs of a device, so that reading takes linear time
 
     def read(self, text: str) -> None:
         line = Line(text)
@@ -135,7 +139,7 @@ class _Reader:
         names = [line.text_in_quotes()]
         while line.accept(","):
             names.append(line.text_in_quotes())
-        if number in self.loads or not self.program.weights.keys() >= set(names):
+        if number in self.loads or not self.held.keys() >= set(names):
             raise ValueError(f"load {number} stands there already, or names a weight that is not there")
         self.loads[number] = Load(number, tuple(names), device, lifetime, slot)
         return self.loads[number]
@@ -143,7 +147,7 @@ class _Reader:
     def _copy(self, line: Line) -> Copy:
         value, source, target = self._link(line)
         copy = Copy(value, source, target, self._landing(line) if line.accept("into") else None)
-        self.copies[value, target] = copy
+        self.copies[value, source, target] = copy
         return copy
 
     def _await(self, line: Line) -> Await:
@@ -151,9 +155,7 @@ class _Reader:
             started: Copy | Load = self.loads[line.count()]
         else:
             value, source, target = self._link(line)
-            started = self.copies[value, target]
-            if started.source != source:
-                raise ValueError(f"{value} is sent from {started.source}")
+            started = self.copies[value, source, target]
         line.take("on")
         return Await(started, self._device(line))
 
@@ -172,21 +174,28 @@ class _Reader:
         line.take("on")
         device = self._device(line)
         line.take(":")
-        self.steps = {node: Step(node) for node in self._span(line, segment)}
-        self.runs |= self.steps.keys()
+        self.steps = {node: Step(node) for node in self._span(line, segment, device)}
+        self.runs |= {(node, device) for node in self.steps}
         return Run(segment, device, ())
 
-    def _span(self, line: Line, segment: Segment) -> Iterator[Node]:
-        """The nodes of a segment from one to another, in none of the runs before."""
+    def _span(self, line: Line, segment: Segment, device: Device) -> Iterator[Node]:
+        """The nodes of a segment from one to another, in none of the runs on the device before."""
         first = self._state(line).node
         line.take("to")
         last = self._state(line).node
         if self.segment.get(first) is not segment or self.segment.get(last) is not segment:
             raise ValueError(f"%{first.name} and %{last.name} are not both in segment {segment.index}")
         for place in range(self.place[first], self.place[last] + 1):
-            if segment.nodes[place] in self.runs:
+            if (segment.nodes[place], device) in self.runs:
                 raise ValueError(f"%{segment.nodes[place].name} is in a run above")
             yield segment.nodes[place]
+
+    def _allocate(self, line: Line) -> Allocate:
+        value = self._state(line)
+        line.take("on")
+        device = self._device(line)
+        line.take("like")
+        return Allocate(value, device, self._state(line))
 
     def _link(self, line: Line) -> tuple[State, Device, Device]:
         value = self._state(line)
@@ -218,7 +227,8 @@ class _Reader:
         token = line.take()
         if not token.startswith("%"):
             raise ValueError(f"expected a value, found {token}")
-        return State(self.nodes[token[1:]], line.count() if line.accept("'") else 0)
+        version, part = line.count() if line.accept("'") else 0, line.accept("*")
+        return State(self.nodes[token[1:]], version, part)
 
     def _device(self, line: Line) -> Device:
         name = line.take()
@@ -229,6 +239,7 @@ class _Reader:
 
 _ACTIONS: dict[str, Callable[[_Reader, Line], Instruction]] = {
     "input": _Reader._input,
+    "allocate": _Reader._allocate,
     "load": _Reader._load,
     "copy": _Reader._copy,
     "await": _Reader._await,

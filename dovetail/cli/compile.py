@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..compiler.errors import UsageError
+from ..compiler.ir.split import bytes_held, crossing_bytes
 from ..compiler.spec.units import format_bytes
 from .call import Size
 from .options import Debug, Json, Where
@@ -74,25 +75,16 @@ def _make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
-def _crossing_bytes(part: CompiledModule) -> int:
-    from ..draw.outline import crossing_bytes
-
-    return sum(crossing_bytes(crossing) for crossing in part.program.crossings)
-
-
 def _weights(part: CompiledModule) -> dict[str, int]:
     """The bytes of weights that rest on each device."""
-    held = dict.fromkeys((device.name for device in part.program.devices), 0)
-    for name, device in part.program.home.items():
-        held[device.name] += part.program.weights[name].nbytes
-    return held
+    return {device.name: nbytes for device, nbytes in bytes_held(part.program).items()}
 
 
 def _row(name: str, part: CompiledModule) -> tuple[str, ...]:
     weights = " + ".join(format_bytes(nbytes) for nbytes in _weights(part).values())
     weights += f" from {part.program.kept.value}" if part.program.residency else ""
     devices = " & ".join(device.name for device in part.program.devices)
-    return name, devices, str(len(part.program.segments)), weights, format_bytes(_crossing_bytes(part))
+    return name, devices, str(len(part.program.segments)), weights, format_bytes(crossing_bytes(part.program))
 
 
 def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
@@ -103,6 +95,6 @@ def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
         "weight_bytes": _weights(part),
         "weights_rest": part.program.kept.value if part.program.residency else None,
         "crossings": len(part.program.crossings),
-        "crossing_bytes": _crossing_bytes(part),
+        "crossing_bytes": crossing_bytes(part.program),
         "plan": str(file) if file else None,
     }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import nn
 
 from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import canonical_name
 from ..compiler.spec.residency import Residency
 from ..lora.adapters import plain_name
@@ -88,9 +89,10 @@ class AssignedWeights:
 
         A weight that stays on its device is noted when it is brought there, or now while ``planning``.
         """
-        for weight, one in self._held(module, program):
-            home = program.home.get(weight.name)
-            if home is None:
+        held = {weight.name: one for weight, one in self._held(module, program)}
+        for weight, home in pieces(program).values():
+            one = held.get(weight.whole)
+            if one is None:
                 continue
             staged = program.stages(weight, home)
             if staged:

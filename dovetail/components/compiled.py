@@ -155,7 +155,8 @@ class CompiledModule:
 
     def source(self) -> str:
         """The generated Python of all segments."""
-        return "\n".join(source.text for source in self._executor.sources.values())
+        listings = dict.fromkeys(source.listing for source in self._executor.sources.values())
+        return "\n".join(listing.text for listing in listings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file: JSON data with no weights; ``dovetail.load`` makes a compiled module of it again.

@@ -7,8 +7,9 @@ from typing import Any
 from torch.fx import Node
 
 from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
+from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
-from .outline import crossing_bytes, outline
+from .outline import outline
 
 
 def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[str, Any]:
@@ -25,14 +26,14 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
             _segment(segment, list(parts[segment.index].modules), parts[segment.index].nbytes)
             for segment in program.segments
         ],
-        "crossings": [_crossing(crossing) for crossing in program.crossings],
+        "crossings": [_crossing(one, *end) for one in program.crossings for end in sent(program, one)],
         "schedule": [str(instruction) for instruction in program.schedule or ()],
         **({"nodes": [_node(program, node) for node in program.graph.nodes]} if nodes else {}),
     }
 
 
 def _device(device: Device, program: Program) -> dict[str, Any]:
-    homes = [program.weights[name].nbytes for name, home in program.home.items() if home == device]
+    homes = [weight.nbytes for weight, home in pieces(program).values() if home == device]
     memory = program.rig[device]
     return {
         "name": device.name,
@@ -47,18 +48,18 @@ def _segment(segment: Segment, modules: list[str], nbytes: int) -> dict[str, Any
     return {
         "index": segment.index,
         "device": segment.device.name,
+        "runs_on": [device.name for device in segment.group],
         "modules": modules,
         "weight_bytes": nbytes,
         "nodes": [node.name for node in segment.nodes],
     }
 
 
-def _crossing(crossing: Crossing) -> dict[str, Any]:
-    device = placement_of(crossing.value).device
+def _crossing(crossing: Crossing, source: Device, nbytes: int) -> dict[str, Any]:
     return {
         "value": crossing.value.name,
-        "bytes": crossing_bytes(crossing),
-        "source": device.name if device else None,
+        "bytes": nbytes,
+        "source": source.name,
         "target": crossing.target.name,
         "producer": crossing.producer,
         "consumer": crossing.consumer,
@@ -75,6 +76,7 @@ def _node(program: Program, node: Node) -> dict[str, Any]:
         "shapes": [list(tensor.shape) for tensor in tensors_of(node)] if node.op != "output" else [],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors_of(node)] if node.op != "output" else [],
         "device": device.name if device else None,
+        "split": [list(columns) for columns in placement.split],
         "segment": placement.segment,
         "weight": weight,
         "module": origin.module,

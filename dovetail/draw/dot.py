@@ -13,10 +13,10 @@ from .outline import Outline, outline
 def dot(programs: Mapping[str, Program]) -> str:
     """The graph of one component or several, by their names; it says what `mermaid` says."""
     drawn = [outline(program, name) for name, program in programs.items()]
-    devices = dict.fromkeys(device.name for one in drawn for device in one.devices)
+    places = dict.fromkeys(place for one in drawn for place in one.places)
     lines = ["digraph placement {", "  rankdir=LR;", "  node [shape=box];"]
-    for device in devices:
-        lines += _cluster(device, drawn)
+    for place in places:
+        lines += _cluster(place, drawn)
     for one in drawn:
         for edge in one.edges:
             ends = f"{_id(one, edge.source, 'inputs')} -> {_id(one, edge.target, 'results')}"
@@ -27,21 +27,21 @@ def dot(programs: Mapping[str, Program]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _cluster(device: str, drawn: Sequence[Outline]) -> list[str]:
-    inside = [line for one in drawn for line in _contents(one, device)]
+def _cluster(place: str, drawn: Sequence[Outline]) -> list[str]:
+    inside = [line for one in drawn for line in _contents(one, place)]
     if not inside:
         return []
-    return [f'  subgraph "cluster_{device}" {{', f"    label={_quoted(device)};", *inside, "  }"]
+    return [f"  subgraph {_quoted(f'cluster_{place}')} {{", f"    label={_quoted(place)};", *inside, "  }"]
 
 
-def _contents(one: Outline, device: str) -> list[str]:
+def _contents(one: Outline, place: str) -> list[str]:
     lines = []
     for part in one.parts:
-        if part.device.name == device:
+        if part.where == place:
             text = f"{one.name} {part.index}\n{part.title}\n{format_bytes(part.nbytes)} of weights"
             lines.append(f"    {_id(one, part.index)} [label={_quoted(text)}];")
     ends = {"inputs": [edge.source for edge in one.edges], "results": [edge.target for edge in one.edges]}
-    if device == one.devices[0].name:
+    if place == one.devices[0].name:
         lines += [f"    {_id(one, None, word)} [shape=ellipse];" for word, found in ends.items() if None in found]
     return lines
 

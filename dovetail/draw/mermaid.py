@@ -16,30 +16,30 @@ def mermaid(programs: Mapping[str, Program]) -> str:
     A solid arrow is what crosses from one device to another; a dotted one leads to the component that is called next.
     """
     drawn = [outline(program, name) for name, program in programs.items()]
-    devices = dict.fromkeys(device.name for one in drawn for device in one.devices)
+    places = dict.fromkeys(place for one in drawn for place in one.places)
     lines = ["flowchart LR"]
-    for device in devices:
-        lines += _box(device, drawn)
+    for place in places:
+        lines += _box(place, drawn)
     for one in drawn:
         lines += [_arrow(one, edge) for edge in one.edges]
     lines += [f"  {_last(before)} -.-> {_first(after)}" for before, after in pairwise(drawn)]
     return "\n".join(lines)
 
 
-def _box(device: str, drawn: Sequence[Outline]) -> list[str]:
-    inside = [line for one in drawn for line in _contents(one, device)]
-    return [f'  subgraph {device}["{device}"]', *inside, "  end"] if inside else []
+def _box(place: str, drawn: Sequence[Outline]) -> list[str]:
+    inside = [line for one in drawn for line in _contents(one, place)]
+    return [f'  subgraph {_word(place)}["{_escape(place)}"]', *inside, "  end"] if inside else []
 
 
-def _contents(one: Outline, device: str) -> list[str]:
+def _contents(one: Outline, place: str) -> list[str]:
     lines = []
-    if device == one.devices[0].name:
+    if place == one.devices[0].name:
         if any(edge.source is None for edge in one.edges):
             lines.append(f'    {_id(one, None, "in")}(["{_escape(one.name)}: inputs"])')
         if any(edge.target is None for edge in one.edges):
             lines.append(f'    {_id(one, None, "out")}(["{_escape(one.name)}: results"])')
     for part in one.parts:
-        if part.device.name == device:
+        if part.where == place:
             said = (f"{one.name} {part.index}", part.title, f"{format_bytes(part.nbytes)} of weights")
             lines.append(f'    {_id(one, part.index)}["{"<br/>".join(map(_escape, said))}"]')
     return lines
@@ -50,11 +50,12 @@ def _arrow(one: Outline, edge: Edge) -> str:
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
+    return f"{_word(one.name)}_{otherwise if index is None else index}"
+
+
+def _word(text: str) -> str:
     """A word for a box; letters that Mermaid may read as more than a word are spelled by their numbers."""
-    name = "".join(
-        c if (c.isascii() and c.isalnum()) or c == "_" else "__" if c == "." else f"_{ord(c):x}_" for c in one.name
-    )
-    return f"{name}_{otherwise if index is None else index}"
+    return "".join(map(_letter, text))
 
 
 def _first(one: Outline) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..compiler.errors import PassError
-from ..compiler.ir.program import Crossing, Program, Segment, device_of, origin_of, placement_of, tensors_of
+from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of
+from ..compiler.ir.split import sent
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 
@@ -16,10 +17,10 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 @dataclass(frozen=True)
 class Part:
-    """One segment: its device, the modules it computes, and what it weighs."""
+    """One segment: its device, or the devices that share its work, the modules it computes, and what it weighs."""
 
     index: int
-    device: Device
+    where: str
     ops: int
     modules: tuple[str, ...]
     weights: int
@@ -38,8 +39,6 @@ class Edge:
 
     source: int | None
     target: int | None
-    source_device: Device
-    target_device: Device
     values: tuple[str, ...]
     nbytes: int
 
@@ -59,13 +58,18 @@ class Outline:
     parts: tuple[Part, ...]
     edges: tuple[Edge, ...]
 
+    @property
+    def places(self) -> dict[str, None]:
+        """Where segments run: the devices, and the groups of devices that share some."""
+        return dict.fromkeys([*(device.name for device in self.devices), *(part.where for part in self.parts)])
+
 
 def outline(program: Program, name: str = "") -> Outline:
     """The outline of a cut program; raises PassError when it was not cut."""
     if not program.segments:
         raise PassError(f"{program.name} has no segments to draw: run the passes up to cut first")
     parts = tuple(_part(program, segment) for segment in program.segments)
-    return Outline(name or program.name, program.devices, parts, _edges(program.crossings))
+    return Outline(name or program.name, program.devices, parts, _edges(program))
 
 
 def _part(program: Program, segment: Segment) -> Part:
@@ -73,7 +77,8 @@ def _part(program: Program, segment: Segment) -> Part:
     paths = [name.rpartition(".")[0] for name in weights] or [origin_of(node).module for node in segment.nodes]
     units = dict.fromkeys(_unit(path, [block.name for block in program.blocks]) for path in paths if path)
     nbytes = program.nbytes_of(weights)
-    return Part(segment.index, segment.device, len(segment.nodes), spans([*units]), len(weights), nbytes)
+    where = " & ".join(device.name for device in program.devices if device in segment.group)
+    return Part(segment.index, where, len(segment.nodes), spans([*units]), len(weights), nbytes)
 
 
 def _unit(module: str, blocks: Sequence[str]) -> str:
@@ -110,19 +115,13 @@ def _span_text(run: tuple[str, int, int]) -> str:
     return f"{stem}{first}" if first == last else f"{stem}{first}–{last}"
 
 
-def _edges(crossings: Iterable[Crossing]) -> tuple[Edge, ...]:
+def _edges(program: Program) -> tuple[Edge, ...]:
     grouped: dict[tuple[int | None, int | None], list[Crossing]] = {}
-    for crossing in crossings:
+    for crossing in program.crossings:
         grouped.setdefault((crossing.producer, crossing.consumer), []).append(crossing)
-    return tuple(_edge(source, target, group) for (source, target), group in grouped.items())
+    return tuple(_edge(program, *ends, group) for ends, group in grouped.items())
 
 
-def _edge(source: int | None, target: int | None, group: Sequence[Crossing]) -> Edge:
-    values = tuple(crossing.value.name for crossing in group)
-    nbytes = sum(crossing_bytes(crossing) for crossing in group)
-    return Edge(source, target, device_of(group[0].value), group[0].target, values, nbytes)
-
-
-def crossing_bytes(crossing: Crossing) -> int:
-    """The bytes that one crossing sends."""
-    return sum(tensor.nbytes for tensor in tensors_of(crossing.value))
+def _edge(program: Program, source: int | None, target: int | None, group: Sequence[Crossing]) -> Edge:
+    values = tuple(dict.fromkeys(crossing.value.name for crossing in group))
+    return Edge(source, target, values, sum(nbytes for crossing in group for _, nbytes in sent(program, crossing)))

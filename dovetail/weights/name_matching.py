@@ -61,9 +61,9 @@ class Wanted:
     @classmethod
     def of_program(cls, program: Program) -> Wanted:
         """What a program needs of a checkpoint; of the model that it was made from only its class's name is known."""
-        weights = {weight.whole: weight for weight in program.weights.values() if weight.persistent}
+        weights = {name: weight for name, weight in program.weights.items() if weight.persistent}
         names = {name: weight.names for name, weight in weights.items()}
-        shapes = {name: _whole_shape(name, program) for name in weights}
+        shapes = {name: weight.shape for name, weight in weights.items()}
         return cls(program.name, names, shapes, lambda layout: layout, _converter_called(program.name))
 
     def take(self, name: str, layout: Layout) -> Arranged | None:
@@ -96,13 +96,6 @@ def find_weights(
     if lacking and not best[0]:
         raise WeightError(f"{where} lacks {lacking[0]} of {wanted.title}: download it again")
     raise _misfit(wanted, best[1], shapes, where)
-
-
-def _whole_shape(name: str, program: Program) -> tuple[int, ...]:
-    """The shape of a weight of a checkpoint, of which a program may know slices alone, without gaps."""
-    slices = [weight for weight in program.weights.values() if weight.whole == name]
-    rows = [weight.rows[1] for weight in slices if weight.rows]
-    return (max(rows), *slices[0].shape[1:]) if rows else slices[0].shape
 
 
 def _layouts(wanted: Wanted, stored: Layout, architecture: str, lacking: list[str]) -> Iterator[Layout | None]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch.fx import Node
 
-from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
+from ...compiler.ir.ops import LINEAR as LINEAR
 from ...compiler.ir.program import Program, TensorType, Weight, value_of, weight_name
 
 LEAST = 256
 """A side shorter than this is not worth a message to another device."""
-
-LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})
-"""The operations ``op(x, weight, bias, …)`` whose result has a column for each row of the weight."""
 
 
 def marked_weights(program: Program) -> dict[Node, Weight]:

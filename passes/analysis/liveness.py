@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
 from torch.fx import Node
@@ -14,21 +14,22 @@ from torch.fx import Node
 from ...compiler.ir.program import Program, tensors_of
 
 K = TypeVar("K")
+S = TypeVar("S", bound=Hashable)
 
 
-def last_touches(nodes: Iterable[Node], touched: Callable[[Node], Iterable[K]]) -> dict[K, Node]:
-    """For each key the last of the nodes that touches it; ``touched`` gives the keys of one node."""
-    last: dict[K, Node] = {}
-    for node in nodes:
-        last.update(dict.fromkeys(touched(node), node))
+def last_touches(sites: Iterable[S], touched: Callable[[S], Iterable[K]]) -> dict[K, S]:
+    """For each key the last of the sites, in their order, that touches it; ``touched`` gives the keys of one site."""
+    last: dict[K, S] = {}
+    for site in sites:
+        last.update(dict.fromkeys(touched(site), site))
     return last
 
 
-def ending_at(last: dict[K, Node]) -> dict[Node, list[K]]:
-    """The keys whose last touch each node is."""
-    ends: dict[Node, list[K]] = defaultdict(list)
-    for key, node in last.items():
-        ends[node].append(key)
+def ending_at(last: dict[K, S]) -> dict[S, list[K]]:
+    """The keys whose last touch each site is."""
+    ends: dict[S, list[K]] = defaultdict(list)
+    for key, site in last.items():
+        ends[site].append(key)
     return ends
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.ops import GATHER, LANDING
-from ...compiler.ir.program import Program, TensorType, Weight, tensors_of
+from ...compiler.ir.program import Program, TensorType, Weight, flat, tensors_of
+from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
 from ...compiler.spec.devices import Device
 from .scratch import scratch_bytes
+from .segments import runs
 from .stages import stages
 
 Places = Mapping[Node, Device]
@@ -58,7 +58,8 @@ class _Count:
     program: Program
     places: Places
     steps: dict[Node, int] = field(init=False)
-    stage: dict[Node, int] = field(default_factory=dict)
+    begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its segment
+    stage: dict[tuple[Node, Device], int] = field(default_factory=dict)
     spans: list[tuple[int, int]] = field(default_factory=list)  # of each stage the first and the last step
     resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
     staged: dict[Device, dict[int, dict[Weight, None]]] = field(default_factory=dict)
@@ -67,10 +68,12 @@ class _Count:
     def __post_init__(self) -> None:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
-        for device, run in groupby(ops, key=self.places.__getitem__):
-            for nodes in stages(self.program, list(run), device):
-                self.stage.update(dict.fromkeys(nodes, len(self.spans)))
-                self.spans.append((self.steps[nodes[0]], self.steps[nodes[-1]]))
+        for _, group, shared in runs(self.program, self.places.__getitem__):
+            self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
+            for device in group:
+                for nodes in stages(self.program, shared, device):
+                    self.stage.update(((node, device), len(self.spans)) for node in nodes)
+                    self.spans.append((self.steps[nodes[0]], self.steps[nodes[-1]]))
         self._count_weights()
         self.values = _alive(len(ops) + 1, self._lives())
 
@@ -90,26 +93,31 @@ class _Count:
             moments.append(Need(resident + nbytes, max(alive[first : last + 1])))
         return max(moments, key=lambda need: need.total)
 
+    def _devices(self, node: Node) -> tuple[Device, ...]:
+        """The devices that run a node."""
+        return members(self.program, node) if split_of(node) else (self.places.get(node, self.program.main),)
+
     def _count_weights(self) -> None:
         """Each weight on each device that reads it, or with each stage that it comes for."""
         seen = self._seen_outside()
         for node in self.program.weight_nodes():
-            weight = self.program.weight(node)
             stays = self.program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
             for user in node.users:
-                device = self.places.get(user, self.program.main)
-                if stays or not self.program.stages(weight, device):
-                    self.resident[device][weight] = None
-                else:
-                    some = self.staged.setdefault(device, defaultdict(dict))
-                    some[self.stage[user]][weight] = None
+                for device in self._devices(user):
+                    weight = weight_on(self.program, user, node, device)
+                    if stays or not self.program.stages(weight, device):
+                        self.resident[device][weight] = None
+                    else:
+                        some = self.staged.setdefault(device, defaultdict(dict))
+                        some[self.stage[user, device]][weight] = None
 
     def _seen_outside(self) -> set[int]:
         """The storages of values that another stage reads, or the caller."""
         return {
             tensor.storage
             for reader, value, _ in readings(self.program)
-            if value in self.stage and self.stage.get(reader) != self.stage[value]
+            for device in self._devices(value)
+            if (value, device) in self.stage and self.stage.get((reader, device)) != self.stage[value, device]
             for tensor in tensors_of(value)
         }
 
@@ -118,41 +126,39 @@ class _Count:
         lives: dict[tuple[Device, object], list[int]] = {}
         of_weights = {tensor.storage for node in self.program.weight_nodes() for tensor in tensors_of(node)}
         for node in self.program.graph.nodes:
-            if node.op != "output":
-                step, device = self.steps.get(node, 0), self.places.get(node, self.program.main)
-                for tensor in tensors_of(node):
+            for device in self._devices(node) if node.op != "output" else ():
+                step = self.steps.get(node, 0)
+                for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
         for reader, value, version in readings(self.program):
-            if tensors_of(value):
-                self._note_reading(lives, reader, value, version)
+            for device in self._devices(reader) if tensors_of(value) else ():
+                self._note_reading(lives, reader, device, value, version)
         return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
 
     def _note_reading(
-        self, lives: dict[tuple[Device, object], list[int]], reader: Node, value: Node, version: int
+        self, lives: dict[tuple[Device, object], list[int]], reader: Node, there: Device, value: Node, version: int
     ) -> None:
-        home = self.places.get(value, self.program.main)
-        there = self.places.get(reader, self.program.main)
+        """A reading where the value lies, of what was sent there, or of the whole whose parts were gathered."""
         step = self.steps.get(reader, len(self.steps))
-        if there == home:
+        if there in self._devices(value) and (not split_of(value) or reads_part(reader, value)):
             for tensor in tensors_of(value):
-                held = lives.get((home, tensor.storage), [0, 0, 0])
+                held = lives.get((there, tensor.storage), [0, 0, 0])
                 held[2] = max(held[2], step)
-        if there == home or self._lands(reader, value):
             return
         nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
+        if split_of(value):  # gathered in memory that is set aside first, and sent on from there
+            begin = self.begins.get(reader, step)
+            for device in {self.program.main, there}:
+                made = self.begins[value] if device == self.program.main else begin
+                life = lives.setdefault((device, (value, version)), [nbytes, made, step])
+                life[2] = max(life[2], step if device == there else begin)
+            return
         life = lives.setdefault((there, (value, version)), [nbytes, self.steps.get(value, 0), step])
         life[2] = max(life[2], step)
-
-    def _lands(self, reader: Node, value: Node) -> bool:
-        """Whether a part arrives in the memory of the whole that it is gathered into."""
-        if reader.target is not GATHER or value not in self.stage:
-            return False
-        out = reader.args[0]
-        return isinstance(out, Node) and out.target is LANDING and self.stage[out] < self.stage[value]
 
 
 def arriving(tensor: TensorType) -> int:

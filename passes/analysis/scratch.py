@@ -10,6 +10,7 @@ from torch.fx import Node
 from ...compiler.checkpoints import unpacking
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.program import Program, TensorType, tensors_of, weight_name
+from ...compiler.ir.split import weight_on
 from ...compiler.spec.devices import Device
 
 _PACKED = torch.ops.dovetail
@@ -33,7 +34,8 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
 
 
 def _unpacked(program: Program, node: Node, device: Device) -> int:
-    weight = next((w for read in node.all_input_nodes if weight_name(read) and (w := program.weight(read)).quant), None)
+    weights = (weight_on(program, node, read, device) for read in node.all_input_nodes if weight_name(read))
+    weight = next((weight for weight in weights if weight.quant), None)
     if weight is None:
         return 0
     columns, sizes = weight.shape[-1], unpacking.sizes_on(device.is_host, room=0)

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Sequence
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, Weight, weight_name
+from ...compiler.ir.split import weight_on
 from ...compiler.spec.devices import Device
 from .replicated import SMALL
 
@@ -36,8 +37,10 @@ def stages(program: Program, nodes: Sequence[Node], device: Device) -> list[tupl
 def _staged(program: Program, node: Node, device: Device) -> Iterator[Weight]:
     """The weights that a node reads and that come and go on its device."""
     for operand in node.all_input_nodes:
-        if weight_name(operand) and program.stages(weight := program.weight(operand), device):
-            yield weight
+        if weight_name(operand):
+            weight = weight_on(program, node, operand, device)
+            if program.stages(weight, device):
+                yield weight
 
 
 def _counts(weight: Weight, blocks: Container[str]) -> bool:

@@ -9,6 +9,7 @@ results lie in memory is compared apart (`verify_layout`), for that was traced o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +27,21 @@ from torch.utils import _pytree as pytree
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.aliasing import readings
 from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, tensors_of, value_of, weight_name
-from ...compiler.ir.schedule import Copy, Free, Lifetime, Load, Release, Run, State, Step, resting_place
+from ...compiler.ir.schedule import (
+    Allocate,
+    Copy,
+    Free,
+    Landing,
+    Lifetime,
+    Load,
+    Release,
+    Run,
+    State,
+    Step,
+    resting_place,
+)
 from ...compiler.ir.sizes import evaluate
+from ...compiler.ir.split import members, pieces, reads_part, split_of, type_on, weight_on
 from ...compiler.ir.targets import bounded
 from ...compiler.spec.devices import Device
 from .layout import misplaced
@@ -72,35 +86,63 @@ class _FakeRun:
         self.places = places
         self.versions = {(reader, value): version for reader, value, version in readings(program) if version}
         self.nodes = {node.meta["weight"]: node for node in program.weight_nodes()}
-        self.weights: dict[tuple[Node, Device], Any] = {}
+        self.pieces = pieces(program)
+        self.weights: dict[tuple[str, Device], Any] = {}
         self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
 
     def run(self) -> int:
         """Carries out every instruction; returns how many nodes ran."""
-        count, device = 0, self.program.main
+        count, device, home = 0, self.program.main, self.program.main
         for one in self.program.schedule.flat() if self.program.schedule else ():
             match one:
                 case Load(_, weights, device):
-                    for node in map(self.nodes.__getitem__, weights):
-                        self.weights[node, device] = self.make(value_of(node), device)
-                case Copy(value, source, target, _):
-                    self.held[value, target] = self.send(self.held[State(value.node), source], target)
+                    for name in weights:
+                        self.weights[name, device] = self.make(self.stored(name), device)
+                case Allocate(value, device):
+                    self.held[value, device] = self.make(value_of(value.node), device)
+                case Copy(value, source, target, into):
+                    sent = self.held[replace(value, version=0), source]
+                    if into is not None:
+                        self.land(sent, self.held[into.value, target], into)
+                    else:
+                        self.held[value, target] = self.send(sent, target)
                 case Run():
-                    device = one.device
+                    device, home = one.device, one.segment.device
+                case Step(node) if split_of(node) and device_of(node) != home:
+                    raise self.broken(node, f"is gathered on {home}, its annotation says on {device_of(node)}")
+                case Step(node) if split_of(node):
+                    self.held[State(node, part=True), device] = self.node(node, device)
+                    count += device == members(self.program, node)[0]
                 case Step(node):
                     self.held[State(node), device_of(node)] = self.node(node, device)
                     count += 1
                 case Free(value, device):
                     del self.held[value, device]
                 case Release(load) if load.lifetime is Lifetime.STAGE:
-                    for node in map(self.nodes.__getitem__, load.weights):
-                        del self.weights[node, load.device]
+                    for name in load.weights:
+                        del self.weights[name, load.device]
         return count
+
+    def stored(self, name: str) -> Value:
+        """What holds a weight, or rows of one: that of its placeholder, with fewer rows."""
+        weight, _ = self.pieces[name]
+        value = value_of(self.nodes[weight.whole])
+        if not weight.rows or not isinstance(value, TensorType):
+            return value
+        return replace(value, shape=(weight.stored[0][0], *value.shape[1:]))
+
+    def land(self, part: Any, whole: Any, into: Landing) -> None:
+        """Puts a part into its place in a whole; raises where it does not fit there."""
+        place = whole.narrow(-1, into.start, into.length)
+        if place.shape != part.shape or place.dtype != part.dtype:
+            raise ValueError(f"{list(part.shape)} does not fit into columns {into} of {list(whole.shape)}")
 
     def node(self, node: Node, device: Device) -> Any:
         def operand(value: Node) -> Any:
             if weight_name(value):
-                return self.weights[value, device]
+                return self.weights[weight_on(self.program, node, value, device).name, device]
+            if split_of(value):
+                return self.held[State(value, part=reads_part(node, value)), device]
             moved = device_of(value) != device
             state = State(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
             return self.held[state, resting_place(state, device)]
@@ -110,10 +152,11 @@ class _FakeRun:
         try:
             found = _call(node.target, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
-            return self.make(value_of(node), device)  # only the data knows, or only a kernel
+            return self.make(type_on(self.program, node, device), device)  # only the data knows, or only a kernel
         except Exception as error:
             raise self.broken(node, f"{type(error).__name__}: {error}") from error
-        for problem in self.differences(value_of(node), found, self.places[device_of(node)]):
+        place = self.places[device if split_of(node) else device_of(node)]
+        for problem in self.differences(type_on(self.program, node, device), found, place):
             raise self.broken(node, problem)
         return found
 

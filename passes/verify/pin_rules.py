@@ -9,7 +9,6 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, computes, overwrites
-from ...compiler.ir.ops import joins_parts
 from ...compiler.ir.program import placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import weights_through
@@ -34,8 +33,6 @@ def pin(snapshot: Snapshot) -> Iterator[Violation]:
             pinning = [name for name in consumed if name not in free]
             if pinning and (node not in beside or computes(node.target)):
                 current = homes.get(pinning[-1], UNKNOWN)
-        if joins_parts(node.target):
-            current = 0
         if placement_of(node).weights != consumed:
             names, said = list(consumed), list(placement_of(node).weights)
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
@@ -54,7 +51,7 @@ def _following(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[Node]:
     found: set[Node] = set()
     for node in reversed(snapshot.ops):
         tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-        if snapshot.kinds[node] is Alias.WRITE or joins_parts(node.target) or torch.Tag.nondeterministic_seeded in tags:
+        if snapshot.kinds[node] is Alias.WRITE or torch.Tag.nondeterministic_seeded in tags:
             continue
         there = [user for user in node.users if snapshot.device.get(user) == snapshot.device[node]]
         away = len(there) < len(node.users) or any(user.op == "output" for user in there)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import accumulate
+from dataclasses import replace
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import GATHER
-from ...compiler.ir.program import placement_of, tensors_of
+from ...compiler.ir.program import placement_of
 from ...compiler.ir.schedule import (
+    Allocate,
     Await,
     Copy,
     Free,
@@ -30,12 +30,13 @@ from ...compiler.ir.schedule import (
     Step,
     resting_place,
 )
+from ...compiler.ir.split import members, part_of, reads_part, split_of, weight_on
 from ...compiler.spec.devices import Device
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import Snapshot, Violation
 
-Key = tuple[Node, int, int]
-"""A value, its state and the place it lies on."""
+Key = tuple[State, int]
+"""A value in a state, whole or a part of it, and the place it lies on."""
 
 
 def replay(snapshot: Snapshot) -> Iterator[Violation]:
@@ -56,13 +57,14 @@ class _Machine:
     def __init__(self, snapshot: Snapshot) -> None:
         program = snapshot.program
         self.snapshot = snapshot
-        self.ops = iter(snapshot.ops)
+        self.turns = _turns(snapshot)
         self.crossings = {(c.value, c.version, snapshot.place(c.target)) for c in program.crossings}
         self.arrived: dict[Key, bool] = {}  # False while it is on its way
         self.unread: set[Key] = set()
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
         self.written: Counter[int] = Counter()
         self.weights = LoadedWeights(snapshot)
+        self.landing: dict[Copy, bool] = {}  # the parts that were sent into a whole, and whether they were awaited
         self.sent: dict[Key, Copy] = {}
         self.begun = self.returned = False
         self.node: Node | None = None  # of the step that is being carried out
@@ -91,10 +93,10 @@ class _Machine:
                 yield from self.weights.load(one)
             case Release(load):
                 yield from self.release(load)
-            case Copy(value, _, target, into):
+            case Allocate(value, device, like):
+                yield from self.allocate(value, device, like)
+            case Copy():
                 yield from self.copy(one)
-                if into is not None:
-                    yield from self.land(value, target, into)
             case Await():
                 yield from self.wait(one)
             case Free(value, device):
@@ -116,25 +118,24 @@ class _Machine:
             for freed in step.frees:
                 yield from self.carry_out(freed)
         self.node = None
-        left = (node for node in run.nodes if (node, 0, self.resting(node, self.snapshot.device[node])) in self.arrived)
+        place = self.snapshot.place(run.device)
+        left = (node for node in run.nodes if (self.made(node), self.resting(node, place)) in self.arrived)
         self.weights.seen.update(storage for node in left for storage in self.snapshot.storages.get(node, ()))
 
     def step(self, run: Run, step: Step) -> Broken:
         node, place = step.node, self.snapshot.place(run.device)
-        if next(self.ops, None) is not node or placement_of(node).segment != run.segment.index:
-            yield "run", f"%{node.name} is not the node whose turn it is, or of another segment"
-        if run.device != run.segment.device:
-            yield "run", f"segment {run.segment.index} runs on {run.device} and belongs on {run.segment.device}"
+        if next(self.turns, None) != (node, place) or placement_of(node).segment != run.segment.index:
+            yield "run", f"it is not the turn of %{node.name} on {run.device}, or it is of another segment"
         for operand in self.snapshot.operands[node]:
             if operand in self.snapshot.weights:
-                yield from self.weights.use(self.snapshot.weights[operand].name, place)
+                yield from self.weights.use(weight_on(self.snapshot.program, node, operand, run.device).name, place)
             else:
-                yield from self.use(self.key(operand, place))
+                yield from self.read(self.key(node, operand, place))
         for storage in self.snapshot.writes.get(node, ()):
             self.written[storage] += 1
             for key in self.read_by_copies[storage]:
                 yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
-        self.arrived[node, 0, self.resting(node, place)] = True
+        self.arrived[self.made(node), self.resting(node, place)] = True
 
     def take_in(self, values: tuple[State, ...], device: Device) -> Broken:
         self.begun = True
@@ -144,21 +145,30 @@ class _Machine:
                 "input",
                 f"the inputs are {', '.join(f'%{node.name}' for node in given) or 'none'}, on the main device",
             )
-        self.arrived = {(node, 0, 0): True for node in given}
+        self.arrived = {(State(node), 0): True for node in given}
+
+    def allocate(self, value: State, device: Device, like: State) -> Broken:
+        key = value, self.snapshot.place(device)
+        if not split_of(value.node) or value != State(value.node) or key in self.arrived:
+            yield "land", f"{value} is no whole of parts that can land on {device}, or there already"
+        yield from self.use((like, self.snapshot.place(device)))
+        self.arrived[key] = True
 
     def copy(self, copy: Copy) -> Broken:
-        value, source, target = copy.value, copy.source, copy.target
-        here, there = self.snapshot.place(source), self.snapshot.place(target)
-        key = (value.node, value.version, there)
-        if here != self.snapshot.device[value.node]:
-            yield "copy", f"{value} does not live on {source}"
-        if key not in self.crossings:
-            yield "copy", f"{value} does not cross to {target}"
-        if key in self.arrived:
-            yield "copy", f"{value} was sent to {target} before"
+        value, here, there = copy.value, self.snapshot.place(copy.source), self.snapshot.place(copy.target)
+        key = value, there
+        if not value.part and here != self.snapshot.device[value.node]:
+            yield "copy", f"{value} does not live on {copy.source}"
+        if (value.node, value.version, there) not in self.crossings:
+            yield "copy", f"{value} does not cross to {copy.target}"
         if value.version != self.state(value.node):
             yield "copy", f"{value} is in state {self.state(value.node)} here"
-        yield from self.use((value.node, 0, here))
+        yield from self.read((replace(value, version=0), here))
+        if copy.into is not None:
+            yield from self.land(copy, copy.into)
+            return
+        if key in self.arrived or value.part:
+            yield "copy", f"{value} was sent to {copy.target} before, or is a part"
         self.arrived[key] = False
         self.sent[key] = copy
         self.unread.add(key)
@@ -166,30 +176,39 @@ class _Machine:
         for storage in self.snapshot.storages[value.node]:
             self.read_by_copies[storage].add(key)
 
-    def land(self, value: State, target: Device, into: Landing) -> Broken:
-        there = self.snapshot.place(target)
-        yield from self.use((into.value.node, into.value.version, there))
-        start, stop = into.start, into.start + into.length
-        for reader in (user for user in value.node.users if self.snapshot.device[user] == there):
-            given = list(reader.args[1]) if reader.target is GATHER else []  # type: ignore[arg-type]
-            ends = list(accumulate((tensors_of(part)[0].sizes[-1] for part in given), initial=0))
-            places = [ends[at : at + 2] for at, part in enumerate(given) if part is value.node]
-            if places != [[start, stop]] or reader.args[0] is not into.value.node:
-                yield "land", f"{value} lands in {into}, but %{reader.name} does not gather it there"
+    def land(self, copy: Copy, into: Landing) -> Broken:
+        """A part goes into its place in the whole, of which it is then still on its way."""
+        node, there = copy.value.node, self.snapshot.place(copy.target)
+        yield from self.use((into.value, there))
+        columns = part_of(self.snapshot.program, node, copy.source) if split_of(node) else (0, 0)
+        if into.value != State(node) or not copy.value.part or columns != (into.start, into.start + into.length):
+            yield "land", f"{copy.value} of {copy.source} has columns {columns} of a whole, and lands in {into}"
+        if copy in self.landing:
+            yield "copy", f"{copy.value} was sent from {copy.source} before"
+        self.landing[copy] = copy.source == copy.target
 
     def wait(self, one: Await) -> Broken:
         started, device = one.started, one.device
         if isinstance(started, Load):
             yield from self.weights.wait(started, device)
             return
-        key = (started.value.node, started.value.version, self.snapshot.place(started.target))
+        if started.into is not None:
+            if self.landing.get(started, True) or device != started.target:
+                yield "wait", f"{started.value} of {started.source} is not on its way"
+            self.landing[started] = True
+            return
+        key = started.value, self.snapshot.place(started.target)
         if self.sent.get(key) != started:
             yield "wait", f"nobody has sent this: {started}"
         if device == started.target:
             if self.arrived.get(key, True):
                 yield "wait", f"{self.name(key)} is not on its way"
             self.arrived[key] = True
-            return
+        else:
+            yield from self.fence(started, device)
+
+    def fence(self, started: Copy, device: Device) -> Broken:
+        key = started.value, self.snapshot.place(started.target)
         reading = [self.read_by_copies[storage] for storage in self.snapshot.storages[started.value.node]]
         if device != started.source or not any(key in keys for keys in reading):
             yield "wait", f"{device} sends nothing to {started.target} that would still be read"
@@ -203,8 +222,18 @@ class _Machine:
         elif not self.arrived[key]:
             yield "wait", f"{self.name(key)} is needed and still on its way"
 
+    def read(self, key: Key) -> Broken:
+        """A value is read; every part of a whole must have landed."""
+        yield from self.use(key)
+        node = key[0].node
+        if split_of(node) and not key[0].part and key[1] == self.snapshot.device[node]:
+            landed = {copy.source for copy, done in self.landing.items() if copy.value.node is node and done}
+            for device in members(self.snapshot.program, node):
+                if device not in landed:
+                    yield "wait", f"the part of %{node.name} on {device} is needed, and has not landed"
+
     def free(self, value: State, device: Device) -> Broken:
-        key = (value.node, value.version, self.snapshot.place(device))
+        key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
         if key in self.unread:
@@ -215,9 +244,9 @@ class _Machine:
         yield from self.weights.release(load)
         place = self.snapshot.place(load.device)
         gone = {storage for name in load.weights for storage in self.weights.memory.get(name, ())}
-        for node, version, where in self.arrived:
-            if where == place and gone.intersection(self.snapshot.storages.get(node, ())):
-                yield "slot", f"{self.name((node, version, where))} lies in the memory of weights that are released"
+        for state, where in self.arrived:
+            if where == place and gone.intersection(self.snapshot.storages.get(state.node, ())):
+                yield "slot", f"{self.name((state, where))} lies in the memory of weights that are released"
 
     def hand_out(self, values: tuple[State, ...], device: Device) -> Broken:
         self.returned = True
@@ -229,27 +258,33 @@ class _Machine:
             if operand in self.snapshot.weights:
                 yield from self.weights.use(self.snapshot.weights[operand].name, place)
             else:
-                wanted[self.key(operand, place)] = None
-        said = [(one.node, one.version, self.resting(one.node, place)) for one in values]
+                wanted[self.key(self.snapshot.program.output, operand, place)] = None
+        said = [(one, self.resting(one.node, place)) for one in values]
         if said != list(wanted) or place:
             yield "return", f"the results are {', '.join(map(self.name, wanted)) or 'none'}, on the main device"
         for key in wanted:
-            yield from self.use(key)
+            yield from self.read(key)
             self.arrived.pop(key, None)
 
     def end(self) -> Broken:
         if not self.returned:
             yield "return", "the schedule ends without handing out the results"
-        for node in self.ops:
-            yield "run", f"%{node.name} never runs"
+        for node, place in self.turns:
+            yield "run", f"%{node.name} never runs on {self.snapshot.name(place)}"
         for key in self.arrived:
             yield "left", f"{self.name(key)} is never freed"
         yield from self.weights.end()
 
-    def key(self, node: Node, place: int) -> Key:
+    def key(self, reader: Node, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
+        if split_of(node):
+            return State(node, part=reads_part(reader, node)), place
         resting = self.resting(node, place)
-        return node, 0 if resting == self.snapshot.device[node] else self.state(node), resting
+        return State(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
+
+    def made(self, node: Node) -> State:
+        """What a node makes where it runs: its value, or a part of it."""
+        return State(node, part=bool(split_of(node)))
 
     def resting(self, node: Node, place: int) -> int:
         """Where a value lies that is read on a device; a Python number lies at home and is seen everywhere."""
@@ -261,7 +296,7 @@ class _Machine:
 
     def name(self, key: Key) -> str:
         """A value on a device, as an error shows it."""
-        return f"{State(key[0], key[1])} on {self.snapshot.name(key[2])}"
+        return f"{key[0]} on {self.snapshot.name(key[1])}"
 
 
 def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
@@ -269,3 +304,11 @@ def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
     awaits = [one for one in step.awaits if one.device != device]
     sends = [one for one in step.sends if one.source != device]
     return [*awaits, *sends, *(one for one in step.frees if one.device != resting_place(one.value, device))]
+
+
+def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
+    """The nodes in their order, each where its turn is: a segment runs on one of its devices after the other."""
+    program = snapshot.program
+    for segment in program.segments:
+        for device in members(program, segment.nodes[0]):
+            yield from ((node, snapshot.place(device)) for node in segment.nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.split import pieces
 from ...compiler.spec.devices import Device
 from .snapshot import Snapshot
 
@@ -26,8 +27,10 @@ class LoadedWeights:
         self.unread: dict[Load, set[str]] = {}
         self.slots: dict[tuple[int, int], Load] = {}
         self.here: dict[tuple[str, int], Load] = {}  # what the run that is going on has awaited
+        nodes = {weight.name: node for node, weight in snapshot.weights.items()}
+        self.held = pieces(snapshot.program)
+        self.memory = {name: snapshot.storages[nodes[weight.whole]] for name, (weight, _) in self.held.items()}
         self.seen: set[int] = set()  # storages that are seen outside the run that makes or reads them
-        self.memory = {weight.name: snapshot.storages[node] for node, weight in snapshot.weights.items()}
         self.numbers: set[int] = set()
 
     def load(self, load: Load) -> Broken:
@@ -104,9 +107,9 @@ class LoadedWeights:
     def _at_rest(self) -> Broken:
         """What is loaded for good and should not be."""
         program = self.snapshot.program
-        for node, weight in self.snapshot.weights.items() if program.residency else ():
+        for weight, _ in self.held.values() if program.residency else ():
             for place, device in enumerate(program.devices):
                 stays = (weight.name, place) in self.resident
-                if stays and program.stages(weight, device) and self.seen.isdisjoint(self.snapshot.storages[node]):
-                    rests = program.residency[weight.name].value
+                if stays and program.stages(weight, device) and self.seen.isdisjoint(self.memory[weight.name]):
+                    rests = program.residency[weight.whole].value
                     yield "rest", f"weight {weight.name} rests on the {rests} and is never released on {device}"

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias
 from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import members, reads_part, split_of
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from .snapshot import UNKNOWN, Snapshot, Violation
@@ -211,7 +212,7 @@ def storage(snapshot: Snapshot) -> Iterator[Violation]:
 
 
 def segments(snapshot: Snapshot) -> Iterator[Violation]:
-    """Segments hold all ops in order, each a maximal run on one device, and every op knows its segment."""
+    """Segments hold all ops in order, each a maximal run on one device or group, and every op knows its segment."""
     found = snapshot.program.segments
     held = [node for segment in found for node in segment.nodes]
     for one, other in zip(held, snapshot.ops, strict=False):
@@ -225,11 +226,16 @@ def segments(snapshot: Snapshot) -> Iterator[Violation]:
         if segment.index != index or not segment.nodes:
             yield Violation("segments", f"segment {segment.index} is empty, or not the {index}th")
         for node in segment.nodes:
-            if snapshot.device.get(node) != place or placement_of(node).segment != index:
+            if (
+                snapshot.device.get(node) != place
+                or placement_of(node).segment != index
+                or members(snapshot.program, node) != segment.group
+            ):
                 problem = f"%{node.name} is in segment {index} on {segment.device}, its placement says otherwise"
                 yield Violation("segments", problem, node)
     for first, second in pairwise(found):
-        if first.device == second.device:
+        gathers = any(split_of(one) and one in first.nodes for one in second.nodes[0].all_input_nodes)
+        if (first.device, first.group) == (second.device, second.group) and not gathers:
             problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
             yield Violation("segments", problem, second.nodes[0])
 
@@ -261,15 +267,25 @@ def _wanted_crossings(snapshot: Snapshot) -> dict[tuple[Node, int, int], tuple[i
     written: Counter[int] = Counter()
     writer: dict[int, int | None] = {}
     for node in snapshot.nodes:
-        place = snapshot.device[node]
         for value in snapshot.operands[node]:
-            if snapshot.device[value] == place or value in snapshot.weights or not snapshot.storages.get(value):
+            if value in snapshot.weights or not snapshot.storages.get(value):
                 continue
             version = max(written[storage] for storage in snapshot.storages[value])
             steps = [placement_of(value).segment, *(writer.get(storage) for storage in snapshot.storages[value])]
             made = max((step for step in steps if step is not None), default=None)
-            wanted.setdefault((value, version, place), (made, placement_of(node).segment))
+            for place in _wanted_places(snapshot, node, value):
+                wanted.setdefault((value, version, place), (made, placement_of(node).segment))
         for storage in snapshot.writes.get(node, ()):
             written[storage] += 1
             writer[storage] = placement_of(node).segment
     return wanted
+
+
+def _wanted_places(snapshot: Snapshot, reader: Node, value: Node) -> list[int]:
+    """The devices to which a value must be brought for a reader: its own for the whole of one that is split."""
+    home = snapshot.device[value]
+    group = map(snapshot.place, members(snapshot.program, reader)) if split_of(reader) else [snapshot.device[reader]]
+    away = [place for place in group if place != home]
+    if not split_of(value):
+        return away
+    return [] if reads_part(reader, value) else [home, *away]

@@ -27,7 +27,7 @@ CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("", rules.outside),
     ("placed", rules.home),
     ("placed", slice_rules.slices),
-    ("placed", slice_rules.parts),
+    ("placed", slice_rules.split),
     ("pinned", rules.device),
     ("pinned", rules.dtypes),
     ("pinned", rules.view),

@@ -31,14 +31,18 @@ class Arrival:
         value: the value, whose bytes may not be there yet.
         there: the device that it arrives on.
         done: the event to wait for, or None when there is nothing to wait for.
+        place: memory on the device that it belongs into, if it is on its way to other memory.
     """
 
-    __slots__ = ("_there", "_value", "_waited", "done")
+    __slots__ = ("_place", "_there", "_value", "_waited", "done")
 
-    def __init__(self, value: torch.Tensor, there: Accelerator, done: Event = None) -> None:
+    def __init__(
+        self, value: torch.Tensor, there: Accelerator, done: Event = None, place: torch.Tensor | None = None
+    ) -> None:
         self._value = value
         self._there = there
         self.done = done
+        self._place = place
         self._waited = done is None
 
     def wait(self) -> torch.Tensor:
@@ -48,6 +52,8 @@ class Arrival:
             self._there.wait(stream, self.done)
             self._there.keep(self._value, stream)
             self._waited = True
+        if self._place is not None:
+            self._value, self._place = self._place.copy_(self._value), None
         return self._value
 
     def settle(self) -> None:
@@ -65,16 +71,17 @@ def fence(done: Event, source: torch.device) -> None:
 def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | None = None) -> Arrival:
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
 
-    It lands in memory of its own, or ``into`` a part of what is there; but not in host memory, where a copy that is
-    not dense would block the host, and only if the value is contiguous, for others are gathered in host memory when
-    they go through it. The value may be freed at once, and so may what it lands in: memory on a device is used again
-    when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
+    It lands in memory of its own, or ``into`` a part of what is there: at once, or when it is waited for, if that part
+    is in host memory, where a copy that is not dense would block the host, or the value is not contiguous and would be
+    gathered in host memory on its way. The value may be freed at once, and so may what it lands in: memory on a device
+    is used again when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
     """
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:
         return Arrival(value, there)
-    if there.is_host or not value.is_contiguous():
-        into = None
+    if into is not None and (there.is_host or not value.is_contiguous()):
+        coming = start_copy(value, target)
+        return Arrival(coming._value, there, coming.done, into)
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
         return _bounce(value, here, there, into)
     return _send(value, here, there, into=into)

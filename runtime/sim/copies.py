@@ -48,6 +48,8 @@ def _copy_into(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Ten
     target, source = args[0], args[1]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.device == source.device:
+        if _is_part(target) and isinstance(source, SimTensor) and not source._buffer.coming:
+            return _copy_within(func, source, target)
         result: torch.Tensor = compute(func, args, kwargs)
         return result
     _order(func, source, target, target.numel() * target.element_size(), non_blocking)
@@ -55,6 +57,23 @@ def _copy_into(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Ten
         _inside(target).copy_(_inside(source))
     _arrive(source, target, non_blocking)
     return target  # type: ignore[no-any-return]
+
+
+def _copy_within(func: OpOverload, source: SimTensor, target: SimTensor) -> SimTensor:
+    """Copies into a part of a buffer of the same device: what else lies in the buffer may be on its way meanwhile."""
+    stream = current_stream(target.device)
+    stream.launch()
+    target._buffer.device.ops += 1
+    source._buffer.read(stream, func)
+    target._buffer.write(stream, func, region_of(target._inner))
+    target._inner.copy_(source._inner)
+    return target
+
+
+def _is_part(target: torch.Tensor) -> bool:
+    """Whether a tensor has less than all of its memory."""
+    inside = _inside(target)
+    return inside.numel() * inside.element_size() < inside.untyped_storage().nbytes()
 
 
 def _copy_from(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -99,9 +118,8 @@ def _order(func: OpOverload, source: torch.Tensor, target: torch.Tensor, size: i
     stream.launch()
     _read(func, source, stream)
     if isinstance(target, SimTensor):
-        part = target.numel() * target.element_size() < target._inner.untyped_storage().nbytes()
         late = non_blocking and _reads_late(source, target)
-        target._buffer.write(stream, func, region_of(target._inner) if part else None, late)
+        target._buffer.write(stream, func, region_of(target._inner) if _is_part(target) else None, late)
     if meets:
         current_stream(target.device).wait_stream(stream)
     if not meets and not non_blocking:

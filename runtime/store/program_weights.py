@@ -12,6 +12,7 @@ from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program, Weight
 from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.split import pieces
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .origin import FileOrigin
@@ -44,6 +45,7 @@ class ProgramWeights(WeightSource):
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
+        self._pieces: dict[str, tuple[Weight, Device]] = {}
         self._slices: dict[str, list[Weight]] = {}
 
     @classmethod
@@ -136,6 +138,8 @@ class ProgramWeights(WeightSource):
         for weight in self._program.weights.values():
             if name := next((name for name in map(self.store.name_of, weight.names) if name in known), None):
                 found[weight.name] = known[name]
+        self._pieces = pieces(self._program)
+        for weight, _ in self._pieces.values():
             if weight.rows:
                 slices[weight.whole].append(weight)
         self._readers, self._staying = _readers(self._program), _staying(self._program)
@@ -147,12 +151,12 @@ class ProgramWeights(WeightSource):
         if self._found is None:
             self._look()
         assert self._found is not None
-        if weight.name not in self._found:
+        if weight.whole not in self._found:
             raise WeightError(
                 f"weight {weight.name} is not among the weights given: load the weights first, or give them to "
                 "dovetail.load"
             )
-        return self._found[weight.name]
+        return self._found[weight.whole]
 
     def _on(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What this program reads of a weight on a device, brought there unless it is there."""
@@ -187,7 +191,7 @@ class ProgramWeights(WeightSource):
 
     def _home(self, weight: Weight) -> Device:
         """The device that the weight was given, or the first that reads it when that one does not."""
-        home = self._program.home[weight.name]
+        _, home = self._pieces[weight.name]
         readers = self._readers.get(weight.name, [home])
         return home if home in readers else readers[0]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.base import Change, Pass
@@ -75,17 +75,11 @@ def rig_for(program: Program, shares: tuple[float, ...]) -> Rig:
     return Rig.of(**{f"cuda{i}": int(share * weights) + headroom + 2**20 for i, share in enumerate(shares)})
 
 
-def crossing_bytes(program: Program) -> int:
-    """Bytes that cross between devices in one call."""
-    return sum(tensor.nbytes for crossing in program.crossings for tensor in tensors_of(crossing.value))
-
-
 __all__ = [
     "FULL_SIZE",
     "Clock",
     "FullSize",
     "compile_entry",
-    "crossing_bytes",
     "deepened",
     "rig_for",
     "trace_entry",

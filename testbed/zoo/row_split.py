@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.split import is_gathered, pieces
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.eligibility import marked_weights
@@ -92,15 +93,15 @@ def _doubled(value: Any) -> Any:
 def sliced_bytes(program: Program) -> dict[Device, int]:
     """Bytes of slices of matrices on each device."""
     held: Counter[Device] = Counter()
-    for weight in program.weights.values():
+    for weight, device in pieces(program).values():
         if weight.rows and len(weight.shape) == 2:
-            held[program.home[weight.name]] += weight.nbytes
+            held[device] += weight.nbytes
     return held
 
 
-def gathers(program: Program) -> int:
-    """How many values are gathered in one call."""
-    return sum(node.target is GATHER for node in program.ops())
+def gathered(program: Program) -> list[Node]:
+    """The values that are gathered in one call: they cross to their own device."""
+    return [one.value for one in program.crossings if is_gathered(one)]
 
 
 def marks(module: nn.Module, traced: Program) -> tuple[set[str], set[str]]:

@@ -13,6 +13,7 @@ import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy
+from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes import rows
@@ -46,7 +47,7 @@ def split(module: nn.Module, backend: str = "sim0&sim1&sim2", **more: object) ->
 
 
 def slices(program: Program) -> dict[str, tuple[tuple[int, int], Device]]:
-    return {w.name: (w.rows, program.home[w.name]) for w in program.weights.values() if w.rows}
+    return {w.name: (w.rows, device) for w, device in pieces(program).values() if w.rows}
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -63,8 +64,9 @@ def test_a_matrix_and_its_bias_are_sliced_by_shares_and_all_else_stays_on_the_ma
         for name in ("weight", "bias")
         for start, stop, device in ((0, 128, sim0), (128, 208, sim1), (208, 256, sim2))
     }
-    assert {program.home[name] for name in program.weights if "[" not in name} == {sim0}
-    assert {name for name in program.weights if "[" not in name} == {
+    whole = {name: device for name, (weight, device) in pieces(program).items() if not weight.rows}
+    assert set(whole.values()) == {sim0}
+    assert whole.keys() == {
         "embed.weight", "embed.bias", "head.weight", "head.bias",
     }  # fmt: skip
     assert close(compiled(X), wide()(X))
@@ -74,9 +76,9 @@ def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in
     copies = [one for one in split(wide(), tensor_split="16,10,6").schedule.flat() if isinstance(one, Copy)]
     out = [one for one in copies if one.into is None]
     back = [one for one in copies if one.into]
-    assert len(out) == len(back) == 2 * 2
+    assert (len(out), len(back)) == (2 * 2, 2 * 3)
     assert {str(one.source) for one in out} == {"sim0"} == {str(one.target) for one in back}
-    assert [(one.into.start, one.into.length) for one in back if one.into] == [(128, 80), (208, 48)] * 2
+    assert [(one.into.start, one.into.length) for one in back if one.into] == [(128, 80), (208, 48), (0, 128)] * 2
 
 
 def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:
@@ -89,7 +91,7 @@ def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:
 def test_left_to_itself_it_follows_free_memory_less_what_the_main_device_must_hold_besides() -> None:
     compiled = split(wide(256, 8), rig="sim0=4MiB,sim1=2MiB,sim2=1MiB")
     program = compiled.program
-    besides = sum(weight.nbytes for weight in program.weights.values() if weight.rows is None)
+    besides = sum(weight.nbytes for weight, _ in pieces(program).values() if weight.rows is None)
     first, *others = program.rig.free.values()
     assert besides == 2 * (256 * 256 + 256) * 4
     for bounds in program.bounds.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from itertools import groupby
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
-from dovetail.compiler.ir.schedule import Await, Copy, Free, Output, Schedule, Step
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, State, Step
 from dovetail.compiler.spec.devices import Device
 
 
@@ -68,7 +68,10 @@ def drawing(program: Program) -> set[str]:
     between = set().union(*reads[turns[0] : turns[-1]]) if turns and not program.is_sliced else set()
     at_main = {name for name, home in program.home.items() if home == program.devices[0]}
     small = {weight.name for weight in weights if weight.nbytes <= 2**20} - of_blocks
-    return of_blocks | ({weight.name for weight in weights if weight.kind == "parameter"} - (small & between & at_main))
+    drawn = of_blocks | (
+        {weight.name for weight in weights if weight.kind == "parameter"} - (small & between & at_main)
+    )
+    return {program.weights[name].whole for name in drawn}
 
 
 def placed_by(program: Program) -> set[str]:
@@ -82,7 +85,8 @@ def placed_by(program: Program) -> set[str]:
 def check_law_3(program: Program) -> None:
     """Every node that is no view has the device of the weight, tables apart, consumed last; views follow their base.
 
-    A node that reads no weight may be on the device of its only readers instead.
+    A node that reads no weight may be on the device of its only readers instead. The whole of a split node is on the
+    main device, which has what is not sliced.
     """
     current, draws, places = program.devices[0], drawing(program), program.places()
     for node in program.graph.nodes:
@@ -92,9 +96,7 @@ def check_law_3(program: Program) -> None:
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
         drawn_by = [name for name in consumed if name in draws]
         if drawn_by and not pure:
-            current = program.home[drawn_by[-1]]
-        if str(node.target) in ("dovetail.landing.default", "dovetail.gather.default"):  # wholes are on the main device
-            current = program.devices[0]
+            current = program.home.get(drawn_by[-1], program.devices[0])
         if is_view(node):
             assert places[node] == places[[*bases(node), node.args[0]][0]], node
         else:
@@ -116,46 +118,93 @@ def follows_readers(node: Node) -> bool:
     return bool(found) and all(user.op != "output" and device(user) == device(node) for user in found)
 
 
-def crossing_bytes(program: Program) -> int:
-    """Bytes that cross between devices in one call."""
-    return sum(tensor.nbytes for crossing in program.crossings for tensor in tensors_of(crossing.value))
+def group(program: Program, node: Node) -> list[Device]:
+    """The devices that run a node: its own, or those that have columns of its result."""
+    split = placement_of(node).split
+    if not split:
+        return [device(node) or program.devices[0]]
+    return [one for one, (start, stop) in zip(program.devices, split, strict=True) if start < stop]
+
+
+def takes_part(reader: Node, value: Node) -> bool:
+    """Whether a node reads on each device the part that is there: all that is split does, but matmuls."""
+    both = bool(placement_of(value).split and placement_of(reader).split)
+    return both and str(reader.target) not in ("aten.linear.default", "dovetail.quantized_linear.default")
+
+
+def is_cut(program: Program, segment: list[Node], node: Node) -> bool:
+    """Whether a segment ends before a node: on other devices, or where the whole of what it has split is read."""
+    last = segment[-1]
+    moves = (device(last), group(program, last)) != (device(node), group(program, node))
+    return moves or any(
+        placement_of(one).split and one in segment and not takes_part(node, one) for one in node.all_input_nodes
+    )
 
 
 def check_law_4(program: Program) -> None:
-    """Segments partition the nodes in order, there is a cut at every change of device, nothing is sent twice."""
+    """Segments partition the nodes in order, there is a cut at every change of devices, nothing is sent twice."""
     ops = [node for node in program.graph.nodes if node.op == "call_function"]
     assert [node for segment in program.segments for node in segment.nodes] == ops
-    assert len(program.segments) == sum(1 for _ in groupby(ops, key=device))
-    assert all({device(node) for node in segment.nodes} == {segment.device} for segment in program.segments)
+    current: list[Node] = []
+    for node in ops:
+        if current and is_cut(program, current, node):
+            current = []
+        assert current or program.segments[segment_of(node)].nodes[0] is node
+        current.append(node)
+    assert len(program.segments) == len({segment_of(node) for node in ops})
+    for segment in program.segments:
+        assert {device(node) for node in segment.nodes} == {segment.device}
+        assert all(set(group(program, node)) == set(segment.group) for node in segment.nodes)
     assert program.schedule is not None
-    sent = Counter((one.value, one.target) for one in program.schedule.flat() if isinstance(one, Copy))
-    assert all(count == 1 for count in sent.values())
+    sent = Counter(
+        (one.value.node, one.value.version, one.source, one.target)
+        for one in program.schedule.flat()
+        if isinstance(one, Copy)
+    )
+    assert sent == needed(program), "what must be sent is sent once"
+
+
+def segment_of(node: Node) -> int:
+    index = placement_of(node).segment
+    assert index is not None
+    return index
+
+
+def needed(program: Program) -> dict[tuple[Node, int, Device | None, Device | None], int]:
+    """What must be sent, each once: a node, how often its memory was written, from where, and to where."""
     writes: Counter[int] = Counter()
-    read = set()
+    wanted: dict[tuple[Node, int, Device | None, Device | None], int] = {}
     for node in program.graph.nodes:
-        for operand in node.all_input_nodes:
-            if not weight_name(operand) and tensors_of(operand) and device(operand) != device(node):
-                read.add((operand, max(writes[storage] for storage in storages(operand)), device(node)))
+        for value in node.all_input_nodes:
+            if weight_name(value) or not tensors_of(value) or takes_part(node, value):
+                continue
+            version, home = max(writes[storage] for storage in storages(value)), device(value)
+            wanted |= {(value, version, home, target): 1 for target in group(program, node) if target != home}
+            if placement_of(value).split:  # each part goes into its place in the whole, that of the own device too
+                wanted |= {(value, 0, source, home): 1 for source in group(program, value)}
         writes.update(written(node))
-    assert {(value.node, value.version, target) for value, target in sent} == read
+    return wanted
 
 
 class Clockwork:
     """Devices and links of any speed, carrying out a schedule that is issued without waiting for them.
 
     ``takes`` says how long each instruction lasts; copies overtake each other. Whatever the speeds, a value must be
-    there when it is read, and the memory that a copy reads must not be written before the copy is done.
+    there when it is read, all parts of a whole must be, and the memory that a copy reads must not be written before the
+    copy is done.
     """
 
     def __init__(self, program: Program, schedule: Schedule, takes: list[int]) -> None:
+        self.program = program
         self.schedule = schedule
         self.takes = takes
+        self.here: Device = program.main  # where the steps that come now run
         self.compute: Counter[Device] = Counter()  # until when a device computes what was issued so far
-        self.made: dict[tuple[Node, Device], int] = {(node, program.main): 0 for node in program.inputs()}
-        self.sent: dict[tuple[Node, int, Device], int] = {}
+        self.made: dict[tuple[State, Device], int] = {(State(node), program.main): 0 for node in program.inputs()}
+        self.sent: dict[tuple[State, Device, Device], int] = {}
         self.read_until: Counter[int] = Counter()  # storage → until when copies read it
         self.writes: Counter[int] = Counter()
-        self.held: Counter[Any] = Counter((node, 0, program.main) for node in program.inputs())
+        self.held: Counter[tuple[State, Device]] = Counter((State(node), program.main) for node in program.inputs())
 
     def run(self) -> None:
         for index, one in enumerate(self.schedule.flat()):
@@ -164,47 +213,68 @@ class Clockwork:
 
     def carry_out(self, one: Any, takes: int) -> None:
         match one:
-            case Copy(value, source, target, into):
-                assert self.held[value.node, 0, source]
-                done = self.compute[source] + takes
-                if into is not None:  # nobody else may have it now, and nothing but its place may be written
-                    assert self.held[into.value.node, 0, target]
-                    done = max(self.compute[source], self.compute[target]) + takes
-                assert self.compute[source] >= self.made[value.node, source]
-                self.sent[value.node, value.version, target] = done
-                for storage in storages(value.node):
-                    self.read_until[storage] = max(self.read_until[storage], done)
-                self.held[value.node, value.version, target] += 1
-            case Await(Copy(value, _, target), where):
-                self.compute[where] = max(self.compute[where], self.sent[value.node, value.version, target])
+            case Allocate(value, where, like):
+                self.check_reading(like.node, where, False)
+                assert not self.held[value, where]
+                self.held[value, where] += 1
+                self.made[value, where] = self.compute[where]
+            case Copy():
+                self.send(one, takes)
+            case Await(Copy(value, source, target), where):
+                self.compute[where] = max(self.compute[where], self.sent[value, source, target])
+            case Run():
+                self.here = one.device
             case Step(node):
                 self.compute_node(node, takes)
             case Free(value, where):
-                assert self.held[value.node, value.version, where] == 1, "freed twice, or before it was there"
-                del self.held[value.node, value.version, where]
+                assert self.held[value, where] == 1, "freed twice, or before it was there"
+                del self.held[value, where]
             case Output(values, where):
                 for value in values:
-                    self.held[value.node, value.version, where if tensors_of(value.node) else device(value.node)] -= 1
-                    self.check_reading(value.node, where, self.compute[where])
+                    self.held[value, where if tensors_of(value.node) else device(value.node) or where] -= 1
+                    self.check_reading(value.node, where, False)
+
+    def send(self, one: Copy, takes: int) -> None:
+        value, source, target, into = one.value, one.source, one.target, one.into
+        kept = replace(value, version=0)
+        assert self.held[kept, source]
+        assert self.compute[source] >= self.made[kept, source]
+        if placement_of(value.node).split and not value.part:
+            self.check_reading(value.node, source, False)
+        done = self.compute[source] + takes
+        if into is not None:  # nobody else may have it now, and nothing but its place may be written
+            assert self.held[into.value, target]
+            done = max(self.compute[source], self.compute[target]) + takes
+        else:
+            self.held[value, target] += 1
+        self.sent[value, source, target] = done
+        if source == target:  # a device goes on when it has copied its own part
+            self.compute[target] = done
+        for storage in storages(value.node):
+            self.read_until[storage] = max(self.read_until[storage], done)
 
     def compute_node(self, node: Node, takes: int) -> None:
-        where = device(node)
-        assert where is not None
-        begin = self.compute[where]
-        self.compute[where] = begin + takes
         for operand in node.all_input_nodes:
             if not weight_name(operand):
-                self.check_reading(operand, where, begin)
+                self.check_reading(operand, self.here, takes_part(node, operand))
         for storage in written(node):
-            assert self.read_until[storage] <= begin, "written while a copy may still be reading it"
+            assert self.read_until[storage] <= self.compute[self.here], "written while a copy may still be reading it"
             self.writes[storage] += 1
-        self.made[node, where] = begin + takes
-        self.held[node, 0, where] += 1
+        self.compute[self.here] += takes
+        made = State(node, part=bool(placement_of(node).split)), self.here
+        self.made[made] = self.compute[self.here]
+        self.held[made] += 1
 
-    def check_reading(self, value: Node, where: Device, begin: int) -> None:
-        home = device(value)
-        if not tensors_of(value) or home == where:
-            assert self.made[value, home] <= begin or not tensors_of(value)
+    def check_reading(self, value: Node, where: Device, part: bool) -> None:
+        """A value that is read now on a device must be there, and may not come later than that."""
+        home, now = device(value) or self.program.main, self.compute[where]
+        if not tensors_of(value):
             return
-        version = max(self.writes[storage] for storage in storages(value))
-        assert self.sent[value, version, where] <= begin, "read before it has arrived"
+        if part or home == where:
+            assert self.made[State(value, part=part), where] <= now
+        if placement_of(value).split and not part and home == where:
+            parts = [self.sent[State(value, part=True), source, home] for source in group(self.program, value)]
+            assert max(parts) <= now, "read before all parts have arrived"
+        if home != where and not part:
+            version = max(self.writes[storage] for storage in storages(value))
+            assert self.sent[State(value, version), home, where] <= now, "read before it has arrived"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.errors import PassError
+from dovetail.compiler.ir.split import crossing_bytes
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
@@ -24,7 +25,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .graphs import Case, Program, cases, same_bits
-from .oracles import Clockwork, check_law_3, check_law_4, crossing_bytes
+from .oracles import Clockwork, check_law_3, check_law_4
 
 
 def compiled(case: Case) -> CompiledModule:

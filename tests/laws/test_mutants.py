@@ -19,20 +19,20 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.compiler.errors import VerificationError
-from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
-from dovetail.compiler.ir.schedule import Await, Copy, Free, Schedule
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Schedule
+from dovetail.compiler.ir.split import pieces, split_of
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
-from dovetail.runtime import sim, steps
+from dovetail.runtime import sim, transport
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .modules import WIDTH
 from .oracles import Clockwork, placed_by
-from .schedules import changed, freed_early, without
+from .schedules import changed, freed_early, moved_before, without
 from .subjects import TOWERS, Subject, count
 from .wide_modules import Gated
 
@@ -111,15 +111,17 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
-    send, verdicts = steps.start_copy, []
-    copies = copies_of(subject.compiled.schedule)
+    send, verdicts = transport.start_copy, []
+    copies = [one for one in copies_of(subject.compiled.schedule) if one.source != one.target]
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
 
-        def start(value: Any, target: torch.device, *into: Any, turn: Any = turn, dropped: int = dropped) -> Arrival:
-            return send(value, value.device) if next(turn) == dropped else send(value, target, *into)
+        def start(
+            value: Any, target: torch.device, into: Any = None, turn: Any = turn, dropped: int = dropped
+        ) -> Arrival:
+            return send(value, value.device) if next(turn) == dropped else send(value, target, into)
 
-        monkeypatch.setattr(steps, "start_copy", start)
+        monkeypatch.setattr(transport, "start_copy", start)
         verdicts.append(subject.survives(subject.compiled.schedule))
     count(verdicts, "values that stayed", "running")
 
@@ -131,8 +133,7 @@ def is_read_by_copying(copy: Copy) -> bool:
 
 
 def misplaced(subject: Subject) -> Iterator[tuple[Weight, torch.device]]:
-    for weight in subject.program.weights.values():
-        home = subject.program.home[weight.name]
+    for weight, home in pieces(subject.program).values():
         yield weight, next(one for one in subject.program.devices if one != home).torch
 
 
@@ -140,11 +141,11 @@ def test_every_misplaced_weight_is_caught_by_the_verifier(subject: Subject) -> N
     """One by which no operation is placed (a matrix with a bias) is read where it was: then nothing is elsewhere."""
     program, verdicts, homes = subject.program, [], subject.program.home
     followed, places = placed_by(program), ops_of(program, homes)
-    for weight, elsewhere in misplaced(subject):
-        other = next(one for one in program.devices if one.torch == elsewhere)
+    for weight in program.weights.values():
+        other = next(one for one in program.devices if one != homes[weight.name])
         program.home = {**homes, weight.name: other}
         verdict = subject.is_accepted(subject.compiled.schedule)
-        if weight.name in followed or weight.rows:
+        if weight.name in followed:
             verdicts.append(verdict)
         else:
             assert verdict
@@ -244,7 +245,7 @@ def test_every_dropped_wait_on_the_source_is_caught(subject: Subject) -> None:
     """Running catches it, unless the result of what was copied has come back before the memory is written."""
     mutants = dropped(subject, arriving=False)
     if not mutants:
-        assert all(crossing.value.target is GATHER for crossing in subject.program.crossings if crossing.version)
+        assert not [crossing for crossing in subject.program.crossings if crossing.version]
         return
     count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits on the source", "verifier")
     raced = [not subject.survives(mutant) for _, mutant in mutants]
@@ -278,7 +279,7 @@ def _rehearses(program: Program) -> bool:
 def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
     """Each part that lands in a whole a column too early, or at its beginning."""
     for one in copies_of(schedule):
-        for start in (one.into.start - 1, 0) if one.into else ():
+        for start in {one.into.start - 1, 0} - {one.into.start} if one.into else ():
             moved = replace(one, into=replace(one.into, start=start))  # type: ignore[type-var]
 
             def land(other: Any, one: Copy = one, moved: Copy = moved) -> list[Any]:
@@ -294,18 +295,44 @@ def test_every_part_that_lands_in_another_place_is_caught() -> None:
     subject = split_by_rows()
     assert subject.survives(subject.compiled.schedule)
     mutants = list(landed_elsewhere(subject.compiled.schedule))
-    assert len(mutants) == 2 * 2 * 2 * 2, "two blocks with two gathers of parts from two devices"
+    assert len(mutants) == 2 * 2 * (1 + 2 + 2), "two blocks with two gathers of parts from three devices"
     count([subject.is_accepted(mutant) for mutant in mutants], "parts that land elsewhere", "verifier")
     count([subject.survives(mutant) for mutant in mutants], "parts that land elsewhere", "running")
 
 
-def test_every_gather_that_swaps_two_parts_is_caught_by_the_verifier() -> None:
+def test_every_operation_that_is_split_otherwise_is_caught_by_the_verifier() -> None:
     torch.manual_seed(0)
     subject, verdicts = split_by_rows(), []
-    for node in [node for node in subject.program.ops() if node.target is GATHER]:
-        kept = node.args
-        out, (first, *rest) = kept  # type: ignore[misc]
-        node.args = (out, [*rest, first])
-        verdicts.append(subject.is_accepted(subject.compiled.schedule))
-        node.args = kept
-    count(verdicts, "swapped parts", "verifier")
+    for node in filter(split_of, subject.program.ops()):
+        kept = split_of(node)
+        (start, stop), (_, end), *rest = kept
+        for other in ((), ((start, stop - 1), (stop - 1, end), *rest), ((start, end), (end, end), *rest)):
+            place_node(node, split=other)
+            verdicts.append(subject.is_accepted(subject.compiled.schedule))
+        place_node(node, split=kept)
+    count(verdicts, "operations split otherwise", "verifier")
+
+
+def test_every_whole_that_is_not_allocated_or_allocated_late_is_caught() -> None:
+    torch.manual_seed(0)
+    subject = split_by_rows()
+    schedule = subject.compiled.schedule
+    mutants = []
+    for index, one in enumerate(schedule):
+        if isinstance(one, Allocate):
+            mutants += [
+                without(schedule, lambda other, one=one: other is one),
+                moved_before(schedule, index, index + 1),
+            ]
+    assert len(mutants) == 2 * 2 * 2, "two blocks with two gathers each"
+    count([subject.is_accepted(mutant) for mutant in mutants], "wholes without memory", "verifier")
+    count([subject.survives(mutant) for mutant in mutants], "wholes without memory", "running")
+
+
+def test_every_part_that_is_copied_twice_is_caught_by_the_verifier() -> None:
+    torch.manual_seed(0)
+    subject = split_by_rows()
+    schedule = subject.compiled.schedule
+    parts = [one for one in copies_of(schedule) if one.into]
+    mutants = [changed(schedule, lambda one, part=part: [one, one] if one is part else [one]) for part in parts]
+    count([subject.is_accepted(mutant) for mutant in mutants], "parts that are copied twice", "verifier")

@@ -15,6 +15,7 @@ import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
 from dovetail.compiler.ir.program import Program, Weight
 from dovetail.compiler.ir.slices import bounds_of
+from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
@@ -48,11 +49,11 @@ def test_law_6_slices_of_a_packed_weight_hold_all_its_bytes_in_whole_rows(
     rows: int, shares: list[float], quant: str
 ) -> None:
     weight = Weight("w", "parameter", (rows, 512), torch.bfloat16, quant=quant)
-    pieces = [weight.slice(start, stop) for start, stop in bounds_of(rows, shares) if start < stop]
-    assert sum(piece.nbytes for piece in pieces) == weight.nbytes
-    assert all(piece.nbytes == piece.shape[0] * (weight.nbytes // rows) for piece in pieces)
-    assert {piece.whole for piece in pieces} == {"w"}
-    assert all(piece.slice(0, 1).rows == (piece.rows[0], piece.rows[0] + 1) for piece in pieces if piece.rows)
+    slices = [weight.slice(start, stop) for start, stop in bounds_of(rows, shares) if start < stop]
+    assert sum(piece.nbytes for piece in slices) == weight.nbytes
+    assert all(piece.nbytes == piece.shape[0] * (weight.nbytes // rows) for piece in slices)
+    assert {piece.whole for piece in slices} == {"w"}
+    assert all(piece.slice(0, 1).rows == (piece.rows[0], piece.rows[0] + 1) for piece in slices if piece.rows)
 
 
 def compiled(case: WideCase) -> CompiledModule:
@@ -66,27 +67,28 @@ def compiled(case: WideCase) -> CompiledModule:
 @given(wide_cases())
 def test_law_5_exactly_the_large_matrices_of_blocks_that_are_only_multiplied_by_are_sliced(case: WideCase) -> None:
     program = compiled(case).program
-    marked = {weight.whole for weight in program.weights.values() if weight.rows and len(weight.shape) == 2}
+    marked = {name for name in program.bounds if len(program.weights[name].shape) == 2}
     assert marked == (case.module.sliced if case.is_split else set())
-    assert not marked & program.weights.keys()
+    assert not marked & pieces(program).keys(), "a matrix that is sliced is nowhere whole"
     check_slices(case, program)
 
 
 def check_slices(case: WideCase, program: Program) -> None:
     """Law 6 on a program: each slice is at home where the shares put it, and what is whole on the main device."""
     parameters = dict(case.module.named_parameters())
-    for weight in program.weights.values():
+    held = pieces(program)
+    for weight, device in held.values():
         if weight.rows is None:
-            assert program.home[weight.name] == program.main or not case.is_split
+            assert device == program.main or not case.is_split
             continue
-        place = program.devices.index(program.home[weight.name])
+        place = program.devices.index(device)
         before, own = sum(case.shares[:place]), case.shares[place]
         rows = len(parameters[weight.whole])
         assert abs(weight.rows[0] - rows * before / sum(case.shares)) <= 0.5
         assert abs(weight.rows[1] - rows * (before + own) / sum(case.shares)) <= 0.5
-    for name in {weight.whole for weight in program.weights.values() if weight.rows}:
-        held = [weight.shape[0] for weight in program.weights.values() if weight.rows and weight.whole == name]
-        assert sum(held) == len(parameters[name])
+    for name in program.bounds:
+        rows = sum(weight.shape[0] for weight, _ in held.values() if weight.rows and weight.whole == name)
+        assert rows == len(parameters[name])
 
 
 @few

@@ -12,6 +12,7 @@ import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
+from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB, KIB, MIB
@@ -51,7 +52,7 @@ def test_a_refused_program_is_as_it_was_and_can_be_tried_again_with_other_number
         assert not program.bounds
     program.rig = rig(MIB, MIB)
     PassManager(parse_passes(step)).run(program)
-    assert set(program.home.values()) == set(program.devices)
+    assert {device for _, device in pieces(program).values()} == set(program.devices)
 
 
 def test_a_program_whose_weights_all_have_homes_is_checked_too() -> None:
@@ -79,7 +80,7 @@ def test_a_device_without_room_for_a_block_gets_none_and_the_log_says_why(caplog
 def test_a_small_helper_multiplies_rows_although_all_that_is_alive_would_not_fit_on_it() -> None:
     program = found_blocks(rig(256 * MIB, 12 * MIB), rows=8192)
     PassManager(parse_passes("rows")).run(program)
-    assert set(program.home.values()) == set(program.devices)
+    assert {device for _, device in pieces(program).values()} == set(program.devices)
 
 
 class Skip(nn.Module):
@@ -97,7 +98,7 @@ class Skip(nn.Module):
 def test_headroom_is_what_a_device_holds_alive_and_not_what_is_alive_elsewhere() -> None:
     program = found_blocks(rig(64 * MIB, 3 * LAYER), rows=8192, module=Skip())
     PassManager(parse_passes("place")).run(program)
-    assert set(program.home.values()) == set(program.devices)
+    assert {device for _, device in pieces(program).values()} == set(program.devices)
 
 
 class Table(nn.Module):

@@ -12,9 +12,9 @@ from torch.fx import Node
 
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.ops import GATHER, LANDING
-from dovetail.compiler.ir.program import Adapter, Program, device_of, tensors_of
-from dovetail.compiler.ir.schedule import Copy
+from dovetail.compiler.ir.program import Adapter, Program, TensorType, tensors_of
+from dovetail.compiler.ir.schedule import Allocate, Copy, Run
+from dovetail.compiler.ir.split import is_gathered, members, part_of, pieces, type_on, weight_on
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.passes.analysis.eligibility import LINEAR
 from dovetail.passes.manager import PassManager
@@ -75,7 +75,12 @@ def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | No
 
 
 def gathered(program: Program) -> list[Node]:
-    return [node for node in program.ops() if node.target is GATHER]
+    return [one.value for one in program.crossings if is_gathered(one)]
+
+
+def runs(program: Program) -> list[Run]:
+    assert program.schedule is not None
+    return [one for one in program.schedule if isinstance(one, Run)]
 
 
 def check(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], gathers: int, block: type[Block] = Block) -> Program:
@@ -90,20 +95,23 @@ def check(use: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], gathers: int,
 
 def test_what_three_layers_read_crosses_once_and_all_three_are_multiplied_by_before_anything_is_gathered() -> None:
     program = check(lambda x, one, two, three: x + one.softmax(-1) * two.softmax(-1) + three.softmax(-1), 3)
-    assert len(program.segments) == 2 * 3 + 1, "a segment a device and block, and what is done in the end"
+    assert len(program.segments) == 2 * 2, "a segment of all devices a block, and what is done with the wholes"
+    assert len(runs(program)) == 2 * (3 + 1)
     sent = [one for one in program.schedule.flat() if isinstance(one, Copy) and not one.into]  # type: ignore[union-attr]
     assert len(sent) == 2 * 2
 
 
 def test_a_layer_that_reads_what_the_batch_reads_joins_it_however_late_it_stands() -> None:
     program = check(lambda x, one, two, three: x + one * two.softmax(-1) + three.softmax(-1), 3, Late)
-    assert len(program.segments) == 2 * 3 + 1
+    assert len(program.segments) == 2 * 2
 
 
 def test_elementwise_operations_on_results_of_a_batch_are_done_on_the_parts() -> None:
     program = check(lambda x, one, two, three: x + (F.silu(one) * two.double().tanh().float() - 2 * three), 1)
-    (first, *_) = gathered(program)
-    assert all(tensors_of(part)[0].shape[-1] < 256 for part in first.args[1])  # type: ignore[arg-type, union-attr]
+    (last, *_) = gathered(program)
+    parts = [type_on(program, last, device) for device in members(program, last)]
+    assert all(isinstance(part, TensorType) and part.shape[-1] < 256 for part in parts)
+    assert last.target not in LINEAR
 
 
 def test_a_result_that_is_read_whole_as_well_is_gathered_before_and_not_twice() -> None:
@@ -118,25 +126,24 @@ def test_a_cast_to_more_bytes_waits_until_the_parts_are_together() -> None:
 def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
     program = check(lambda x, one, two, three: x + (one + two + three), 1)
     for node in (node for node in program.ops() if node.target in LINEAR):
-        weight, bias = (program.weight(operand) for operand in node.args[1:3])  # type: ignore[arg-type]
-        assert weight is not None
-        assert bias is not None
-        assert weight.rows == bias.rows
-        assert device_of(node) == program.home[weight.name] == program.home[bias.name]
+        for device in members(program, node):
+            weight, bias = (weight_on(program, node, operand, device) for operand in node.args[1:3])  # type: ignore[arg-type]
+            assert weight.rows == bias.rows == part_of(program, node, device)
+            assert device == pieces(program)[weight.name][1] == pieces(program)[bias.name][1]
 
 
 def test_the_main_device_multiplies_after_the_others_were_launched_and_the_host_last() -> None:
     cpu = Device("cpu")
     for devices, order in (
-        ((DEVICES[0], DEVICES[1], cpu), ["sim0", "sim1", "sim0", "cpu", "sim0"]),
+        ((DEVICES[0], DEVICES[1], cpu), ["sim1", "sim0", "cpu", "sim0"]),
         ((DEVICES[0], cpu), ["sim0", "cpu", "sim0"]),
-        ((cpu, DEVICES[0], DEVICES[1]), ["cpu", "sim0", "sim1", "cpu"]),
+        ((cpu, DEVICES[0], DEVICES[1]), ["sim0", "sim1", "cpu", "cpu"]),
     ):
         module = model(lambda x, one, two, three: x + one + two + three)
         program = split(module, devices)
-        found = [str(segment.device) for segment in program.segments]
-        assert found == [*order, *order[1:]]
-        assert device_of(next(node for node in program.ops() if node.target is LANDING)) == program.main
+        assert [str(run.device) for run in runs(program)] == [*order, *order]
+        assert program.schedule is not None
+        assert {one.device for one in program.schedule if isinstance(one, Allocate)} == {program.main}
         with torch.no_grad():
             assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
 
@@ -156,7 +163,7 @@ def test_a_branch_of_an_adapter_is_sliced_like_its_base_and_stays_apart_with_it(
     module, (forms, held) = model(lambda x, one, two, three: x + (F.silu(one) * two + three)), adapters(rank)
     program = split(module, adapters=forms)
     assert len(gathered(program)) == 2
-    ups = [w for w in program.weights.values() if w.kind == "adapter" and w.rows]
+    ups = [w for w, _ in pieces(program).values() if w.kind == "adapter" and w.rows]
     assert {w.whole for w in ups} == {f"{f.target}.lora.{f.slot}.up" for f in forms} | {"0.one.lora.1.bias"}
     assert sum(w.shape[0] for w in ups) == 4 * 256
     with torch.no_grad():
@@ -184,7 +191,7 @@ def test_packed_weights_are_sliced_in_whole_rows(quant: str) -> None:
     PassManager(default_passes((16, 10, 6), split_mode="row")).run(program)
     verify_deep(program)
     assert len(gathered(program)) == 2
-    matrices = [w for w in program.weights.values() if len(w.shape) == 2]
+    matrices = [w for w, _ in pieces(program).values() if len(w.shape) == 2]
     assert {w.quant for w in matrices} == {quant}
     assert all(w.rows for w in matrices)
     assert program.schedule is not None

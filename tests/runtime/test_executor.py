@@ -180,7 +180,7 @@ def test_each_program_has_its_own_lines_in_tracebacks_and_takes_them_along_when_
     for compiled in programs:
         compiled(torch.ones(1, 8))
     sources = [source for compiled in programs for source in compiled._executor._listings.values()]
-    assert names() - before == {source.filename for source in sources}
+    assert names() - before == {source.listing.filename for source in sources}
     assert len(names() - before) == 4  # the listing that looks, and the one that has looked
     del programs, compiled, sources
     gc.collect()

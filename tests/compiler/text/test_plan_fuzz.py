@@ -49,7 +49,7 @@ TARGETS = (
     "aten.as_strided.default", "aten.empty.memory_format", "aten.nonzero.default", "aten.item.default",
     "aten.randn.default", "aten.split.Tensor", "aten.sym_size.int", "aten.unbind.int", "aten._assert_async.msg",
     "aten.expand.default", "aten.repeat.default", "aten.index.Tensor", "aten.conv2d.default", "aten.arange.default",
-    "aten.full.default", "aten.lstm.input", "dovetail.gather.default", "dovetail.landing.default",
+    "aten.full.default", "aten.lstm.input", "dovetail.quantized_embedding.default",
     "dovetail.dequantize.default", "torch.sym_max", "torch.ops.load_library", "load_library.__self__.load_library",
     "prims.add.default", "builtins.exec",
 )  # fmt: skip
@@ -221,7 +221,7 @@ def use(path: Path) -> None:
         mermaid({"net": compiled.program})
         verify_deep(compiled.program)
         for source in compiled._executor.sources.values():
-            compile(source.code, source.filename, "exec")
+            compile(source.listing.code, source.listing.filename, "exec")
 
 
 def try_mutants(folder: Path, first: int, count: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.split import pieces, split_of
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.text.spelling import show_argument
@@ -78,16 +79,19 @@ def test_what_is_printed_is_read_back_at_every_stage(passes: str | None) -> None
 
 RESTING = """\
 program "Slices"
+passes place
+facts pinned, placed
+devices sim0=512MiB,sim1=512MiB
 takes ["x"] defaults {}
 argument x: tensor
 returns [1, {"type": null, "context": null, "children_spec": []}]
-block "layers.0"  // 3 weights, 104456 bytes
-%w: u8[256, 272]~0 = parameter "layers.0.weight" alias "tied" rows 128:384 packed Q8_0 bf16[256, 256] in "layers.0"
-%a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0"
-%s: number = adapter "layers.0.weight.scale" in "layers.0"
-%x: bf16[3, 256]~2 = input
-%linear: bf16[3, 256]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0")
-%mul: bf16[3, 256]~4 = aten.mul.Tensor(%linear, %s)
+block "layers.0"  // 3 weights, 139272 bytes
+%w: u8[384, 272]~0 = parameter "a.weight" alias "tied" rows 0:128, 128:384 packed Q8_0 bf16[384, 256] in "layers.0"
+%a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0" @sim0
+%s: number = adapter "layers.0.weight.scale" in "layers.0" @sim0
+%x: bf16[3, 256]~2 = input @sim0
+%linear: bf16[3, 384]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0") @sim0 split 0:128, 128:384
+%mul: bf16[3, 384]~4 = aten.mul.Tensor(%linear, %s) @sim0 split 0:128, 128:384
 return [%mul]
 """
 
@@ -95,9 +99,12 @@ return [%mul]
 def test_slices_and_packed_weights_and_adapters_are_read_back() -> None:
     program = parse_program(RESTING)
     assert print_program(program) == RESTING
-    packed = program.weights["layers.0.weight[128:384]"]
+    assert program.bounds == {"a.weight": ((0, 128), (128, 384))}
+    assert split_of(next(program.ops())) == ((0, 128), (128, 384))
+    packed, device = pieces(program)["a.weight[128:384]"]
+    assert str(device) == "sim1"
     assert (packed.rows, packed.quant, packed.shape) == ((128, 384), "Q8_0", (256, 256))
-    assert packed.names == ("layers.0.weight", "tied")
+    assert packed.names == ("a.weight", "tied")
     assert packed.nbytes == 256 * 272
 
 

@@ -15,9 +15,9 @@ from torch.fx import Node
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
-from dovetail.compiler.ir.ops import GATHER
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
+from dovetail.compiler.ir.split import split_of
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
@@ -94,13 +94,14 @@ def leave_a_weight_homeless(program: Program) -> None:
 
 
 def give_two_devices_the_same_rows(program: Program) -> None:
-    one, other = [name for name in program.weights if "blocks.0.weight" in name][:2]
-    program.weights[other] = replace(program.weights[other], rows=program.weights[one].rows)
+    (first, _, *rest) = program.bounds["blocks.0.weight"]
+    program.bounds["blocks.0.weight"] = (first, first, *rest)
 
 
-def gather_parts_in_another_order(program: Program) -> None:
-    gather = next(node for node in program.ops() if node.target is GATHER)
-    gather.args = (gather.args[0], gather.args[1][::-1])  # type: ignore[index]
+def split_a_result_otherwise_than_its_weight(program: Program) -> None:
+    node = next(filter(split_of, program.ops()))
+    (start, stop), (_, end), *rest = split_of(node)
+    place_node(node, split=((start, stop - 1), (stop - 1, end), *rest))
 
 
 def put_an_input_on_another_device(program: Program) -> None:
@@ -245,7 +246,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "outside": ("simplify", write_into_an_input),
     "home": ("simplify,blocks,place{shares=1:1:1}", leave_a_weight_homeless),
     "slices": ("simplify,blocks,rows{shares=16:10:6}", give_two_devices_the_same_rows),
-    "parts": ("simplify,blocks,rows{shares=16:10:6}", gather_parts_in_another_order),
+    "split": ("simplify,blocks,rows{shares=16:10:6}", split_a_result_otherwise_than_its_weight),
     "device": ("simplify,blocks,place{shares=1:1:1},pin", put_an_input_on_another_device),
     "dtypes": ("simplify,blocks,place{shares=1:1:1},pin", put_on_a_device_a_dtype_that_it_lacks),
     "view": ("simplify,blocks,place{shares=1:1:1},pin", part_a_view_from_its_base),

@@ -1,0 +1,109 @@
+"""Which devices run a node of a program, and what each of them has of a value that is split.
+
+A node stands once, and runs on its own device, or on a group of them where its placement says which columns of the
+result each device of the program has, on the last axis. The whole of a split value, once it is gathered, is on the
+node's own device, and goes on to others from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from ..spec.devices import Device
+from .ops import LINEAR
+from .program import Crossing, Program, TensorType, Value, Weight, device_of, flat, placement_of, tensors_of, value_of
+from .slices import Bounds
+
+
+def split_of(node: Node) -> Bounds:
+    """Which columns of a node's result each device of its program has; nothing where devices have it whole."""
+    return placement_of(node).split
+
+
+def reads_part(reader: Node, value: Node) -> bool:
+    """Whether an operation takes of a split value the part of its device; a matmul takes the whole of it."""
+    return bool(split_of(value) and split_of(reader)) and reader.target not in LINEAR
+
+
+def members(program: Program, node: Node) -> tuple[Device, ...]:
+    """The devices that run a node, in their turn: its own, or those that have a part of a split one.
+
+    The main device comes after the others, which it keeps busy meanwhile; the host, which launches them all, last.
+    """
+    split = split_of(node)
+    if not split:
+        return (device_of(node),)
+    having = [device for device, (start, stop) in zip(program.devices, split, strict=True) if start < stop]
+    return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
+
+
+def part_of(program: Program, node: Node, device: Device) -> tuple[int, int]:
+    """The columns of a split node's result that a device has."""
+    return split_of(node)[program.devices.index(device)]
+
+
+def type_on(program: Program, node: Node, device: Device) -> Value:
+    """What a node yields on a device: its value, or the columns of it that the device has."""
+    value = value_of(node)
+    if not split_of(node) or not isinstance(value, TensorType):
+        return value
+    start, stop = part_of(program, node, device)
+    hint = (*value.hint[:-1], stop - start) if value.hint else ()
+    return TensorType.dense((*value.shape[:-1], stop - start), value.dtype, value.storage, hint)
+
+
+def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Weight:
+    """What an operation reads of a weight on a device: the weight, or the rows of the device."""
+    weight = program.weight(node)
+    if not split_of(reader) or weight.name not in program.bounds:
+        return weight
+    return weight.slice(*part_of(program, reader, device))
+
+
+def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
+    """What devices hold of the weights of a placed program, by name: a weight at its home, or slices on their devices.
+
+    Of a weight that is split by rows, but that some operation reads whole, it has both.
+    """
+    found: dict[str, tuple[Weight, Device]] = {}
+    for node in program.weight_nodes():
+        weight = program.weight(node)
+        bounds = program.bounds.get(weight.name, ())
+        if bounds and any(map(split_of, node.users)):
+            for device, (start, stop) in zip(program.devices, bounds, strict=True):
+                if start < stop:
+                    piece = weight.slice(start, stop)
+                    found[piece.name] = piece, device
+        if not bounds or not all(map(split_of, node.users)):
+            found[weight.name] = weight, program.home.get(weight.name, program.main)
+    return found
+
+
+def bytes_held(program: Program) -> dict[Device, int]:
+    """The bytes of weights on each device of a placed program."""
+    held = dict.fromkeys(program.devices, 0)
+    for weight, device in pieces(program).values():
+        held[device] += weight.nbytes
+    return held
+
+
+def is_gathered(crossing: Crossing) -> bool:
+    """Whether what crosses are the parts of a value, to its own device."""
+    return bool(split_of(crossing.value)) and crossing.target == device_of(crossing.value)
+
+
+def sent(program: Program, crossing: Crossing) -> Iterator[tuple[Device, int]]:
+    """Each device that sends something to another for a crossing, and how many bytes."""
+    if not is_gathered(crossing):
+        yield device_of(crossing.value), sum(tensor.nbytes for tensor in tensors_of(crossing.value))
+        return
+    for device in members(program, crossing.value):
+        if device != crossing.target:
+            yield device, sum(tensor.nbytes for tensor in flat(type_on(program, crossing.value, device)))
+
+
+def crossing_bytes(program: Program) -> int:
+    """The bytes that cross between devices in one call."""
+    return sum(nbytes for crossing in program.crossings for _, nbytes in sent(program, crossing))
