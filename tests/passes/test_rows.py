@@ -205,3 +205,13 @@ def test_a_program_is_sliced_once() -> None:
     program = split(model(lambda x, one, two, three: x + one + two + three))
     with pytest.raises(PassError, match="pass rows refuses one that is placed"):
         PassManager(parse_passes("rows{shares=1:1:1}")).run(program)
+
+
+def test_devices_of_a_group_share_the_code_of_a_segment_but_the_one_that_has_its_input() -> None:
+    program = split(model(lambda x, one, two, three: x + one + two + three))
+    assert program.schedule is not None
+    sources = Executor(program, program.schedule).sources
+    listings = [sources[index].listing for index, one in enumerate(program.schedule) if isinstance(one, Run)]
+    assert [str(run.device) for run in runs(program)] == ["sim1", "sim2", "sim0", "sim0"] * 2
+    assert listings[0] is listings[1] is not listings[2]
+    assert len(set(listings)) == 2 * 3
