@@ -58,6 +58,12 @@ def _word(text: str) -> str:
     return "".join(map(_letter, text))
 
 
+def _letter(letter: str) -> str:
+    if (letter.isascii() and letter.isalnum()) or letter == "_":
+        return letter
+    return "__" if letter == "." else f"_{ord(letter):x}_"
+
+
 def _first(one: Outline) -> str:
     return _id(one, one.parts[0].index)
 
