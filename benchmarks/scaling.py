@@ -1,7 +1,9 @@
-"""How the time to compile grows with the number of blocks: ``python -m benchmarks.scaling [BLOCKS …]``.
+"""How the time to compile grows with the number of blocks: ``python -m benchmarks.scaling [BLOCKS | NAME …]``.
 
-A transformer on meta is split over four devices that are not there, by layers and by rows. Seconds are CPU seconds of
-this process: tracing, all passes, and making the executor (code generation and steps). Nothing runs.
+A transformer on meta is split over four devices that are not there, by layers and by rows; so is a published model of
+full size that is given by name (``flux-dev``). Instructions are counted with the actions of steps; entries are those of
+the schedule, where a run is one. Seconds are CPU seconds of this process: tracing, all passes, and making the executor
+(code generation and steps). Nothing runs.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.schedule import Step
 from testbed.scaling import make_executor, split, traced
+from testbed.zoo.full_size import FULL_SIZE, trace_entry
 
 BLOCKS = (15, 30, 60, 120)
-HEAD = ("blocks", "split", "nodes", "segments", "instructions", "trace s", "passes s", "executor s")
-ROW = "{:>6} {:>6} {:>7} {:>9} {:>13} {:>8} {:>9} {:>11}"
+HEAD = ("blocks", "split", "nodes", "segments", "instructions", "entries", "trace s", "passes s", "executor s")
+ROW = "{:>8} {:>6} {:>7} {:>9} {:>13} {:>8} {:>8} {:>9} {:>11}"
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -26,18 +31,24 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def main(counts: list[int]) -> None:
+def main(subjects: list[str]) -> None:
     """Prints the table."""
     print(ROW.format(*HEAD))
-    for count in counts or BLOCKS:
-        base, tracing = _timed(lambda count=count: traced(count))  # type: ignore[misc]
+    for subject in subjects or map(str, BLOCKS):
+        base, tracing = _timed(lambda subject=subject: _trace(subject))  # type: ignore[misc]
         for mode in ("layer", "row"):
             program, passes = _timed(lambda base=base, mode=mode: split(base, mode))  # type: ignore[misc]
             _, making = _timed(lambda program=program: make_executor(program))  # type: ignore[misc]
-            sizes = (len(program.graph.nodes), len(program.segments), len(program.schedule))
+            instructions = sum(not isinstance(one, Step) for one in program.schedule.flat())
+            sizes = (len(program.graph.nodes), len(program.segments), instructions, len(program.schedule))
             times = (f"{seconds:.2f}" for seconds in (tracing, passes, making))
-            print(ROW.format(count, mode, *sizes, *times), flush=True)
+            print(ROW.format(subject, mode, *sizes, *times), flush=True)
+
+
+def _trace(subject: str) -> Program:
+    """A transformer of so many blocks, or a published model, for devices that hold any."""
+    return traced(int(subject)) if subject.isdigit() else trace_entry(FULL_SIZE[subject])[0]
 
 
 if __name__ == "__main__":
-    main([int(count) for count in sys.argv[1:]])
+    main(sys.argv[1:])

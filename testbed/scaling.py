@@ -13,7 +13,7 @@ from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.executor import Executor
 
-DEVICES = Rig.of(**{f"cuda{index}": 2**34 for index in range(4)})
+DEVICES = Rig.of(**{f"cuda{index}": 2**40 for index in range(4)})
 WIDTH = 256  # the least that is split by rows
 
 
