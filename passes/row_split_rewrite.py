@@ -77,10 +77,13 @@ class _Work:
         return self._followed(node) or (self._common(node) if is_elementwise(node) else None)
 
     def _common(self, node: Node) -> Bounds | None:
-        """The bounds that all operands of a node have in common, numbers apart."""
+        """The bounds that all operands of a node have in common, and the sizes of its result, numbers apart."""
         whole = [one for one in node.all_input_nodes if one not in self.batch]
-        found = {self.batch[one] for one in node.all_input_nodes if one in self.batch}
-        return found.pop() if len(found) == 1 and all(map(is_number, whole)) else None
+        found = {(self.batch[one], tensors_of(one)[0].shape) for one in node.all_input_nodes if one in self.batch}
+        if len(found) != 1 or not all(map(is_number, whole)):
+            return None
+        bounds, shape = found.pop()
+        return bounds if shape == tensors_of(node)[0].shape else None
 
     def _followed(self, node: Node) -> Bounds | None:
         """The bounds of the open result to which that of a node is added, if it is the last matmul of an adapter."""
@@ -96,7 +99,7 @@ class _Work:
             if not is_elementwise(reader):
                 return None
             if others:
-                found = {self.batch.get(one) for one in others}
+                found = {self.batch.get(one) for one in others if tensors_of(one)[0].shape == tensors_of(node)[0].shape}
                 bounds = found.pop() if len(found) == 1 else None
                 return bounds if bounds and bounds[-1][1] == rows else None
         return None

@@ -54,8 +54,9 @@ def _multiplies(snapshot: Snapshot, node: Node) -> bool:
 
 
 def _goes_on(snapshot: Snapshot, node: Node) -> bool:
-    """Whether an operation takes parts of the columns that it yields, and numbers beside them."""
+    """Whether an operation takes parts of the columns and sizes that it yields, and numbers beside them."""
     parts = [one for one in snapshot.operands[node] if split_of(one)]
     others = [one for one in snapshot.operands[node] if not split_of(one)]
-    alike = all(split_of(one) == split_of(node) for one in parts)
+    shapes = {tensor.shape for one in (node, *parts) for tensor in tensors_of(one)}
+    alike = len(shapes) == 1 and all(split_of(one) == split_of(node) for one in parts)
     return bool(parts) and alike and is_pointwise(node.target, node.kwargs) and all(map(is_number, others))

@@ -215,3 +215,23 @@ def test_devices_of_a_group_share_the_code_of_a_segment_but_the_one_that_has_its
     assert [str(run.device) for run in runs(program)] == ["sim1", "sim2", "sim0", "sim0"] * 2
     assert listings[0] is listings[1] is not listings[2]
     assert len(set(listings)) == 2 * 3
+
+
+class Modulated(nn.Module):
+    """A result of one size multiplies a result of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.scale(x[:1, :1])) * self.layer(x) + x
+
+
+def test_results_of_two_sizes_are_gathered_before_they_meet() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Modulated(), Modulated()).eval()
+    program = split(module)
+    assert len(gathered(program)) == 2 * 2
+    with torch.no_grad():
+        assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
