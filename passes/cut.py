@@ -48,21 +48,21 @@ def _crossings(program: Program) -> Iterator[Crossing]:
     seen: set[tuple[Node, int, Device]] = set()
     writers = writers_of(program)
     for reader, value, version in readings(program):
-        for target in _targets(program, reader, value):
+        for target in _targets(program, reader, value, version):
             if (value, version, target) not in seen:
                 seen.add((value, version, target))
                 producer = _producer(value, version, writers)
                 yield Crossing(value, version, target, producer, placement_of(reader).segment)
 
 
-def _targets(program: Program, reader: Node, value: Node) -> list[Device]:
-    """The devices to which a value must be brought for a reader."""
+def _targets(program: Program, reader: Node, value: Node, version: int) -> list[Device]:
+    """The devices to which a value must be brought for a reader: one that is split to its own first, if not written."""
     if not tensors_of(value):
         return []
     away = [device for device in members(program, reader) if device != device_of(value)]
-    if not split_of(value):
-        return away
-    return [] if reads_part(reader, value) else [device_of(value), *away]  # gathered first, and sent from there
+    if reads_part(reader, value):
+        return []
+    return [device_of(value), *away] if split_of(value) and not version else away
 
 
 def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int | None:

@@ -61,6 +61,13 @@ class Lower(Pass):
         return Change(len(program.schedule), "instructions")
 
 
+Turn: TypeAlias = tuple[Node, Device]
+"""A node on one of the devices that run it; the placeholders and the output are on the main device."""
+
+Site: TypeAlias = Turn | Allocate | State
+"""Where something happens: at a node's turn, where a whole is allocated, or where its parts have been gathered."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Stage:
     """Nodes of a segment on one device whose weights come and go together, and the weights that come for it."""
@@ -71,28 +78,23 @@ class _Stage:
     weights: dict[str, Site] = field(default_factory=dict)  # by name, with their first reader
 
 
-Site: TypeAlias = "tuple[Node, Device] | Allocate | State"
-"""Where something happens: a node on a device that runs it, a whole is allocated, or its parts are gathered."""
-
-
 class _Lowering:
     """What happens at which site; the placeholders stand for the beginning of the call, the output for its end."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        block_of = program.block_of()
         self.stages = [
             _Stage(segment, device, nodes)
             for segment in program.segments
             for device in segment.group
-            for nodes in stages(program, segment.nodes, device)
+            for nodes in stages(program, segment.nodes, device, block_of)
         ]
         self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
         self.before = self._place_wholes()
         self.sites = list(self._in_order())
         self.order = {site: index for index, site in enumerate(self.sites)}
-        self.reads: dict[tuple[Node, Device], dict[State, None]] = defaultdict(
-            dict
-        )  # in the state in which it lies there
+        self.reads: dict[Turn, dict[State, None]] = defaultdict(dict)  # in the state in which it lies there
         self.first: dict[tuple[Node, int, Device], Site] = {}
         self._note_readings()
         self.awaits: dict[Site, list[Await]] = defaultdict(list)
@@ -151,8 +153,8 @@ class _Lowering:
                 part = reads_part(reader, value)
                 moved = tensors_of(value) and device != device_of(value)
                 self.reads[reader, device][State(value, version if moved and not part else 0, part)] = None
-                known = self.first.setdefault((value, version, device), (reader, device))
-                if self.order[reader, device] < self.order[known]:
+                known = self.first.get((value, version, device))
+                if not part and (known is None or self.order[reader, device] < self.order[known]):
                     self.first[value, version, device] = reader, device
 
     def _stage(self, stage: _Stage) -> Iterator[Instruction]:
@@ -254,7 +256,7 @@ class _Lowering:
             for tensor in tensors_of(state.node)
         }
 
-    def _made_in(self, state: State, site: tuple[Node, Device]) -> _Stage | None:
+    def _made_in(self, state: State, site: Turn) -> _Stage | None:
         """The stage that makes what a site reads, by itself or as its part."""
         return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
 
@@ -269,7 +271,7 @@ class _Lowering:
     def _touched(self, site: Site) -> Iterator[tuple[State, Device]]:
         """The values that a site makes, reads or sends, with the device they lie on."""
         if isinstance(site, Allocate):
-            yield from ((site.like, site.device), (site.value, site.device))
+            yield from ((site.like, device_of(site.like.node)), (site.value, site.device))
             return
         if isinstance(site, State):
             yield site, device_of(site.node)

@@ -48,7 +48,7 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.written = {storage for node in self.program.ops() for storage in writes(node)}
-        self.blocks = {name: block.name for block in self.program.blocks for name in block.weights}
+        self.blocks = self.program.block_of()
         self.done: set[Node] = set()
 
     def take(self, node: Node) -> None:

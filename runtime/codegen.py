@@ -77,8 +77,8 @@ class _Writer:
         return self.names[state]
 
     def state(self, reader: Node, value: Node) -> State:
-        if split_of(value):
-            return State(value, part=reads_part(reader, value))
+        if reads_part(reader, value):
+            return State(value, part=True)
         moved = device_of(value) != self.run.device
         return State(value, self.versions.get((reader, value), 0) if moved else 0)
 

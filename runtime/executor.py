@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings
-from ..compiler.ir.program import Program, TensorType, Weight, value_of, weight_name
+from ..compiler.ir.program import Program, TensorType, Weight, device_of, value_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -237,7 +237,8 @@ class Executor:
         columns = found.shape[-1]
         assert isinstance(columns, int)
         values = self._slots.values
-        return steps.allocate(values[value, device], values[like, device], columns, found.dtype)
+        like_at = values[like, device_of(like.node)]
+        return steps.allocate(values[value, device], like_at, columns, found.dtype, device.torch)
 
     def _copy_step(self, copy: Copy) -> Step:
         target, event = self._slots.on(copy.target).ends_of(copy)

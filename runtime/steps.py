@@ -44,12 +44,11 @@ def landed(slot: int) -> Step:
     return arrive
 
 
-def allocate(slot: int, like: int, columns: int, dtype: torch.dtype) -> Step:
+def allocate(slot: int, like: int, columns: int, dtype: torch.dtype, device: torch.device) -> Step:
     """Sets memory aside for a whole, with the leading sizes of the value in another slot; it holds nothing yet."""
 
     def make(values: Values) -> None:
-        model = values[like]
-        values[slot] = torch.empty((*model.shape[:-1], columns), dtype=dtype, device=model.device)
+        values[slot] = torch.empty((*values[like].shape[:-1], columns), dtype=dtype, device=device)
 
     return make
 

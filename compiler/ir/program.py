@@ -295,6 +295,10 @@ class Program:
         """The weight that a placeholder stands for, whole; raises KeyError for another node."""
         return self.weights[node.meta["weight"]]
 
+    def block_of(self) -> dict[str, str]:
+        """The block of each weight that lies in one, by their names; made anew from all blocks."""
+        return {name: block.name for block in self.blocks for name in block.weights}
+
     def nbytes_of(self, weights: Iterable[str]) -> int:
         """The bytes of some weights by their names."""
         return sum(self.weights[name].nbytes for name in weights)

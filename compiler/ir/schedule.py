@@ -82,7 +82,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Sets memory aside for a whole value, of the leading sizes of ``like``, in which its parts will land."""
+    """Sets memory aside for a whole value, of the leading sizes of ``like`` on its own device; its parts land there."""
 
     value: State
     device: Device

@@ -41,7 +41,7 @@ def lines_of(program: Program) -> Iterator[str]:
         version = f"'{crossing.version}" if crossing.version else ""
         ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
         yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
-    block_of, kept = {name: block.name for block in program.blocks for name in block.weights}, program.kept
+    block_of, kept = program.block_of(), program.kept
     for node in program.graph.nodes:
         yield _node_line(program, node, block_of, kept)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..compiler.errors import UsageError
-from ..compiler.ir.split import bytes_held, crossing_bytes
 from ..compiler.spec.units import format_bytes
 from .call import Size
 from .options import Debug, Json, Where
@@ -75,8 +74,16 @@ def _make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
+def _crossing_bytes(part: CompiledModule) -> int:
+    from ..compiler.ir.split import crossing_bytes
+
+    return crossing_bytes(part.program)
+
+
 def _weights(part: CompiledModule) -> dict[str, int]:
     """The bytes of weights that rest on each device."""
+    from ..compiler.ir.split import bytes_held
+
     return {device.name: nbytes for device, nbytes in bytes_held(part.program).items()}
 
 
@@ -84,7 +91,7 @@ def _row(name: str, part: CompiledModule) -> tuple[str, ...]:
     weights = " + ".join(format_bytes(nbytes) for nbytes in _weights(part).values())
     weights += f" from {part.program.kept.value}" if part.program.residency else ""
     devices = " & ".join(device.name for device in part.program.devices)
-    return name, devices, str(len(part.program.segments)), weights, format_bytes(crossing_bytes(part.program))
+    return name, devices, str(len(part.program.segments)), weights, format_bytes(_crossing_bytes(part))
 
 
 def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
@@ -95,6 +102,6 @@ def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
         "weight_bytes": _weights(part),
         "weights_rest": part.program.kept.value if part.program.residency else None,
         "crossings": len(part.program.crossings),
-        "crossing_bytes": crossing_bytes(part.program),
+        "crossing_bytes": _crossing_bytes(part),
         "plan": str(file) if file else None,
     }

@@ -68,10 +68,11 @@ class _Count:
     def __post_init__(self) -> None:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
+        block_of = self.program.block_of()
         for _, group, shared in runs(self.program, self.places.__getitem__):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
-                for nodes in stages(self.program, shared, device):
+                for nodes in stages(self.program, shared, device, block_of):
                     self.stage.update(((node, device), len(self.spans)) for node in nodes)
                     self.spans.append((self.steps[nodes[0]], self.steps[nodes[-1]]))
         self._count_weights()
@@ -153,8 +154,9 @@ class _Count:
         if split_of(value):  # gathered in memory that is set aside first, and sent on from there
             begin = self.begins.get(reader, step)
             for device in {self.program.main, there}:
-                made = self.begins[value] if device == self.program.main else begin
-                life = lives.setdefault((device, (value, version)), [nbytes, made, step])
+                at_home = device == self.program.main
+                made, state = (self.begins[value], 0) if at_home else (begin, version)
+                life = lives.setdefault((device, (value, state)), [nbytes, made, step])
                 life[2] = max(life[2], step if device == there else begin)
             return
         life = lives.setdefault((there, (value, version)), [nbytes, self.steps.get(value, 0), step])

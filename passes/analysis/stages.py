@@ -8,7 +8,7 @@ whole phase comes once, and needs no stages.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from torch.fx import Node
 
@@ -18,15 +18,17 @@ from ...compiler.spec.devices import Device
 from .replicated import SMALL
 
 
-def stages(program: Program, nodes: Sequence[Node], device: Device) -> list[tuple[Node, ...]]:
+def stages(
+    program: Program, nodes: Sequence[Node], device: Device, block_of: Mapping[str, str]
+) -> list[tuple[Node, ...]]:
     """Consecutive nodes on a device, cut into stages; one pass over their operands."""
     if program.keeps_staged or not program.residency:
         return [tuple(nodes)]
-    blocks = {name: block.name for block in program.blocks for name in block.weights}
     found: list[list[Node]] = [[]]
     current: str | None = None
     for node in nodes:
-        read = [blocks.get(weight.name, "") for weight in _staged(program, node, device) if _counts(weight, blocks)]
+        staged = _staged(program, node, device)
+        read = [block_of.get(weight.whole, "") for weight in staged if _counts(weight, block_of)]
         if read and current is not None and set(read) != {current}:
             found.append([])
         current = read[-1] if read else current
@@ -45,4 +47,4 @@ def _staged(program: Program, node: Node, device: Device) -> Iterator[Weight]:
 
 def _counts(weight: Weight, blocks: Container[str]) -> bool:
     """Whether reading a weight may end a stage."""
-    return weight.name in blocks or weight.nbytes > SMALL
+    return weight.whole in blocks or weight.nbytes > SMALL

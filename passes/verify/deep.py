@@ -141,8 +141,8 @@ class _FakeRun:
         def operand(value: Node) -> Any:
             if weight_name(value):
                 return self.weights[weight_on(self.program, node, value, device).name, device]
-            if split_of(value):
-                return self.held[State(value, part=reads_part(node, value)), device]
+            if reads_part(node, value):
+                return self.held[State(value, part=True), device]
             moved = device_of(value) != device
             state = State(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
             return self.held[state, resting_place(state, device)]

@@ -151,7 +151,7 @@ class _Machine:
         key = value, self.snapshot.place(device)
         if not split_of(value.node) or value != State(value.node) or key in self.arrived:
             yield "land", f"{value} is no whole of parts that can land on {device}, or there already"
-        yield from self.use((like, self.snapshot.place(device)))
+        yield from self.use((like, self.snapshot.device[like.node]))
         self.arrived[key] = True
 
     def copy(self, copy: Copy) -> Broken:
@@ -277,8 +277,8 @@ class _Machine:
 
     def key(self, reader: Node, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
-        if split_of(node):
-            return State(node, part=reads_part(reader, node)), place
+        if reads_part(reader, node):
+            return State(node, part=True), place
         resting = self.resting(node, place)
         return State(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
 

@@ -273,7 +273,7 @@ def _wanted_crossings(snapshot: Snapshot) -> dict[tuple[Node, int, int], tuple[i
             version = max(written[storage] for storage in snapshot.storages[value])
             steps = [placement_of(value).segment, *(writer.get(storage) for storage in snapshot.storages[value])]
             made = max((step for step in steps if step is not None), default=None)
-            for place in _wanted_places(snapshot, node, value):
+            for place in _wanted_places(snapshot, node, value, version):
                 wanted.setdefault((value, version, place), (made, placement_of(node).segment))
         for storage in snapshot.writes.get(node, ()):
             written[storage] += 1
@@ -281,11 +281,11 @@ def _wanted_crossings(snapshot: Snapshot) -> dict[tuple[Node, int, int], tuple[i
     return wanted
 
 
-def _wanted_places(snapshot: Snapshot, reader: Node, value: Node) -> list[int]:
-    """The devices to which a value must be brought for a reader: its own for the whole of one that is split."""
+def _wanted_places(snapshot: Snapshot, reader: Node, value: Node, version: int) -> list[int]:
+    """The devices to which a value must be brought for a reader: its own, too, for the whole of one that is split."""
     home = snapshot.device[value]
     group = map(snapshot.place, members(snapshot.program, reader)) if split_of(reader) else [snapshot.device[reader]]
     away = [place for place in group if place != home]
-    if not split_of(value):
-        return away
-    return [] if reads_part(reader, value) else [home, *away]
+    if reads_part(reader, value):
+        return []
+    return [home, *away] if split_of(value) and not version else away

@@ -45,7 +45,7 @@ class ProgramWeights(WeightSource):
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
-        self._pieces: dict[str, tuple[Weight, Device]] = {}
+        self._homes: dict[str, Device] = {}
         self._slices: dict[str, list[Weight]] = {}
 
     @classmethod
@@ -137,13 +137,14 @@ class ProgramWeights(WeightSource):
         slices: dict[str, list[Weight]] = defaultdict(list)
         for weight in self._program.weights.values():
             if name := next((name for name in map(self.store.name_of, weight.names) if name in known), None):
-                found[weight.name] = known[name]
-        self._pieces = pieces(self._program)
-        for weight, _ in self._pieces.values():
+                found[weight.whole] = known[name]
+        homes = dict(self._program.home)
+        for weight, home in pieces(self._program).values():
+            homes[weight.name] = home
             if weight.rows:
                 slices[weight.whole].append(weight)
         self._readers, self._staying = _readers(self._program), _staying(self._program)
-        self._slices, self._found = slices, found
+        self._slices, self._homes, self._found = slices, homes, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if self._is_adapter(weight):
@@ -191,7 +192,7 @@ class ProgramWeights(WeightSource):
 
     def _home(self, weight: Weight) -> Device:
         """The device that the weight was given, or the first that reads it when that one does not."""
-        _, home = self._pieces[weight.name]
+        home = self._homes[weight.name]
         readers = self._readers.get(weight.name, [home])
         return home if home in readers else readers[0]
 

@@ -12,7 +12,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.schedule import Copy
+from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
 from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
@@ -190,3 +190,12 @@ def test_another_state_that_is_loaded_into_split_weights_counts_from_the_next_pi
     assert any(slices(one.program) for one in handle.programs["transformer"])
     assert close(new, paint(eager, call, "latent"))
     assert not torch.allclose(new, old, atol=1e-2)
+
+
+def test_rows_that_rest_elsewhere_come_to_each_device_a_block_at_a_time() -> None:
+    compiled = split(wide(256, 3), tensor_split="16,10,6", params_backend="cpu")
+    loads = [one for one in compiled.schedule if isinstance(one, Load) and one.lifetime is Lifetime.STAGE]
+    for device in compiled.program.devices[1:]:
+        blocks = [sorted({name.split("[")[0] for name in one.weights}) for one in loads if one.device == device]
+        assert blocks == [[f"blocks.{index}.0.bias", f"blocks.{index}.0.weight"] for index in range(3)]
+    assert close(compiled(X), wide(256, 3)(X))

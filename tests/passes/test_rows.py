@@ -235,3 +235,27 @@ def test_results_of_two_sizes_are_gathered_before_they_meet() -> None:
     assert len(gathered(program)) == 2 * 2
     with torch.no_grad():
         assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
+
+
+class Rewritten(nn.Module):
+    """A result whose memory is written between two matmuls that read it, through a view and at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(256, 256) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        y[:, :1].mul_(2)
+        y.add_(self.two(y))
+        return y + self.three(y)
+
+
+@pytest.mark.parametrize("devices", [DEVICES, DEVICES[:2]])
+def test_a_result_that_is_written_after_it_was_gathered_is_sent_on_as_it_is_then(devices: tuple[Device, ...]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Rewritten(), Rewritten()).eval()
+    program = split(module, devices)
+    assert len(gathered(program)) == 2 * 3
+    with torch.no_grad():
+        assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)

@@ -215,11 +215,17 @@ def test_a_landing_that_is_freed_before_the_wait_is_not_given_out_again():
         torch.zeros(16, device=SIM0)
 
 
-def test_a_part_that_is_not_contiguous_lands_in_memory_of_its_own():
-    whole = torch.zeros(4, 3, device=SIM0)
-    part = torch.ones(3, 4, device=SIM1).t()
-    assert start_copy(part, SIM0, whole).wait().sum().item() == 12
+@pytest.mark.parametrize(("source", "target", "dense"), [(SIM1, SIM0, False), (SIM1, CPU, True), (CPU, SIM0, False)])
+def test_a_part_that_cannot_go_straight_into_its_place_is_put_there_when_it_is_awaited(source, target, dense):
+    whole = torch.zeros(4, 5, device=target)
+    numbers = torch.arange(1.0, 13.0)
+    part = numbers.reshape(4, 3).to(source) if dense else numbers.reshape(3, 4).to(source).t()
+    place = whole.narrow(-1, 1, 3)
+    coming = start_copy(part, target, place)
     assert whole.sum().item() == 0
+    assert torch.equal(coming.wait().cpu(), part.cpu())
+    assert torch.equal(place.cpu(), part.cpu())
+    assert whole.sum().item() == 78
 
 
 SIM2 = torch.device("sim", 2)
