@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..compiler.errors import DoesNotFitError, UsageError
-from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.program import Program
 from ..compiler.ir.slices import Bounds
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes

@@ -21,7 +21,8 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..compiler.ir.program import Block, Program, Weight, origin_of, weight_name
+from ..compiler.ir.program import Block, Program, origin_of, weight_name
+from ..compiler.ir.weight import Weight
 from .base import Change, Pass
 
 logger = logging.getLogger(__name__)

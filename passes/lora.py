@@ -19,7 +19,9 @@ from torch.fx import Node
 
 from ..compiler.errors import PassError
 from ..compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
-from ..compiler.ir.program import Adapter, Program, TensorType, Weight, dense_stride, origin_of, value_of, weight_name
+from ..compiler.ir.program import Program, origin_of, value_of, weight_name
+from ..compiler.ir.value import TensorType, dense_stride
+from ..compiler.ir.weight import Adapter, Weight
 from .base import Change, Pass
 
 aten = torch.ops.aten

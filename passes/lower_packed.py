@@ -15,8 +15,9 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.ops import LIBRARY as LIBRARY  # the operations exist once it is imported
-from ..compiler.ir.program import Program, TensorType, dense_stride, origin_of, value_of
+from ..compiler.ir.program import Program, origin_of, value_of
 from ..compiler.ir.sizes import evaluate
+from ..compiler.ir.value import TensorType, dense_stride
 from .base import Change, Pass
 
 

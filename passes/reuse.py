@@ -17,7 +17,8 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place, possible_memory
-from ..compiler.ir.program import Program, TensorType, placement_of, tensors_of, value_of
+from ..compiler.ir.program import Program, placement_of, tensors_of, value_of
+from ..compiler.ir.value import TensorType
 from .analysis.liveness import last_touches
 from .analysis.storages import rename_storages
 from .base import Change, Pass

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from ..compiler.errors import UsageError
-from ..compiler.ir.program import Program, Weight, tensors_of
+from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.slices import bounds_of
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from .analysis.eligibility import marked_weights
 from .analysis.liveness import peak_bytes

@@ -17,7 +17,8 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import Alias, alias_class, argument_of, possible_memory, touched_memory
-from ..compiler.ir.program import Program, TensorType, tensors_of, value_of, weight_name
+from ..compiler.ir.program import Program, tensors_of, value_of, weight_name
+from ..compiler.ir.value import TensorType
 from .analysis.storages import rename_storages
 from .base import Change, Pass
 

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings
-from ..compiler.ir.program import Program, TensorType, Weight, device_of, value_of, weight_name
+from ..compiler.ir.program import Program, device_of, value_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -36,6 +36,8 @@ from ..compiler.ir.schedule import (
     State,
 )
 from ..compiler.ir.split import pieces
+from ..compiler.ir.value import TensorType
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps

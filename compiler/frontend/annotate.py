@@ -18,8 +18,9 @@ from torch.fx.graph import Graph
 from torch.fx.node import map_aggregate
 
 from ..errors import TraceError
-from ..ir.program import HERE, Origin, TensorType, Value
+from ..ir.program import HERE, Origin
 from ..ir.sizes import evaluate
+from ..ir.value import TensorType, Value
 from .diagnostics import cannot_trace, innermost, line_of_stack
 from .guards import expression_text
 

@@ -25,8 +25,9 @@ from torch.utils._sympy.numbers import int_oo
 
 from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
-from ..ir.program import Program, Weight, tensors_of
+from ..ir.program import Program, tensors_of
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
+from ..ir.weight import Weight
 from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .autocast import autocast_set, autocast_state, casts_of

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .program import Program, TensorType, tensors_of, value_of, weight_name
+from .program import Program, tensors_of, value_of, weight_name
+from .value import TensorType
 
 
 class Alias(Enum):

@@ -8,21 +8,21 @@ where it is placed in ``Program.home``: nowhere else.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 
-from ..checkpoints.quantized_types import packed_shape
 from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .signature import Signature
 from .slices import Bounds
+from .value import TensorType, Value, flat
+from .weight import Adapter, Weight
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -32,141 +32,6 @@ HERE = torch.device("meta")
 
 LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes to which autocast lowers ops, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """What is known of one tensor without having it: shape, dtype, strides and whose memory it lies in.
-
-    ``storage`` numbers the memory: two values with the same number alias each other. Sizes are ints, or the text of
-    an expression over the program's symbols where a dimension is dynamic; ``hint`` has the sizes of the example.
-    """
-
-    shape: tuple[int | str, ...]
-    dtype: torch.dtype
-    stride: tuple[int | str, ...]
-    storage: int
-    hint: tuple[int, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes as ints, those of the traced example where a dimension is dynamic."""
-        return self.hint or self.shape  # type: ignore[return-value]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a dense tensor of this shape and dtype."""
-        return math.prod(self.sizes) * self.dtype.itemsize
-
-    @staticmethod
-    def dense(shape: Sequence[int | str], dtype: torch.dtype, storage: int, hint: tuple[int, ...] = ()) -> TensorType:
-        """The type of a contiguous tensor that fills memory of its own."""
-        return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
-
-
-def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The strides of a contiguous tensor, text of an expression behind a dynamic dimension."""
-    strides: list[int | str] = [1]
-    for size in reversed(shape[1:]):
-        step = strides[-1]
-        fixed = isinstance(step, int) and isinstance(size, int)
-        strides.append(step * max(size, 1) if fixed else f"({step})*({size})")  # type: ignore[operator]
-    return tuple(reversed(strides[: len(shape)]))
-
-
-Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
-"""What a node yields: a tensor, several of them, or (None) a Python number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter, buffer, constant or part of an adapter, known by name; its data rests elsewhere.
-
-    ``shape`` and ``dtype`` are those of its numbers. In a ``quant`` type it rests as packed bytes (``stored``). With
-    ``rows`` it is a slice of the weight that a checkpoint has, and its name is ``whole[start:stop]``.
-
-    ``frozen`` is a parameter that requires no gradient. It matters without training: PyTorch multiplies by a matrix
-    that requires one with another kernel, and so rounds differently.
-    """
-
-    name: str
-    kind: str  # "parameter", "buffer", "constant" or "adapter"
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    aliases: tuple[str, ...] = ()
-    persistent: bool = True
-    frozen: bool = False
-    quant: str = ""
-    rows: tuple[int, int] | None = None
-
-    @property
-    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of the tensor that holds it: its own, or those of packed bytes."""
-        return (packed_shape(self.quant, self.shape), torch.uint8) if self.quant else (self.shape, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weight as it rests."""
-        shape, dtype = self.stored
-        return math.prod(shape) * dtype.itemsize
-
-    @property
-    def is_number(self) -> bool:
-        """Whether operations take it as a Python number: the scale of an adapter."""
-        return self.kind == "adapter" and not self.shape
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether the tensor that holds it requires a gradient, as the module's own does."""
-        return self.kind in ("parameter", "adapter") and not self.frozen and not self.quant
-
-    @property
-    def whole(self) -> str:
-        """The name of the weight that this is a slice of, or its own."""
-        return self.name.rpartition("[")[0] if self.rows else self.name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name a checkpoint may keep this weight under."""
-        return (self.whole, *self.aliases)
-
-    def slice(self, start: int, stop: int) -> Weight:
-        """Some of its rows as a weight of their own."""
-        first = self.rows[0] if self.rows else 0
-        rows = (first + start, first + stop)
-        name = f"{self.whole}[{rows[0]}:{rows[1]}]"
-        return replace(self, name=name, shape=(stop - start, *self.shape[1:]), rows=rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A low-rank branch beside a matmul or convolution: ``y + up(down(x)) * scale``.
-
-    ``target`` is the path of the module, ``slot`` the branch's number among those of that module. The weights of the
-    branch are named by these two, so that another adapter of the same form may take the place of this one.
-    """
-
-    target: str
-    slot: int
-    down: tuple[int, ...]
-    up: tuple[int, ...]
-    dtype: torch.dtype
-    bias: bool = False
-    frozen: bool = False
-
-    @property
-    def weights(self) -> dict[str, Weight]:
-        """The weights by their part: down, up, with a bias also bias, and scale, which is a Python number."""
-        shapes = {"down": self.down, "up": self.up} | ({"bias": self.up[:1]} if self.bias else {})
-        tensors = {part: self._weight(part, shape, self.dtype) for part, shape in shapes.items()}
-        return tensors | {"scale": self._weight("scale", (), torch.float64)}
-
-    def _weight(self, part: str, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
-        return Weight(self.name(part), "adapter", shape, dtype, persistent=False, frozen=self.frozen)
-
-    def name(self, part: str) -> str:
-        """The name of a weight of the branch."""
-        return f"{self.target}.lora.{self.slot}.{part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,15 +218,6 @@ def value_of(node: Node) -> Value:
 def tensors_of(node: Node) -> tuple[TensorType, ...]:
     """The tensors among what a node yields, flat."""
     return tuple(flat(node.meta["value"]))
-
-
-def flat(value: Value) -> Iterator[TensorType]:
-    """The tensors of a value, one after another."""
-    if isinstance(value, TensorType):
-        yield value
-    elif value is not None:
-        for item in value:
-            yield from flat(item)
 
 
 def weight_name(node: Node) -> str | None:

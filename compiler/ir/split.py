@@ -13,8 +13,10 @@ from torch.fx import Node
 
 from ..spec.devices import Device
 from .ops import LINEAR
-from .program import Crossing, Program, TensorType, Value, Weight, device_of, flat, placement_of, tensors_of, value_of
+from .program import Crossing, Program, device_of, placement_of, tensors_of, value_of
 from .slices import Bounds
+from .value import TensorType, Value, flat
+from .weight import Weight
 
 
 def split_of(node: Node) -> Bounds:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..checkpoints.entries import can_be_shape, clipped
+from ..checkpoints.entries import clipped
 from ..errors import DovetailError, ProgramTextError
 from ..ir.aliasing import overwrites
 from ..ir.program import (
@@ -23,9 +23,6 @@ from ..ir.program import (
     Placement,
     Program,
     Segment,
-    TensorType,
-    Value,
-    Weight,
     place_node,
     placement_of,
     value_of,
@@ -37,10 +34,13 @@ from ..ir.slices import Bounds
 from ..ir.split import members
 from ..ir.structure import count_leaves
 from ..ir.targets import find_target
+from ..ir.value import TensorType, Value
+from ..ir.weight import Weight
 from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .spelling import read_plain
 from .tokens import Line
+from .weight_text import read_bounds, read_residency, read_weight
 
 
 def parse_program(text: str) -> Program:
@@ -125,7 +125,7 @@ class _Reader:
         self.autocast = LOWERED[line.take()]
 
     def _read_rests(self, line: Line) -> None:
-        self.kept = _residency(line)
+        self.kept = read_residency(line)
 
     def _read_symbol(self, line: Line) -> None:
         match = re.fullmatch(r"([A-Za-z_]\w{0,60}) = (\d{1,19}) in (-?\d{1,19})\.\.(\d{1,19})", line.rest(), re.ASCII)
@@ -211,39 +211,18 @@ class _Reader:
         self._annotate(node, line)
 
     def _weight(self, kind: str, value: Value, line: Line) -> Weight:
-        name = line.text_in_quotes()
-        aliases = []
-        while line.accept("alias"):
-            aliases.append(line.text_in_quotes())
-        bounds = self._bounds(line) if line.accept("rows") else ()
-        quant = line.take() if line.accept("packed") else ""
-        shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
-        persistent, frozen = not line.accept("transient"), line.accept("frozen")
-        weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant)
-        _check_weight(weight, value, "quantized" in self.facts)
+        read = read_weight(kind, value, line, len(self.devices), "quantized" in self.facts)
+        name, kept = read.weight.name, read.rests or (self.kept if kind == "parameter" else Residency.DEVICE)
         if name in self.weights:
             raise ValueError(f"weight {name} stands twice")
-        self.weights[name] = weight
-        if bounds:
-            self.bounds[name] = bounds
-        if line.accept("in"):
-            self.blocks[line.text_in_quotes()].append(name)
-        rests = _residency(line) if line.accept("rests") else self.kept if kind == "parameter" else None
-        if rests not in (None, Residency.DEVICE):
-            self.residency[name] = rests
-        return weight
-
-    def _bounds(self, line: Line) -> Bounds:
-        """A range of rows or columns for each device, one after another from the first on."""
-        found: list[tuple[int, int]] = []
-        while not found or line.accept(","):
-            start = line.count()
-            line.take(":")
-            found.append((start, line.count()))
-        ends = [0, *(stop for _, stop in found)]
-        if [start for start, _ in found] != ends[:-1] or ends != sorted(ends) or len(found) != len(self.devices):
-            raise ValueError(f"{len(self.devices)} ranges, one after another from 0 on, are needed, one a device")
-        return tuple(found)
+        self.weights[name] = read.weight
+        if read.bounds:
+            self.bounds[name] = read.bounds
+        if read.block is not None:
+            self.blocks[read.block].append(name)
+        if kept is not Residency.DEVICE:
+            self.residency[name] = kept
+        return read.weight
 
     def _call(self, name: str, target: str, line: Line) -> Node:
         line.take("(")
@@ -260,7 +239,7 @@ class _Reader:
         """Placement and origin, as far as the line has them."""
         device = self.devices[line.take()] if line.accept("@") else None
         segment = line.count() if device and line.accept("#") else None
-        split = self._bounds(line) if node.op == "call_function" and line.accept("split") else ()
+        split = read_bounds(line, len(self.devices)) if node.op == "call_function" and line.accept("split") else ()
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if device and line.accept("uses"):
             line.take("[")
@@ -364,36 +343,6 @@ def _words(line: Line) -> list[str]:
     if not line.rest().isprintable():
         raise ValueError("the line has characters that are not seen")
     return line.rest().split(", ")
-
-
-def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
-    """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
-    if isinstance(value, tuple) or (value is None) != weight.is_number:
-        raise ValueError("a weight is one tensor, the scale of an adapter a number")
-    held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
-    if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
-        raise ValueError("a packed weight does not have as many bytes as its rows take")
-
-
-def _residency(line: Line) -> Residency:
-    word = line.take()
-    if word not in {one.value for one in Residency}:
-        raise ValueError("weights rest on the cpu or the disk, or on the device that reads them")
-    return Residency(word)
-
-
-def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of a weight; one that is a Python number is a float."""
-    return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)
-
-
-def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of a packed weight, whose value says how its bytes lie."""
-    shape, dtype = line.numbers()
-    sizes = tuple(map(int, shape))
-    if not can_be_shape(sizes):
-        raise ValueError("a weight cannot have these sizes")
-    return sizes, dtype
 
 
 _LINES: dict[str, Callable[[_Reader, Line], None]] = {

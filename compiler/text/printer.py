@@ -13,11 +13,12 @@ from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..ir.aliasing import overwrites
-from ..ir.program import Program, Weight, device_of, origin_of, placement_of, value_of, weight_name
+from ..ir.program import Program, device_of, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import ConstantLeaf, Signature
 from ..ir.slices import Bounds
 from ..ir.split import split_of
 from ..ir.structure import count_leaves, is_leaf, show_structure
+from ..ir.weight import Weight
 from ..spec.residency import Residency
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
 

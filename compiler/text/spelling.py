@@ -11,8 +11,9 @@ import torch
 from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from ..ir.program import HERE, TensorType, Value, dense_stride
+from ..ir.program import HERE
 from ..ir.targets import name_of
+from ..ir.value import TensorType, Value, dense_stride
 
 DTYPES: dict[str, torch.dtype] = {short: dtype for dtype, short in dtype_abbrs.items()}
 _SINGLETONS: dict[Any, str] = {

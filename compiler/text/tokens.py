@@ -13,8 +13,8 @@ import torch
 from torch.fx import Node
 
 from ..checkpoints.entries import can_be_shape
-from ..ir.program import TensorType, Value
 from ..ir.sizes import evaluate
+from ..ir.value import TensorType, Value
 from .spelling import DTYPES, SINGLETONS, implied_stride
 
 _TOKEN = re.compile(

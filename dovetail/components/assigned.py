@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.program import Program
 from ..compiler.ir.split import pieces
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import canonical_name
 from ..compiler.spec.residency import Residency
 from ..lora.adapters import plain_name

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..compiler.ir.program import Program, Weight
+from ..compiler.ir.program import Program
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..passes.assignment import Assigned, Assignment, check_weights

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiler.ir.program import Adapter
+from ..compiler.ir.weight import Adapter
 from ..conventions import libraries
 
 logger = logging.getLogger(__name__)

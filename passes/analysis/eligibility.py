@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch.fx import Node
 
 from ...compiler.ir.ops import LINEAR as LINEAR
-from ...compiler.ir.program import Program, TensorType, Weight, value_of, weight_name
+from ...compiler.ir.program import Program, value_of, weight_name
+from ...compiler.ir.value import TensorType
+from ...compiler.ir.weight import Weight
 
 LEAST = 256
 """A side shorter than this is not worth a message to another device."""

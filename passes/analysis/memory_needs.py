@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import Program, TensorType, Weight, flat, tensors_of
+from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
+from ...compiler.ir.value import TensorType, flat
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from .scratch import scratch_bytes
 from .segments import runs

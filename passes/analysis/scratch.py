@@ -9,8 +9,9 @@ from torch.fx import Node
 
 from ...compiler.checkpoints import unpacking
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
-from ...compiler.ir.program import Program, TensorType, tensors_of, weight_name
+from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import weight_on
+from ...compiler.ir.value import TensorType
 from ...compiler.spec.devices import Device
 
 _PACKED = torch.ops.dovetail

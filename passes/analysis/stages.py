@@ -12,8 +12,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 from torch.fx import Node
 
-from ...compiler.ir.program import Program, Weight, weight_name
+from ...compiler.ir.program import Program, weight_name
 from ...compiler.ir.split import weight_on
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from .replicated import SMALL
 

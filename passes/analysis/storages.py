@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from torch.fx import Node
 
-from ...compiler.ir.program import TensorType, Value, tensors_of, value_of
+from ...compiler.ir.program import tensors_of, value_of
+from ...compiler.ir.value import TensorType, Value
 
 
 def rename_storages(node: Node, merged: Mapping[int, int]) -> None:

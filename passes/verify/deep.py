@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import HERE, Program, TensorType, Value, device_of, tensors_of, value_of, weight_name
+from ...compiler.ir.program import HERE, Program, device_of, tensors_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Copy,
@@ -43,6 +43,7 @@ from ...compiler.ir.schedule import (
 from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.split import members, pieces, reads_part, split_of, type_on, weight_on
 from ...compiler.ir.targets import bounded
+from ...compiler.ir.value import TensorType, Value
 from ...compiler.spec.devices import Device
 from .layout import misplaced
 from .snapshot import Violation

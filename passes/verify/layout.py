@@ -20,8 +20,9 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...compiler.ir.aliasing import overwrites
-from ...compiler.ir.program import HERE, Program, TensorType, Value, value_of
+from ...compiler.ir.program import HERE, Program, value_of
 from ...compiler.ir.sizes import evaluate
+from ...compiler.ir.value import TensorType, Value
 
 HOST = torch.device("cpu")
 Call: TypeAlias = Callable[[Any, Any, Any], Any]

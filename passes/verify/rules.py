@@ -16,10 +16,11 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias
-from ...compiler.ir.program import HERE, TensorType, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.program import HERE, origin_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.split import members, reads_part, split_of
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
+from ...compiler.ir.value import TensorType
 from .snapshot import UNKNOWN, Snapshot, Violation
 
 aten = torch.ops.aten

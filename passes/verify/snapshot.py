@@ -12,7 +12,9 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, writes
-from ...compiler.ir.program import Program, TensorType, Weight, tensors_of, weight_name
+from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.value import TensorType
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 
 UNKNOWN = -1

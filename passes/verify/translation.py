@@ -34,7 +34,8 @@ from ...compiler.ir.aliasing import (
     touched_memory,
     written_by,
 )
-from ...compiler.ir.program import Program, TensorType, tensors_of, weight_name
+from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.value import TensorType
 
 Key: TypeAlias = Any
 Table: TypeAlias = dict[Key, int]

@@ -11,7 +11,7 @@ import torch
 
 from ...compiler.checkpoints.entries import WeightEntry
 from ...compiler.errors import WeightError
-from ...compiler.ir.program import Weight
+from ...compiler.ir.weight import Weight
 from .. import quantized as quantized  # registers what unpacks packed weights
 from ..devices.transfers import moved
 from .reader import WeightReader

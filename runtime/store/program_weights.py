@@ -10,9 +10,10 @@ from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
-from ...compiler.ir.program import Program, Weight
+from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .origin import FileOrigin

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ...compiler.ir.program import Program, Weight
+from ...compiler.ir.program import Program
+from ...compiler.ir.weight import Weight
 from ..devices.accelerator import Accelerator, Event, accelerator_of
 
 

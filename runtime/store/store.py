@@ -18,7 +18,7 @@ from torch import nn
 
 from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.frontend.refusals import foreign_library
-from ...compiler.ir.program import Weight
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device, canonical_name
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ...compiler.errors import WeightError
-from ...compiler.ir.program import Weight
 from ...compiler.ir.slices import Bounds
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..devices.transfers import moved

@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.compiler.errors import VerificationError
-from dovetail.compiler.ir.program import Program, Weight, place_node, placement_of
+from dovetail.compiler.ir.program import Program, place_node, placement_of
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Schedule
 from dovetail.compiler.ir.split import pieces, split_of
+from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.pin import pinned
 from dovetail.passes.verify.deep import verify_deep

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
-from dovetail.compiler.ir.program import Program, Weight
+from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.split import pieces
+from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule

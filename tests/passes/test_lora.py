@@ -9,7 +9,8 @@ from torch import nn
 
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Adapter, Program, device_of
+from dovetail.compiler.ir.program import Program, device_of
+from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.manager import PassManager

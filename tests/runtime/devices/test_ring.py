@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.ir.weight import Weight
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import MpsAccelerator, SimAccelerator, accelerator_of
 from dovetail.runtime.devices.ring import Ring

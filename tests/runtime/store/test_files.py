@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
 from dovetail.runtime.store.origin import FileOrigin, MergedOrigin

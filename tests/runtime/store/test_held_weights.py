@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.ir.weight import Weight
 from dovetail.runtime import sim
 from dovetail.runtime.store.origin import TensorOrigin
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.compiler.checkpoints.index import WeightIndex
-from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim

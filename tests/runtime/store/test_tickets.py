@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
-from dovetail.compiler.ir.program import Weight
+from dovetail.compiler.ir.weight import Weight
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import SimAccelerator, accelerator_of
 from dovetail.runtime.store.source import WeightSource

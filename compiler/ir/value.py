@@ -1,0 +1,63 @@
+"""What a node yields, without the data: tensors by shape, dtype, strides and memory, and Python numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of one tensor without having it: shape, dtype, strides and whose memory it lies in.
+
+    ``storage`` numbers the memory: two values with the same number alias each other. Sizes are ints, or the text of
+    an expression over the program's symbols where a dimension is dynamic; ``hint`` has the sizes of the example.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    stride: tuple[int | str, ...]
+    storage: int
+    hint: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes as ints, those of the traced example where a dimension is dynamic."""
+        return self.hint or self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense tensor of this shape and dtype."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    @staticmethod
+    def dense(shape: Sequence[int | str], dtype: torch.dtype, storage: int, hint: tuple[int, ...] = ()) -> TensorType:
+        """The type of a contiguous tensor that fills memory of its own."""
+        return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
+
+
+def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The strides of a contiguous tensor, text of an expression behind a dynamic dimension."""
+    strides: list[int | str] = [1]
+    for size in reversed(shape[1:]):
+        step = strides[-1]
+        fixed = isinstance(step, int) and isinstance(size, int)
+        strides.append(step * max(size, 1) if fixed else f"({step})*({size})")  # type: ignore[operator]
+    return tuple(reversed(strides[: len(shape)]))
+
+
+Value: TypeAlias = "TensorType | tuple[Value, ...] | None"
+"""What a node yields: a tensor, several of them, or (None) a Python number."""
+
+
+def flat(value: Value) -> Iterator[TensorType]:
+    """The tensors of a value, one after another."""
+    if isinstance(value, TensorType):
+        yield value
+    elif value is not None:
+        for item in value:
+            yield from flat(item)

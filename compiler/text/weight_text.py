@@ -1,0 +1,87 @@
+"""Reads what the text form says of one weight behind its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..checkpoints.entries import can_be_shape
+from ..ir.slices import Bounds
+from ..ir.value import TensorType, Value
+from ..ir.weight import Weight
+from ..spec.residency import Residency
+from .tokens import Line
+
+
+@dataclass(frozen=True)
+class WeightText:
+    """A weight, its rows on each device, the block that it lies in, and where it rests; None where nothing is said."""
+
+    weight: Weight
+    bounds: Bounds
+    block: str | None
+    rests: Residency | None
+
+
+def read_weight(kind: str, value: Value, line: Line, devices: int, is_quantized: bool) -> WeightText:
+    """What a line says of a weight whose node yields a value, up to its home.
+
+    Raises ValueError where that contradicts the value, or the number of devices.
+    """
+    name = line.text_in_quotes()
+    aliases = []
+    while line.accept("alias"):
+        aliases.append(line.text_in_quotes())
+    bounds = read_bounds(line, devices) if line.accept("rows") else ()
+    quant = line.take() if line.accept("packed") else ""
+    shape, dtype = _numbers_in(line) if quant else _numbers_of(value)
+    persistent, frozen = not line.accept("transient"), line.accept("frozen")
+    weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant)
+    _check_weight(weight, value, is_quantized)
+    block = line.text_in_quotes() if line.accept("in") else None
+    return WeightText(weight, bounds, block, read_residency(line) if line.accept("rests") else None)
+
+
+def read_bounds(line: Line, devices: int) -> Bounds:
+    """A range of rows or columns for each of some devices, one after another from the first on."""
+    found: list[tuple[int, int]] = []
+    while not found or line.accept(","):
+        start = line.count()
+        line.take(":")
+        found.append((start, line.count()))
+    ends = [0, *(stop for _, stop in found)]
+    if [start for start, _ in found] != ends[:-1] or ends != sorted(ends) or len(found) != devices:
+        raise ValueError(f"{devices} ranges, one after another from 0 on, are needed, one a device")
+    return tuple(found)
+
+
+def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
+    """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
+    if isinstance(value, tuple) or (value is None) != weight.is_number:
+        raise ValueError("a weight is one tensor, the scale of an adapter a number")
+    held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
+    if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
+        raise ValueError("a packed weight does not have as many bytes as its rows take")
+
+
+def read_residency(line: Line) -> Residency:
+    """Where weights rest."""
+    word = line.take()
+    if word not in {one.value for one in Residency}:
+        raise ValueError("weights rest on the cpu or the disk, or on the device that reads them")
+    return Residency(word)
+
+
+def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a weight; one that is a Python number is a float."""
+    return (value.sizes, value.dtype) if isinstance(value, TensorType) else ((), torch.float64)
+
+
+def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a packed weight, whose value says how its bytes lie."""
+    shape, dtype = line.numbers()
+    sizes = tuple(map(int, shape))
+    if not can_be_shape(sizes):
+        raise ValueError("a weight cannot have these sizes")
+    return sizes, dtype
