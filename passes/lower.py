@@ -25,18 +25,18 @@ from ..compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
+    Destination,
     Free,
     Input,
     Instruction,
-    Landing,
     Lifetime,
     Load,
     Output,
     Release,
     Run,
     Schedule,
-    State,
     Step,
+    ValueRef,
     resting_place,
 )
 from ..compiler.ir.split import is_gathered, members, part_of, reads_part, split_of, weight_on
@@ -64,7 +64,7 @@ class Lower(Pass):
 Turn: TypeAlias = tuple[Node, Device]
 """A node on one of the devices that run it; the placeholders and the output are on the main device."""
 
-Site: TypeAlias = Turn | Allocate | State
+Site: TypeAlias = Turn | Allocate | ValueRef
 """Where something happens: at a node's turn, where a whole is allocated, or where its parts have been gathered."""
 
 
@@ -94,7 +94,7 @@ class _Lowering:
         self.before = self._place_wholes()
         self.sites = list(self._in_order())
         self.order = {site: index for index, site in enumerate(self.sites)}
-        self.reads: dict[Turn, dict[State, None]] = defaultdict(dict)  # in the state in which it lies there
+        self.reads: dict[Turn, dict[ValueRef, None]] = defaultdict(dict)  # in the state in which it lies there
         self.first: dict[tuple[Node, int, Device], Site] = {}
         self._note_readings()
         self.awaits: dict[Site, list[Await]] = defaultdict(list)
@@ -109,7 +109,7 @@ class _Lowering:
         """The whole schedule."""
         main, output = self.program.main, (self.program.output, self.program.main)
         inputs = [(node, main) for node in self.program.inputs()]
-        yield Input(tuple(State(node) for node, _ in inputs), main)
+        yield Input(tuple(ValueRef(node) for node, _ in inputs), main)
         yield from self.loads
         for site in inputs:
             yield from (*self.sends[site], *self.frees.get(site, ()))
@@ -126,14 +126,16 @@ class _Lowering:
             yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
             yield from (*self.sends[site], *self.frees.get(site, ()))
 
-    def _place_wholes(self) -> dict[_Stage | None, list[Allocate | State]]:
+    def _place_wholes(self) -> dict[_Stage | None, list[Allocate | ValueRef]]:
         """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
         first: dict[int | None, _Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
-        found: dict[_Stage | None, list[Allocate | State]] = defaultdict(list)
+        found: dict[_Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
         for crossing in self.program.crossings:
-            whole = State(crossing.value)
+            whole = ValueRef(crossing.value)
             if is_gathered(crossing):
-                found[first[crossing.producer]].append(Allocate(whole, crossing.target, State(_like(crossing.value))))
+                found[first[crossing.producer]].append(
+                    Allocate(whole, crossing.target, ValueRef(_like(crossing.value)))
+                )
                 found[first.get(crossing.consumer)].insert(0, whole)
         return found
 
@@ -152,7 +154,7 @@ class _Lowering:
             for device in members(self.program, reader):
                 part = reads_part(reader, value)
                 moved = tensors_of(value) and device != device_of(value)
-                self.reads[reader, device][State(value, version if moved and not part else 0, part)] = None
+                self.reads[reader, device][ValueRef(value, version if moved and not part else 0, part)] = None
                 known = self.first.get((value, version, device))
                 if not part and (known is None or self.order[reader, device] < self.order[known]):
                     self.first[value, version, device] = reader, device
@@ -188,7 +190,7 @@ class _Lowering:
                 self._place_gather(crossing.value, source)
                 continue
             reader = self.first[crossing.value, crossing.version, crossing.target]
-            copy = Copy(State(crossing.value, crossing.version), source, crossing.target)
+            copy = Copy(ValueRef(crossing.value, crossing.version), source, crossing.target)
             self.sends[self._sender(crossing, writers)].append(copy)
             later = self._next_write(crossing, writers)
             if later is not None:
@@ -199,16 +201,16 @@ class _Lowering:
         """Sends each part of a split value into its place in the whole, as soon as it is made."""
         for device in members(self.program, value):
             start, stop = part_of(self.program, value, device)
-            copy = Copy(State(value, part=True), device, target, Landing(State(value), start, stop - start))
+            copy = Copy(ValueRef(value, part=True), device, target, Destination(ValueRef(value), start, stop - start))
             self.sends[value, device].append(copy)
             if device != target:
-                self.awaits[State(value)].append(Await(copy, target))
+                self.awaits[ValueRef(value)].append(Await(copy, target))
 
     def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site:
         """The site that leaves a value in a state: of its last write by then, its making, or its gathering."""
         value = crossing.value
         makers = makers_of(value, crossing.version, writers)
-        sites = (State(value) if split_of(node) else (node, device_of(node)) for node in makers)
+        sites = (ValueRef(value) if split_of(node) else (node, device_of(node)) for node in makers)
         return max(sites, key=self._at)
 
     def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site | None:
@@ -256,7 +258,7 @@ class _Lowering:
             for tensor in tensors_of(state.node)
         }
 
-    def _made_in(self, state: State, site: Turn) -> _Stage | None:
+    def _made_in(self, state: ValueRef, site: Turn) -> _Stage | None:
         """The stage that makes what a site reads, by itself or as its part."""
         return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
 
@@ -268,12 +270,12 @@ class _Lowering:
             site: [Free(state, device) for state, device in ended] for site, ended in ends.items() if site != output
         }
 
-    def _touched(self, site: Site) -> Iterator[tuple[State, Device]]:
+    def _touched(self, site: Site) -> Iterator[tuple[ValueRef, Device]]:
         """The values that a site makes, reads or sends, with the device they lie on."""
         if isinstance(site, Allocate):
             yield from ((site.like, device_of(site.like.node)), (site.value, site.device))
             return
-        if isinstance(site, State):
+        if isinstance(site, ValueRef):
             yield site, device_of(site.node)
             return
         node, device = site
@@ -282,7 +284,7 @@ class _Lowering:
         for copy in self.sends[site]:
             yield replace(copy.value, version=0), copy.source
         if node.op != "output":
-            yield State(node, part=bool(split_of(node))), device
+            yield ValueRef(node, part=bool(split_of(node))), device
 
 
 def _like(node: Node) -> Node:

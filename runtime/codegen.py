@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
 from ..compiler.ir.program import HERE, Program, device_of, weight_name
-from ..compiler.ir.schedule import Await, Copy, Landing, Load, Run, State, Step
+from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef
 from ..compiler.ir.split import reads_part, split_of, weight_on
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
@@ -49,7 +49,7 @@ class _Writer:
     bound: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
     weight_names: dict[str, str] = field(default_factory=dict)
-    names: dict[State, str] = field(default_factory=dict)
+    names: dict[ValueRef, str] = field(default_factory=dict)
     places: dict[Device, torch.device] = field(default_factory=dict)
     lines: list[tuple[str, Node | None]] = field(default_factory=list)
     taken: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("slots", "run", "bind", "look"), _RESERVED))
@@ -67,7 +67,7 @@ class _Writer:
         self.bound[name] = value
         return name
 
-    def local(self, state: State) -> str:
+    def local(self, state: ValueRef) -> str:
         if state not in self.names:
             name = _identifier(state.node.name) + (f"_v{state.version}" if state.version else "")
             name += "_whole" if split_of(state.node) and not state.part else ""
@@ -76,11 +76,11 @@ class _Writer:
             self.names[state] = name
         return self.names[state]
 
-    def state(self, reader: Node, value: Node) -> State:
+    def state(self, reader: Node, value: Node) -> ValueRef:
         if reads_part(reader, value):
-            return State(value, part=True)
+            return ValueRef(value, part=True)
         moved = device_of(value) != self.run.device
-        return State(value, self.versions.get((reader, value), 0) if moved else 0)
+        return ValueRef(value, self.versions.get((reader, value), 0) if moved else 0)
 
     def slot(self, number: int, name: str) -> str:
         """A slot: by its number, or by a name where several devices share the code."""
@@ -193,9 +193,9 @@ def write_run(
     return assemble(name, run, writer.lines, writer.bound, writer.weights)
 
 
-def _outside(writer: _Writer, made: Collection[State]) -> dict[State, None]:
+def _outside(writer: _Writer, made: Collection[ValueRef]) -> dict[ValueRef, None]:
     """The values that a run reads or sends and does not make, in the order in which it first needs them."""
-    found: dict[State, None] = {}
+    found: dict[ValueRef, None] = {}
     for step in writer.run.steps:
         for operand in step.node.all_input_nodes:
             if not weight_name(operand) and (state := writer.state(step.node, operand)) not in made:
@@ -242,7 +242,7 @@ def _write_await_load(writer: _Writer, load: Load) -> None:
     writer.write(f"{names}= slots[{writer.slot(writer.slots.everywhere.loads[load], 'weights')}].wait()")
 
 
-def _write_read(writer: _Writer, state: State, wait: str = "") -> None:
+def _write_read(writer: _Writer, state: ValueRef, wait: str = "") -> None:
     local = writer.local(state)
     slot = writer.slot(writer.slots.values[state], local)
     kept = f"slots[{slot}] = " if wait and state not in writer.freed else ""
@@ -265,7 +265,7 @@ def _write_copy(writer: _Writer, copy: Copy) -> None:
         writer.write(f"slots[{event}] = slots[{arrival}].done")
 
 
-def _write_place(writer: _Writer, copy: Copy, into: Landing) -> str:
+def _write_place(writer: _Writer, copy: Copy, into: Destination) -> str:
     """Source text for the place of a part in a whole."""
     name = writer.local(replace(copy.value, version=0))
     whole = writer.slot(writer.slots.everywhere.values[into.value, copy.target], f"{name}_whole")

@@ -24,16 +24,16 @@ from ..compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
+    Destination,
     Free,
     Input,
-    Landing,
     Lifetime,
     Load,
     Output,
     Release,
     Run,
     Schedule,
-    State,
+    ValueRef,
 )
 from ..compiler.ir.split import pieces
 from ..compiler.ir.value import TensorType
@@ -224,7 +224,7 @@ class Executor:
                 return source.bind(weights)
             case Copy() as copy:
                 return self._copy_step(copy)
-            case Await(Copy(into=Landing()) as copy):
+            case Await(Copy(into=Destination()) as copy):
                 return steps.landed(self._slots.landed[copy])
             case Await(Copy(value), device):
                 return steps.wait(self._slots.values[value, device])
@@ -233,7 +233,7 @@ class Executor:
             case other:
                 raise ValueError(f"the schedule has {other} outside of a run")
 
-    def _allocate_step(self, value: State, device: Device, like: State) -> Step:
+    def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef) -> Step:
         found = value_of(value.node)
         assert isinstance(found, TensorType)
         columns = found.shape[-1]
@@ -244,7 +244,7 @@ class Executor:
 
     def _copy_step(self, copy: Copy) -> Step:
         target, event = self._slots.on(copy.target).ends_of(copy)
-        origin = self._slots.values[State(copy.value.node), copy.source]
+        origin = self._slots.values[ValueRef(copy.value.node), copy.source]
         return steps.copy(self._transport.sender(copy), origin, target, event)
 
     def _load_step(self, load: Load) -> Step:

@@ -15,7 +15,7 @@ from itertools import count
 from torch.fx import Node
 
 from ..compiler.ir.program import device_of, tensors_of
-from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, State
+from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef
 from ..compiler.ir.split import split_of
 from ..compiler.spec.devices import Device
 
@@ -27,7 +27,7 @@ class RunSlots:
     ``values`` are the tensors there and the Python numbers of all devices.
     """
 
-    values: Mapping[State, int]
+    values: Mapping[ValueRef, int]
     everywhere: Slots
 
     def ends_of(self, copy: Copy) -> tuple[int, int | None]:
@@ -41,7 +41,7 @@ class RunSlots:
 class Slots:
     """All slots of a schedule; the inputs have the first ones, in order."""
 
-    values: Mapping[tuple[State, Device], int]
+    values: Mapping[tuple[ValueRef, Device], int]
     loads: Mapping[Load, int]
     fences: Mapping[Copy, int]
     landed: Mapping[Copy, int]  # what has arrived in a whole
@@ -49,7 +49,7 @@ class Slots:
     @staticmethod
     def of(schedule: Schedule) -> Slots:
         """One pass over the instructions."""
-        values: dict[tuple[State, Device], None] = {}
+        values: dict[tuple[ValueRef, Device], None] = {}
         loads: dict[Load, None] = {}
         fences: dict[Copy, None] = {}
         landed: dict[Copy, None] = {}
@@ -82,15 +82,15 @@ class Slots:
         return RunSlots(ChainMap(self._tensors_on[device], self._numbers), self)
 
     @cached_property
-    def _tensors_on(self) -> Mapping[Device, dict[State, int]]:
-        found: dict[Device, dict[State, int]] = defaultdict(dict)
+    def _tensors_on(self) -> Mapping[Device, dict[ValueRef, int]]:
+        found: dict[Device, dict[ValueRef, int]] = defaultdict(dict)
         for (state, device), slot in self.values.items():
             if tensors_of(state.node):
                 found[device][state] = slot
         return found
 
     @cached_property
-    def _numbers(self) -> dict[State, int]:
+    def _numbers(self) -> dict[ValueRef, int]:
         return {
             state: slot
             for (state, device), slot in self.values.items()
@@ -98,13 +98,13 @@ class Slots:
         }
 
 
-def _outliving(run: Run) -> list[tuple[State, Device]]:
+def _outliving(run: Run) -> list[tuple[ValueRef, Device]]:
     """The values that a run makes and does not free."""
     freed = {free.value for step in run.steps for free in step.frees}
     made = (made_by(node) for node in run.nodes)
     return [(state, run.device) for state in made if state not in freed]
 
 
-def made_by(node: Node) -> State:
+def made_by(node: Node) -> ValueRef:
     """What a node makes where it runs: its value, or a part of it."""
-    return State(node, part=bool(split_of(node)))
+    return ValueRef(node, part=bool(split_of(node)))

@@ -21,8 +21,8 @@ from .program import Segment, device_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A value, and on a device that it was sent to also how often its memory had been written when it was sent.
+class ValueRef:
+    """Refers to a value; on a device that it was sent to, in the version that was sent: after so many writes to it.
 
     On its own device a value is its memory, whatever was written there, and ``version`` is 0. Of a value that is split
     over devices, each has a ``part``.
@@ -36,7 +36,7 @@ class State:
         return f"%{self.node.name}" + (f"'{self.version}" if self.version else "") + ("*" if self.part else "")
 
 
-def resting_place(value: State, device: Device) -> Device:
+def resting_place(value: ValueRef, device: Device) -> Device:
     """Where a value lies that is used on a device: on that device, but a Python number lies where it was made."""
     return device if tensors_of(value.node) else device_of(value.node)
 
@@ -45,7 +45,7 @@ def resting_place(value: State, device: Device) -> Device:
 class Input:
     """The arguments of a call, which lie on the main device."""
 
-    values: tuple[State, ...]
+    values: tuple[ValueRef, ...]
     device: Device
 
     def __str__(self) -> str:
@@ -84,19 +84,19 @@ class Load:
 class Allocate:
     """Sets memory aside for a whole value, of the leading sizes of ``like`` on its own device; its parts land there."""
 
-    value: State
+    value: ValueRef
     device: Device
-    like: State
+    like: ValueRef
 
     def __str__(self) -> str:
         return f"allocate {self.value} on {self.device} like {self.like}"
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class Destination:
     """Where on its target a value lands: some columns of memory that was set aside there."""
 
-    value: State
+    value: ValueRef
     start: int
     length: int
 
@@ -111,10 +111,10 @@ class Copy:
     It lands in memory of its own, or ``into`` the place that it has in a whole; then it may come from there too.
     """
 
-    value: State
+    value: ValueRef
     source: Device
     target: Device
-    into: Landing | None = None
+    into: Destination | None = None
 
     def __str__(self) -> str:
         return f"copy {self.value} from {self.source} to {self.target}" + (f" into {self.into}" if self.into else "")
@@ -151,7 +151,7 @@ class Release:
 class Free:
     """Lets go of a value on a device."""
 
-    value: State
+    value: ValueRef
     device: Device
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class Run:
 class Output:
     """Hands out the results, which lie on the main device; nothing else is held any more."""
 
-    values: tuple[State, ...]
+    values: tuple[ValueRef, ...]
     device: Device
 
     def __str__(self) -> str:
@@ -242,5 +242,5 @@ class Schedule:
         return "\n".join(map(str, self.instructions))
 
 
-def _listed(values: tuple[State, ...]) -> str:
+def _listed(values: tuple[ValueRef, ...]) -> str:
     return ", ".join(map(str, values)) or "nothing"

@@ -27,18 +27,18 @@ from ..ir.schedule import (
     Allocate,
     Await,
     Copy,
+    Destination,
     Free,
     Input,
     Instruction,
-    Landing,
     Lifetime,
     Load,
     Output,
     Release,
     Run,
     Schedule,
-    State,
     Step,
+    ValueRef,
 )
 from ..ir.split import pieces
 from ..spec.devices import Device
@@ -72,7 +72,7 @@ class _Reader:
         self.held = pieces(program)
         self.instructions: list[Instruction] = []
         self.loads: dict[int, Load] = {}
-        self.copies: dict[tuple[State, Device, Device], Copy] = {}
+        self.copies: dict[tuple[ValueRef, Device, Device], Copy] = {}
         self.place = {node: place for segment in program.segments for place, node in enumerate(segment.nodes)}
         self.segment = {node: segment for segment in program.segments for node in segment.nodes}
         self.steps: dict[Node, Step] = {}  # of the run that is being read
@@ -197,25 +197,25 @@ class _Reader:
         line.take("like")
         return Allocate(value, device, self._state(line))
 
-    def _link(self, line: Line) -> tuple[State, Device, Device]:
+    def _link(self, line: Line) -> tuple[ValueRef, Device, Device]:
         value = self._state(line)
         line.take("from")
         source = self._device(line)
         line.take("to")
         return value, source, self._device(line)
 
-    def _landing(self, line: Line) -> Landing:
+    def _landing(self, line: Line) -> Destination:
         value = self._state(line)
         line.take("[")
         start = line.count()
         line.take(":")
         stop = line.count()
         line.take("]")
-        return Landing(value, start, stop - start)
+        return Destination(value, start, stop - start)
 
-    def _states(self, line: Line, word: str) -> tuple[State, ...]:
+    def _states(self, line: Line, word: str) -> tuple[ValueRef, ...]:
         """Values up to a word; ``nothing`` stands for none."""
-        found: list[State] = []
+        found: list[ValueRef] = []
         if not line.accept("nothing"):
             found.append(self._state(line))
             while line.accept(","):
@@ -223,12 +223,12 @@ class _Reader:
         line.take(word)
         return tuple(found)
 
-    def _state(self, line: Line) -> State:
+    def _state(self, line: Line) -> ValueRef:
         token = line.take()
         if not token.startswith("%"):
             raise ValueError(f"expected a value, found {token}")
         version, part = line.count() if line.accept("'") else 0, line.accept("*")
-        return State(self.nodes[token[1:]], version, part)
+        return ValueRef(self.nodes[token[1:]], version, part)
 
     def _device(self, line: Line) -> Device:
         name = line.take()

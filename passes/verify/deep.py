@@ -30,14 +30,14 @@ from ...compiler.ir.program import HERE, Program, device_of, tensors_of, value_o
 from ...compiler.ir.schedule import (
     Allocate,
     Copy,
+    Destination,
     Free,
-    Landing,
     Lifetime,
     Load,
     Release,
     Run,
-    State,
     Step,
+    ValueRef,
     resting_place,
 )
 from ...compiler.ir.sizes import evaluate
@@ -89,7 +89,9 @@ class _FakeRun:
         self.nodes = {node.meta["weight"]: node for node in program.weight_nodes()}
         self.pieces = pieces(program)
         self.weights: dict[tuple[str, Device], Any] = {}
-        self.held = {(State(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()}
+        self.held = {
+            (ValueRef(node), program.main): self.make(value_of(node), program.main) for node in program.inputs()
+        }
 
     def run(self) -> int:
         """Carries out every instruction; returns how many nodes ran."""
@@ -112,10 +114,10 @@ class _FakeRun:
                 case Step(node) if split_of(node) and device_of(node) != home:
                     raise self.broken(node, f"is gathered on {home}, its annotation says on {device_of(node)}")
                 case Step(node) if split_of(node):
-                    self.held[State(node, part=True), device] = self.node(node, device)
+                    self.held[ValueRef(node, part=True), device] = self.node(node, device)
                     count += device == members(self.program, node)[0]
                 case Step(node):
-                    self.held[State(node), device_of(node)] = self.node(node, device)
+                    self.held[ValueRef(node), device_of(node)] = self.node(node, device)
                     count += 1
                 case Free(value, device):
                     del self.held[value, device]
@@ -132,7 +134,7 @@ class _FakeRun:
             return value
         return replace(value, shape=(weight.stored[0][0], *value.shape[1:]))
 
-    def land(self, part: Any, whole: Any, into: Landing) -> None:
+    def land(self, part: Any, whole: Any, into: Destination) -> None:
         """Puts a part into its place in a whole; raises where it does not fit there."""
         place = whole.narrow(-1, into.start, into.length)
         if place.shape != part.shape or place.dtype != part.dtype:
@@ -143,9 +145,9 @@ class _FakeRun:
             if weight_name(value):
                 return self.weights[weight_on(self.program, node, value, device).name, device]
             if reads_part(node, value):
-                return self.held[State(value, part=True), device]
+                return self.held[ValueRef(value, part=True), device]
             moved = device_of(value) != device
-            state = State(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
+            state = ValueRef(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
             return self.held[state, resting_place(state, device)]
 
         args, kwargs = map_arg((node.args, node.kwargs), operand)

@@ -18,16 +18,16 @@ from ...compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
+    Destination,
     Free,
     Input,
     Instruction,
-    Landing,
     Load,
     Output,
     Release,
     Run,
-    State,
     Step,
+    ValueRef,
     resting_place,
 )
 from ...compiler.ir.split import members, part_of, reads_part, split_of, weight_on
@@ -35,7 +35,7 @@ from ...compiler.spec.devices import Device
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import Snapshot, Violation
 
-Key = tuple[State, int]
+Key = tuple[ValueRef, int]
 """A value in a state, whole or a part of it, and the place it lies on."""
 
 
@@ -137,7 +137,7 @@ class _Machine:
                 yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
         self.arrived[self.made(node), self.resting(node, place)] = True
 
-    def take_in(self, values: tuple[State, ...], device: Device) -> Broken:
+    def take_in(self, values: tuple[ValueRef, ...], device: Device) -> Broken:
         self.begun = True
         given = list(self.snapshot.program.inputs())
         if [(one.node, one.version) for one in values] != [(node, 0) for node in given] or self.snapshot.place(device):
@@ -145,11 +145,11 @@ class _Machine:
                 "input",
                 f"the inputs are {', '.join(f'%{node.name}' for node in given) or 'none'}, on the main device",
             )
-        self.arrived = {(State(node), 0): True for node in given}
+        self.arrived = {(ValueRef(node), 0): True for node in given}
 
-    def allocate(self, value: State, device: Device, like: State) -> Broken:
+    def allocate(self, value: ValueRef, device: Device, like: ValueRef) -> Broken:
         key = value, self.snapshot.place(device)
-        if not split_of(value.node) or value != State(value.node) or key in self.arrived:
+        if not split_of(value.node) or value != ValueRef(value.node) or key in self.arrived:
             yield "land", f"{value} is no whole of parts that can land on {device}, or there already"
         yield from self.use((like, self.snapshot.device[like.node]))
         self.arrived[key] = True
@@ -176,12 +176,12 @@ class _Machine:
         for storage in self.snapshot.storages[value.node]:
             self.read_by_copies[storage].add(key)
 
-    def land(self, copy: Copy, into: Landing) -> Broken:
+    def land(self, copy: Copy, into: Destination) -> Broken:
         """A part goes into its place in the whole, of which it is then still on its way."""
         node, there = copy.value.node, self.snapshot.place(copy.target)
         yield from self.use((into.value, there))
         columns = part_of(self.snapshot.program, node, copy.source) if split_of(node) else (0, 0)
-        if into.value != State(node) or not copy.value.part or columns != (into.start, into.start + into.length):
+        if into.value != ValueRef(node) or not copy.value.part or columns != (into.start, into.start + into.length):
             yield "land", f"{copy.value} of {copy.source} has columns {columns} of a whole, and lands in {into}"
         if copy in self.landing:
             yield "copy", f"{copy.value} was sent from {copy.source} before"
@@ -232,7 +232,7 @@ class _Machine:
                 if device not in landed:
                     yield "wait", f"the part of %{node.name} on {device} is needed, and has not landed"
 
-    def free(self, value: State, device: Device) -> Broken:
+    def free(self, value: ValueRef, device: Device) -> Broken:
         key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
@@ -248,7 +248,7 @@ class _Machine:
             if where == place and gone.intersection(self.snapshot.storages.get(state.node, ())):
                 yield "slot", f"{self.name((state, where))} lies in the memory of weights that are released"
 
-    def hand_out(self, values: tuple[State, ...], device: Device) -> Broken:
+    def hand_out(self, values: tuple[ValueRef, ...], device: Device) -> Broken:
         self.returned = True
         self.weights.begin_run()
         place = self.snapshot.place(device)
@@ -278,13 +278,13 @@ class _Machine:
     def key(self, reader: Node, node: Node, place: int) -> Key:
         """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
         if reads_part(reader, node):
-            return State(node, part=True), place
+            return ValueRef(node, part=True), place
         resting = self.resting(node, place)
-        return State(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
+        return ValueRef(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
 
-    def made(self, node: Node) -> State:
+    def made(self, node: Node) -> ValueRef:
         """What a node makes where it runs: its value, or a part of it."""
-        return State(node, part=bool(split_of(node)))
+        return ValueRef(node, part=bool(split_of(node)))
 
     def resting(self, node: Node, place: int) -> int:
         """Where a value lies that is read on a device; a Python number lies at home and is seen everywhere."""

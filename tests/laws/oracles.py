@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
-from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, State, Step
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, Step, ValueRef
 from dovetail.compiler.spec.devices import Device
 
 
@@ -200,11 +200,13 @@ class Clockwork:
         self.takes = takes
         self.here: Device = program.main  # where the steps that come now run
         self.compute: Counter[Device] = Counter()  # until when a device computes what was issued so far
-        self.made: dict[tuple[State, Device], int] = {(State(node), program.main): 0 for node in program.inputs()}
-        self.sent: dict[tuple[State, Device, Device], int] = {}
+        self.made: dict[tuple[ValueRef, Device], int] = {(ValueRef(node), program.main): 0 for node in program.inputs()}
+        self.sent: dict[tuple[ValueRef, Device, Device], int] = {}
         self.read_until: Counter[int] = Counter()  # storage → until when copies read it
         self.writes: Counter[int] = Counter()
-        self.held: Counter[tuple[State, Device]] = Counter((State(node), program.main) for node in program.inputs())
+        self.held: Counter[tuple[ValueRef, Device]] = Counter(
+            (ValueRef(node), program.main) for node in program.inputs()
+        )
 
     def run(self) -> None:
         for index, one in enumerate(self.schedule.flat()):
@@ -261,7 +263,7 @@ class Clockwork:
             assert self.read_until[storage] <= self.compute[self.here], "written while a copy may still be reading it"
             self.writes[storage] += 1
         self.compute[self.here] += takes
-        made = State(node, part=bool(placement_of(node).split)), self.here
+        made = ValueRef(node, part=bool(placement_of(node).split)), self.here
         self.made[made] = self.compute[self.here]
         self.held[made] += 1
 
@@ -271,10 +273,10 @@ class Clockwork:
         if not tensors_of(value):
             return
         if part or home == where:
-            assert self.made[State(value, part=part), where] <= now
+            assert self.made[ValueRef(value, part=part), where] <= now
         if placement_of(value).split and not part and home == where:
-            parts = [self.sent[State(value, part=True), source, home] for source in group(self.program, value)]
+            parts = [self.sent[ValueRef(value, part=True), source, home] for source in group(self.program, value)]
             assert max(parts) <= now, "read before all parts have arrived"
         if home != where and not part:
             version = max(self.writes[storage] for storage in storages(value))
-            assert self.sent[State(value, version), home, where] <= now, "read before it has arrived"
+            assert self.sent[ValueRef(value, version), home, where] <= now, "read before it has arrived"

@@ -14,7 +14,7 @@ import dovetail
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import device_of, tensors_of
-from dovetail.compiler.ir.schedule import Copy, Free, Input, Output, Run, State, Step
+from dovetail.compiler.ir.schedule import Copy, Free, Input, Output, Run, Step, ValueRef
 from dovetail.compiler.text.schedule_text import parse_schedule
 
 from .sample import Sample, program_of, sample, sample_call
@@ -58,7 +58,7 @@ def test_an_input_that_nobody_reads_is_freed_at_once() -> None:
     schedule = list(program.schedule or ())
     assert isinstance(schedule[0], Input)
     assert (
-        Free(State(unread), program.main)
+        Free(ValueRef(unread), program.main)
         in schedule[: next(i for i, one in enumerate(schedule) if isinstance(one, Run))]
     )
 
@@ -98,7 +98,7 @@ def test_every_value_is_freed_or_returned_and_nothing_else_is_held() -> None:
             case Copy(value, _, target):
                 held.add((value, target))
             case Step(node):
-                held.add((State(node), device_of(node)))
+                held.add((ValueRef(node), device_of(node)))
             case Free(value, device):
                 held.remove((value, device))
             case Output(values, device):
