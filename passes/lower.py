@@ -133,9 +133,7 @@ class _Lowering:
         for crossing in self.program.crossings:
             whole = ValueRef(crossing.value)
             if is_gathered(crossing):
-                found[first[crossing.producer]].append(
-                    Allocate(whole, crossing.target, ValueRef(_like(crossing.value)))
-                )
+                found[first[crossing.producer]].append(Allocate(whole, crossing.target, _like(crossing.value)))
                 found[first.get(crossing.consumer)].insert(0, whole)
         return found
 
@@ -273,7 +271,9 @@ class _Lowering:
     def _touched(self, site: Site) -> Iterator[tuple[ValueRef, Device]]:
         """The values that a site makes, reads or sends, with the device they lie on."""
         if isinstance(site, Allocate):
-            yield from ((site.like, device_of(site.like.node)), (site.value, site.device))
+            yield site.value, site.device
+            if site.like is not None:
+                yield site.like, device_of(site.like.node)
             return
         if isinstance(site, ValueRef):
             yield site, device_of(site.node)
@@ -287,10 +287,12 @@ class _Lowering:
             yield ValueRef(node, part=bool(split_of(node))), device
 
 
-def _like(node: Node) -> Node:
-    """A whole value of the leading sizes of a split one: what the first matmul behind it reads."""
+def _like(node: Node) -> ValueRef | None:
+    """A whole value of the leading sizes of a split one that are not known: what the first matmul behind it reads."""
+    if all(isinstance(size, int) for tensor in tensors_of(node) for size in tensor.shape):
+        return None
     while node.target not in LINEAR:
         node = next(one for one in node.all_input_nodes if split_of(one))
     like = node.args[0]
     assert isinstance(like, Node)
-    return like
+    return ValueRef(like)

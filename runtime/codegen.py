@@ -194,13 +194,14 @@ def write_run(
 
 
 def _outside(writer: _Writer, made: Collection[ValueRef]) -> dict[ValueRef, None]:
-    """The values that a run reads or sends and does not make, in the order in which it first needs them."""
+    """The values that a run reads, sends or frees and does not make, in the order in which it first needs them."""
     found: dict[ValueRef, None] = {}
     for step in writer.run.steps:
         for operand in step.node.all_input_nodes:
             if not weight_name(operand) and (state := writer.state(step.node, operand)) not in made:
                 found[state] = None
         found |= {sent: None for copy in step.sends if (sent := replace(copy.value, version=0)) not in made}
+        found |= {free.value: None for free in step.frees if free.value not in made}
     return found
 
 
@@ -255,7 +256,7 @@ def _write_copy(writer: _Writer, copy: Copy) -> None:
     value = writer.local(replace(copy.value, version=0))
     place = _write_place(writer, copy, copy.into) if copy.into else ""
     if copy.source == copy.target:
-        writer.write(f"{place}.copy_({value})")
+        writer.write(f"{writer.bind('fill', steps.fill)}({place}, {value})")
         return
     slot, event = writer.slots.ends_of(copy)
     arrival = writer.slot(slot, f"{value}_to_{copy.target}")

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import readings
-from ..compiler.ir.program import Program, device_of, value_of, weight_name
+from ..compiler.ir.program import Program, device_of, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -36,7 +36,6 @@ from ..compiler.ir.schedule import (
     ValueRef,
 )
 from ..compiler.ir.split import pieces
-from ..compiler.ir.value import TensorType
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from . import quantized as quantized  # registers the kernels that packed weights need
@@ -233,14 +232,13 @@ class Executor:
             case other:
                 raise ValueError(f"the schedule has {other} outside of a run")
 
-    def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef) -> Step:
-        found = value_of(value.node)
-        assert isinstance(found, TensorType)
-        columns = found.shape[-1]
-        assert isinstance(columns, int)
-        values = self._slots.values
-        like_at = values[like, device_of(like.node)]
-        return steps.allocate(values[value, device], like_at, columns, found.dtype, device.torch)
+    def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef | None) -> Step:
+        (found,) = tensors_of(value.node)
+        slot = self._slots.values[value, device]
+        if like is None:
+            return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch)
+        other, columns = self._slots.values[like, device_of(like.node)], found.sizes[-1]
+        return steps.allocate(slot, lambda values: (*values[other].shape[:-1], columns), found.dtype, device.torch)
 
     def _copy_step(self, copy: Copy) -> Step:
         target, event = self._slots.on(copy.target).ends_of(copy)

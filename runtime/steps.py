@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .devices.transfers import fence as fence
+from .devices.transfers import fill as fill
 from .transport import Send
 
 Values = list[Any]
@@ -44,11 +45,11 @@ def landed(slot: int) -> Step:
     return arrive
 
 
-def allocate(slot: int, like: int, columns: int, dtype: torch.dtype, device: torch.device) -> Step:
-    """Sets memory aside for a whole, with the leading sizes of the value in another slot; it holds nothing yet."""
+def allocate(slot: int, sizes: Callable[[Values], Sequence[int]], dtype: torch.dtype, device: torch.device) -> Step:
+    """Sets memory aside for a whole, which holds nothing yet; ``sizes`` may look them up in other values."""
 
     def make(values: Values) -> None:
-        values[slot] = torch.empty((*values[like].shape[:-1], columns), dtype=dtype, device=device)
+        values[slot] = torch.empty(sizes(values), dtype=dtype, device=device)
 
     return make
 

@@ -82,14 +82,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Sets memory aside for a whole value, of the leading sizes of ``like`` on its own device; its parts land there."""
+    """Sets memory aside on a value's own device for the whole of it, in which its parts land.
+
+    Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device.
+    """
 
     value: ValueRef
     device: Device
-    like: ValueRef
+    like: ValueRef | None = None
 
     def __str__(self) -> str:
-        return f"allocate {self.value} on {self.device} like {self.like}"
+        return f"allocate {self.value} on {self.device}" + (f" like {self.like}" if self.like else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 
     input %x, %y on DEVICE
     load N to DEVICE for the program|phase: "WEIGHT", …      load N to slot K of DEVICE for the stage: "WEIGHT", …
-    allocate %whole on DEVICE like %v                         %v* is the part of a value that a device has
+    allocate %whole on DEVICE [like %v]                       %v* is the part of a value that a device has
     copy %v'VERSION from DEVICE to DEVICE into %whole[START:STOP]
     await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE
     run segment N on DEVICE: %first to %last                  and below it, for nodes that do more than compute:
@@ -194,8 +194,7 @@ class _Reader:
         value = self._state(line)
         line.take("on")
         device = self._device(line)
-        line.take("like")
-        return Allocate(value, device, self._state(line))
+        return Allocate(value, device, self._state(line) if line.accept("like") else None)
 
     def _link(self, line: Line) -> tuple[ValueRef, Device, Device]:
         value = self._state(line)

@@ -31,11 +31,16 @@ def _is_large_matrix(node: Node, weight: Weight) -> bool:
 
 
 def is_multiplied(user: Node, weight: Node) -> bool:
-    """Whether a node multiplies by a weight's rows; its bias, if it has one, must be a weight too."""
+    """Whether a node multiplies a value by a weight's rows; its bias, if it has one, must be a weight too."""
     if user.target not in LINEAR or user.all_input_nodes.count(weight) != 1 or user.args[1] is not weight:
         return False
-    bias = bias_of(user)
-    return user.args[0] is not weight and bias is not weight and (bias is None or bool(weight_name(bias)))
+    bias, given = bias_of(user), user.args[0]
+    return (
+        isinstance(given, Node)
+        and not weight_name(given)
+        and bias is not weight
+        and (bias is None or bool(weight_name(bias)))
+    )
 
 
 def bias_of(node: Node) -> Node | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch.fx import Node
 
-from ...compiler.ir.program import placement_of
+from ...compiler.ir.program import placement_of, tensors_of
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
@@ -147,11 +147,16 @@ class _Machine:
             )
         self.arrived = {(ValueRef(node), 0): True for node in given}
 
-    def allocate(self, value: ValueRef, device: Device, like: ValueRef) -> Broken:
+    def allocate(self, value: ValueRef, device: Device, like: ValueRef | None) -> Broken:
         key = value, self.snapshot.place(device)
         if not split_of(value.node) or value != ValueRef(value.node) or key in self.arrived:
             yield "land", f"{value} is no whole of parts that can land on {device}, or there already"
-        yield from self.use((like, self.snapshot.device[like.node]))
+        if key[1] != self.snapshot.device[value.node]:
+            yield "land", f"{value} is gathered on its own device, not on {device}"
+        if like is not None:
+            yield from self.use((like, self.snapshot.device[like.node]))
+        if not _has_sizes(value.node, like):
+            yield "land", f"the sizes of {value} are not those of {like or 'its type'}"
         self.arrived[key] = True
 
     def copy(self, copy: Copy) -> Broken:
@@ -183,6 +188,8 @@ class _Machine:
         columns = part_of(self.snapshot.program, node, copy.source) if split_of(node) else (0, 0)
         if into.value != ValueRef(node) or not copy.value.part or columns != (into.start, into.start + into.length):
             yield "land", f"{copy.value} of {copy.source} has columns {columns} of a whole, and lands in {into}"
+        if there != self.snapshot.device[node]:
+            yield "land", f"{copy.value} is gathered on its own device, not on {copy.target}"
         if copy in self.landing:
             yield "copy", f"{copy.value} was sent from {copy.source} before"
         self.landing[copy] = copy.source == copy.target
@@ -236,6 +243,8 @@ class _Machine:
         key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
+        if split_of(value.node) and not value.part and key[1] == self.snapshot.device[value.node]:
+            self.landing = {copy: done for copy, done in self.landing.items() if copy.value.node is not value.node}
         if key in self.unread:
             self.unread.discard(key)
             yield "idle", f"nobody has read {self.name(key)}"
@@ -304,6 +313,15 @@ def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
     awaits = [one for one in step.awaits if one.device != device]
     sends = [one for one in step.sends if one.source != device]
     return [*awaits, *sends, *(one for one in step.frees if one.device != resting_place(one.value, device))]
+
+
+def _has_sizes(node: Node, like: ValueRef | None) -> bool:
+    """Whether a whole can be made in the leading sizes of another value, or in those of its type."""
+    (mine,) = tensors_of(node) or (None,)
+    if mine is None or like is None:
+        return mine is not None and all(isinstance(size, int) for size in mine.shape)
+    theirs = tensors_of(like.node)
+    return len(theirs) == 1 and theirs[0].shape[:-1] == mine.shape[:-1]
 
 
 def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:

@@ -53,13 +53,26 @@ class Arrival:
             self._there.keep(self._value, stream)
             self._waited = True
         if self._place is not None:
-            self._value, self._place = self._place.copy_(self._value), None
+            self._value, self._place = fill(self._place, self._value), None
         return self._value
 
     def settle(self) -> None:
         """Blocks the host until the copy has read the value."""
         if self.done is not None:
             self.done.synchronize()
+
+
+def fill(place: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Copies a part into its place in a whole; raises ValueError where it has other sizes or another dtype."""
+    _check_place(place, part)
+    return place.copy_(part)
+
+
+def _check_place(place: torch.Tensor, part: torch.Tensor) -> None:
+    if place.shape != part.shape or place.dtype != part.dtype:
+        raise ValueError(
+            f"a part of {list(part.shape)} in {part.dtype} does not fit into {list(place.shape)} in {place.dtype}"
+        )
 
 
 def fence(done: Event, source: torch.device) -> None:
@@ -79,6 +92,8 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:
         return Arrival(value, there)
+    if into is not None:
+        _check_place(into, value)
     if into is not None and (there.is_host or not value.is_contiguous()):
         coming = start_copy(value, target)
         return Arrival(coming._value, there, coming.done, into)

@@ -73,7 +73,7 @@ def _copy_within(func: OpOverload, source: SimTensor, target: SimTensor) -> SimT
 def _is_part(target: torch.Tensor) -> bool:
     """Whether a tensor has less than all of its memory."""
     inside = _inside(target)
-    return inside.numel() * inside.element_size() < inside.untyped_storage().nbytes()
+    return not inside.numel() or inside.numel() * inside.element_size() < inside.untyped_storage().nbytes()
 
 
 def _copy_from(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:

@@ -16,7 +16,7 @@ def region_of(tensor: torch.Tensor) -> Region:
 
 def are_apart(one: Region, other: Region) -> bool:
     """Whether two parts surely share no element: ranges one behind the other, or other columns of the same rows."""
-    if _end(one) <= other[0] or _end(other) <= one[0]:
+    if 0 in (*one[1], *other[1]) or _end(one) <= other[0] or _end(other) <= one[0]:
         return True
     (start, size, stride), (start_2, size_2, stride_2) = one, other
     if stride != stride_2 or size[:-1] != size_2[:-1] or stride[-1:] != (1,):

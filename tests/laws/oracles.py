@@ -216,7 +216,8 @@ class Clockwork:
     def carry_out(self, one: Any, takes: int) -> None:
         match one:
             case Allocate(value, where, like):
-                self.check_reading(like.node, device(like.node) or where, False)
+                if like is not None:
+                    self.check_reading(like.node, device(like.node) or where, False)
                 assert not self.held[value, where]
                 self.held[value, where] += 1
                 self.made[value, where] = self.compute[where]

@@ -7,6 +7,7 @@ only where a device is slow is tried with the slow device as well (`Clockwork`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
-from dovetail.runtime import sim, transport
+from dovetail.runtime import sim, steps, transport
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.store.program_weights import ProgramWeights
@@ -111,8 +112,22 @@ def test_every_forgotten_crossing_is_caught_by_the_verifier(subject: Subject) ->
 def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
-    send, verdicts = transport.start_copy, []
+    """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device.
+
+    Memory for a whole holds no numbers at first: it may be that of the last call, which had the right ones.
+    """
+    send, allocate, verdicts = transport.start_copy, steps.allocate, []
+
+    def allocate_spoiled(slot: int, *rest: Any) -> steps.Step:
+        make = allocate(slot, *rest)
+
+        def spoil(values: steps.Values) -> None:
+            make(values)
+            values[slot].fill_(math.nan)
+
+        return spoil
+
+    monkeypatch.setattr(steps, "allocate", allocate_spoiled)
     copies = [one for one in copies_of(subject.compiled.schedule) if one.source != one.target]
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
@@ -337,3 +352,51 @@ def test_every_part_that_is_copied_twice_is_caught_by_the_verifier() -> None:
     parts = [one for one in copies_of(schedule) if one.into]
     mutants = [changed(schedule, lambda one, part=part: [one, one] if one is part else [one]) for part in parts]
     count([subject.is_accepted(mutant) for mutant in mutants], "parts that are copied twice", "verifier")
+
+
+def gathers(schedule: Schedule) -> Iterator[tuple[Allocate, list[Copy]]]:
+    """Each allocation with the copies of parts that land in it."""
+    for one in schedule:
+        if isinstance(one, Allocate):
+            yield one, [copy for copy in copies_of(schedule) if copy.into and copy.into.value == one.value]
+
+
+def test_every_whole_that_is_made_anew_or_where_nothing_lands_is_caught_by_the_verifier() -> None:
+    torch.manual_seed(0)
+    subject, mutants = split_by_rows(), []
+    schedule = subject.compiled.schedule
+    for whole, parts in gathers(schedule):
+        last = max(index for index, one in enumerate(schedule) if isinstance(one, Await) and one.started in parts)
+        anew = (Free(whole.value, whole.device), whole)
+        mutants.append(Schedule((*schedule.instructions[: last + 1], *anew, *schedule.instructions[last + 1 :])))
+        for copy in copies_of(schedule):
+            if copy.value == whole.value:  # the whole, sent on to another device
+                mutants.append(changed(schedule, lambda one, copy=copy, whole=whole: allocated(one, copy, whole)))
+    assert len(mutants) > 4
+    count([subject.is_accepted(mutant) for mutant in mutants], "wholes that nothing fills", "verifier")
+
+
+def allocated(one: Any, copy: Copy, whole: Allocate) -> list[Any]:
+    """What stands in the place of an instruction where memory stands in the place of a copy."""
+    if one == copy:
+        return [replace(whole, device=copy.target)]
+    return [] if isinstance(one, Await) and one.started == copy else [one]
+
+
+def test_every_part_that_lands_on_another_device_is_caught_by_the_verifier() -> None:
+    torch.manual_seed(0)
+    subject, mutants = split_by_rows(), []
+    schedule = subject.compiled.schedule
+    for whole, parts in gathers(schedule):
+        for part in (one for one in parts if one.source != one.target):
+            elsewhere = next(one for one in subject.program.devices if one not in (part.source, part.target))
+            moved = replace(part, target=elsewhere)
+            there = (whole, replace(whole, device=elsewhere))
+
+            def move(one: Any, part: Copy = part, moved: Copy = moved, there: Any = there) -> list[Any]:
+                if isinstance(one, Await) and one.started == part:
+                    return [Await(moved, moved.target)]
+                return list(there) if one == there[0] else [moved if one == part else one]
+
+            mutants.append(changed(schedule, move))
+    count([subject.is_accepted(mutant) for mutant in mutants], "parts on another device", "verifier")

@@ -261,3 +261,37 @@ def test_a_result_that_is_written_after_it_was_gathered_is_sent_on_as_it_is_then
     assert len(gathered(program)) == 2 * 3
     with torch.no_grad():
         assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
+
+
+class Queried(nn.Module):
+    """A matrix that a parameter is multiplied by, which may be the bias of another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(256, 256) for _ in range(3))
+        self.queries = nn.Parameter(torch.randn(3, 256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.one(self.queries) * self.two(self.one.bias) + self.three(x)
+
+
+def test_a_matrix_that_a_weight_is_multiplied_by_stays_whole() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Queried(), Queried()).eval()
+    program = split(module)
+    assert {name for name in program.bounds if name.endswith("weight")} == {f"{block}.three.weight" for block in (0, 1)}
+    with torch.no_grad():
+        assert torch.allclose(run(program, module), module(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 256), (2, 0, 256)])
+def test_nothing_is_gathered_of_an_input_without_elements(shape: tuple[int, ...]) -> None:
+    module, x = model(lambda x, one, two, three: x + (one + two) * three.softmax(-1)), torch.empty(shape)
+    sim.enable({device.index: RIG[device].total for device in RIG})
+    program = trace(module, (x,))
+    program.rig = RIG
+    PassManager(default_passes((16, 10, 6), split_mode="row")).run(program)
+    assert program.schedule is not None
+    executor = Executor(program, program.schedule)
+    executor.bind(ProgramWeights.of_module(module, program))
+    assert executor([x.to(program.main.torch)])[0].shape == shape
