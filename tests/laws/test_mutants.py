@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import dovetail
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.ir.program import Program, place_node, placement_of
-from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Schedule
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Run, Schedule
 from dovetail.compiler.ir.split import pieces, split_of
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
@@ -400,3 +400,32 @@ def test_every_part_that_lands_on_another_device_is_caught_by_the_verifier() -> 
 
             mutants.append(changed(schedule, move))
     count([subject.is_accepted(mutant) for mutant in mutants], "parts on another device", "verifier")
+
+
+def freed_later(schedule: Schedule) -> Iterator[Schedule]:
+    """Each free of a step at the first node of the next run on its device, which need not read the value."""
+    kept = schedule.instructions
+    for index, run in enumerate(kept):
+        if not isinstance(run, Run):
+            continue
+        later = next((at for at in range(index + 1, len(kept)) if _is_run_on(kept[at], run.device)), None)
+        for free in [free for step in run.steps for free in step.frees] if later is not None else ():
+            fewer = tuple(replace(step, frees=tuple(one for one in step.frees if one != free)) for step in run.steps)
+            target = kept[later]
+            assert isinstance(target, Run)
+            first = replace(target.steps[0], frees=(*target.steps[0].frees, free))
+            instructions = list(kept)
+            instructions[index] = replace(run, steps=fewer)
+            instructions[later] = replace(target, steps=(first, *target.steps[1:]))
+            yield Schedule(tuple(instructions))
+
+
+def _is_run_on(one: Any, device: Device) -> bool:
+    return isinstance(one, Run) and one.device == device
+
+
+def test_a_value_may_be_freed_in_a_later_run_that_does_not_read_it(subject: Subject) -> None:
+    mutants = list(freed_later(subject.compiled.schedule))
+    assert mutants
+    assert all(map(subject.is_accepted, mutants))
+    assert all(map(subject.survives, mutants))
