@@ -147,6 +147,22 @@ def touched_memory(memory: Mapping[Node, Node]) -> set[Node]:
     return touched | {memory[one] for node in memory if node.op == "output" for one in node.all_input_nodes}
 
 
+def writes_by_strides(program: Program) -> bool:
+    """Whether it depends on strides which values an op writes: it writes memory that only may be that of another value.
+
+    By the trace such values lie apart, or together. Under other strides a value that was sent to another device could
+    be written without the schedule knowing.
+    """
+    operands = [operand for node in program.ops() for operand in written_by(node)]
+    memory = possible_memory(program.graph.nodes) if operands else {}
+    written = {memory[operand] for operand in operands}
+    storages: dict[Node, set[int]] = {first: set() for first in written}
+    for node, first in memory.items():
+        if first in written and node.op != "output":
+            storages[first].update(storages_of(node))
+    return any(len(found) > 1 for found in storages.values())
+
+
 def _aliased(node: Node) -> Sequence[Node]:
     """The operands whose memory a node's results may lie in."""
     if node.op != "call_function":

@@ -125,6 +125,21 @@ class Signature:
             self._check_guards(symbols)
         return tensors
 
+    def check_strides(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises CallError where a tensor, of those that `flatten` gives, has other strides than it was traced with.
+
+        Strides that no element is reached by do not count. Where they depend on symbols, a tensor must be contiguous.
+        """
+        for tensor, leaf in zip(tensors, self.tensors, strict=True):
+            fixed = all(isinstance(step, int) for step in leaf.stride)
+            steps = zip(tensor.stride(), leaf.stride, tensor.shape, strict=True)
+            if any(one != other for one, other, size in steps if size > 1) if fixed else not tensor.is_contiguous():
+                raise CallError(
+                    f"argument {leaf.path} has the strides {tuple(tensor.stride())} and was traced with {leaf.stride}; "
+                    "the model writes memory that other values share under some strides alone: pass a tensor of the "
+                    "same strides, such as one made by .contiguous(), or compile it for these"
+                )
+
     def _check_guards(self, symbols: Mapping[str, int]) -> None:
         """Raises CallError where a relation that the trace took for granted does not hold."""
         sizes = tuple(symbols.values())

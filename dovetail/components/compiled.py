@@ -12,6 +12,7 @@ import torch
 
 from ..compiler.errors import CallError, NotHereError, PassError, UsageError
 from ..compiler.frontend.autocast import autocast_set, autocast_state
+from ..compiler.ir.aliasing import writes_by_strides
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
 from ..compiler.spec.devices import Rig
@@ -42,6 +43,7 @@ class CompiledModule:
         self._weights = weights
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
+        self._needs_strides = len(program.segments) > 1 and writes_by_strides(program)
         self.turn = ForkSafeLock()
 
     @property
@@ -63,7 +65,8 @@ class CompiledModule:
         """Runs the program on the arguments of the module's own forward.
 
         Raises:
-            CallError: the call differs from the traced one in structure, shape, dtype or a constant.
+            CallError: the call differs from the traced one in structure, shape, dtype or a constant, or in strides
+                where these decide what the model writes.
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
         """
@@ -74,6 +77,8 @@ class CompiledModule:
         if self._weights:
             self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
+        if self._needs_strides:
+            self.program.signature.check_strides(inputs)
         home = home_of(inputs)
         main = self.program.main.torch
         coming = [start_copy(x, main) for x in inputs]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dovetail
+from dovetail.compiler.errors import CallError
 
 
 class Pictures(nn.Module):
@@ -66,3 +67,39 @@ def test_attention_may_be_computed_by_another_kernel_than_the_trace_took() -> No
     for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
         with torch.no_grad(), sdpa_kernel(kernel):
             assert torch.equal(compiled(x), module(x))
+
+
+class WrittenCopies(nn.Module):
+    """Writes what `contiguous` gives: a copy, or under other strides the value itself, which the next block reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            y = block(x)
+            z = y.transpose(0, 1).contiguous()
+            x = y + z.mul_(2.0).transpose(0, 1)
+            x = x + y
+        return x
+
+
+def test_where_strides_decide_what_is_written_a_call_with_others_is_refused() -> None:
+    torch.manual_seed(0)
+    module, x = WrittenCopies().eval(), torch.randn(2, 3, 64)
+    other = torch.randn(3, 2, 64).transpose(0, 1)
+    split = dovetail.compile(module, (x,), backend="sim0&sim1", tensor_split="1,1")
+    alone = dovetail.compile(module, (x,), backend="sim0")
+    with torch.no_grad():
+        assert torch.equal(split(x), module(x))
+        assert torch.equal(split(other.contiguous()), module(other.contiguous()))
+        assert torch.equal(alone(other), module(other))
+    with pytest.raises(
+        CallError, match=r"argument x has the strides \(64, 128, 1\) and was traced with \(192, 64, 1\)"
+    ):
+        split(other)
+    with torch.no_grad():
+        assert torch.equal(
+            dovetail.compile(module, (other,), backend="sim0&sim1", tensor_split="1,1")(other), module(other)
+        )
