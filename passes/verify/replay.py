@@ -13,12 +13,11 @@ from dataclasses import replace
 
 from torch.fx import Node
 
-from ...compiler.ir.program import placement_of, tensors_of
+from ...compiler.ir.program import placement_of
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
-    Destination,
     Free,
     Input,
     Instruction,
@@ -30,8 +29,9 @@ from ...compiler.ir.schedule import (
     ValueRef,
     resting_place,
 )
-from ...compiler.ir.split import members, part_of, reads_part, split_of, weight_on
+from ...compiler.ir.split import members, reads_part, split_of, weight_on
 from ...compiler.spec.devices import Device
+from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import Snapshot, Violation
 
@@ -64,7 +64,7 @@ class _Machine:
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
         self.written: Counter[int] = Counter()
         self.weights = LoadedWeights(snapshot)
-        self.landing: dict[Copy, bool] = {}  # the parts that were sent into a whole, and whether they were awaited
+        self.parts = GatheredParts(snapshot)
         self.sent: dict[Key, Copy] = {}
         self.begun = self.returned = False
         self.node: Node | None = None  # of the step that is being carried out
@@ -149,14 +149,11 @@ class _Machine:
 
     def allocate(self, value: ValueRef, device: Device, like: ValueRef | None) -> Broken:
         key = value, self.snapshot.place(device)
-        if not split_of(value.node) or value != ValueRef(value.node) or key in self.arrived:
-            yield "land", f"{value} is no whole of parts that can land on {device}, or there already"
-        if key[1] != self.snapshot.device[value.node]:
-            yield "land", f"{value} is gathered on its own device, not on {device}"
+        if key in self.arrived:
+            yield "land", f"{self.name(key)} is there already"
         if like is not None:
             yield from self.use((like, self.snapshot.device[like.node]))
-        if not _has_sizes(value.node, like):
-            yield "land", f"the sizes of {value} are not those of {like or 'its type'}"
+        yield from self.parts.allocate(value, device, like)
         self.arrived[key] = True
 
     def copy(self, copy: Copy) -> Broken:
@@ -170,7 +167,8 @@ class _Machine:
             yield "copy", f"{value} is in state {self.state(value.node)} here"
         yield from self.read((replace(value, version=0), here))
         if copy.into is not None:
-            yield from self.land(copy, copy.into)
+            yield from self.use((copy.into.value, there))
+            yield from self.parts.land(copy)
             return
         if key in self.arrived or value.part:
             yield "copy", f"{value} was sent to {copy.target} before, or is a part"
@@ -181,28 +179,13 @@ class _Machine:
         for storage in self.snapshot.storages[value.node]:
             self.read_by_copies[storage].add(key)
 
-    def land(self, copy: Copy, into: Destination) -> Broken:
-        """A part goes into its place in the whole, of which it is then still on its way."""
-        node, there = copy.value.node, self.snapshot.place(copy.target)
-        yield from self.use((into.value, there))
-        columns = part_of(self.snapshot.program, node, copy.source) if split_of(node) else (0, 0)
-        if into.value != ValueRef(node) or not copy.value.part or columns != (into.start, into.start + into.length):
-            yield "land", f"{copy.value} of {copy.source} has columns {columns} of a whole, and lands in {into}"
-        if there != self.snapshot.device[node]:
-            yield "land", f"{copy.value} is gathered on its own device, not on {copy.target}"
-        if copy in self.landing:
-            yield "copy", f"{copy.value} was sent from {copy.source} before"
-        self.landing[copy] = copy.source == copy.target
-
     def wait(self, one: Await) -> Broken:
         started, device = one.started, one.device
         if isinstance(started, Load):
             yield from self.weights.wait(started, device)
             return
         if started.into is not None:
-            if self.landing.get(started, True) or device != started.target:
-                yield "wait", f"{started.value} of {started.source} is not on its way"
-            self.landing[started] = True
+            yield from self.parts.wait(started, device)
             return
         key = started.value, self.snapshot.place(started.target)
         if self.sent.get(key) != started:
@@ -232,19 +215,13 @@ class _Machine:
     def read(self, key: Key) -> Broken:
         """A value is read; every part of a whole must have landed."""
         yield from self.use(key)
-        node = key[0].node
-        if split_of(node) and not key[0].part and key[1] == self.snapshot.device[node]:
-            landed = {copy.source for copy, done in self.landing.items() if copy.value.node is node and done}
-            for device in members(self.snapshot.program, node):
-                if device not in landed:
-                    yield "wait", f"the part of %{node.name} on {device} is needed, and has not landed"
+        yield from self.parts.read(*key)
 
     def free(self, value: ValueRef, device: Device) -> Broken:
         key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
-        if split_of(value.node) and not value.part and key[1] == self.snapshot.device[value.node]:
-            self.landing = {copy: done for copy, done in self.landing.items() if copy.value.node is not value.node}
+        self.parts.forget(*key)
         if key in self.unread:
             self.unread.discard(key)
             yield "idle", f"nobody has read {self.name(key)}"
@@ -313,15 +290,6 @@ def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
     awaits = [one for one in step.awaits if one.device != device]
     sends = [one for one in step.sends if one.source != device]
     return [*awaits, *sends, *(one for one in step.frees if one.device != resting_place(one.value, device))]
-
-
-def _has_sizes(node: Node, like: ValueRef | None) -> bool:
-    """Whether a whole can be made in the leading sizes of another value, or in those of its type."""
-    (mine,) = tensors_of(node) or (None,)
-    if mine is None or like is None:
-        return mine is not None and all(isinstance(size, int) for size in mine.shape)
-    theirs = tensors_of(like.node)
-    return len(theirs) == 1 and theirs[0].shape[:-1] == mine.shape[:-1]
 
 
 def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
