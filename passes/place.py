@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
 
@@ -288,7 +288,7 @@ def _why_alone(program: Program, alone: Device, shares: Sequence[float]) -> str:
         return "it has no two blocks, and no place between its weights where it could be cut once"
     if shares:
         return f"the shares {':'.join(f'{share:g}' for share in shares)} leave nothing for the others"
-    _, parts = _parts(program, None)
+    _, parts = _parts(replace(program, home={}), None)  # with the weights that lie whole now
     least = min(parts, key=_size)
     others = ", ".join(f"{one} has {format_bytes(free)}" for one, free in program.rig.free.items() if one != alone)
     return f"a block needs {format_bytes(_size(least))} at least with what is alive meanwhile, and {others} free"

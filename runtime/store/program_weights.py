@@ -163,6 +163,8 @@ class ProgramWeights(WeightSource):
     def _on(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What this program reads of a weight on a device, brought there unless it is there."""
         program, store = self._program, self.store
+        if weight.rows:  # which a tensor of more rows has too
+            one.check(program.weights.get(weight.whole, weight))
         if one.borrowed:
             one.check(weight)
             return one.tensor if weight.is_number else store.fetch(one, weight, device)

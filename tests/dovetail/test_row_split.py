@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.compiler.errors import DoesNotFitError, UsageError, WeightError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
 from dovetail.compiler.ir.split import pieces
@@ -199,3 +199,31 @@ def test_rows_that_rest_elsewhere_come_to_each_device_a_block_at_a_time() -> Non
         blocks = [sorted({name.split("[")[0] for name in one.weights}) for one in loads if one.device == device]
         assert blocks == [[f"blocks.{index}.0.bias", f"blocks.{index}.0.weight"] for index in range(3)]
     assert close(compiled(X), wide(256, 3)(X))
+
+
+@pytest.mark.parametrize("rests", [None, "cpu"])
+@pytest.mark.parametrize("rows", [128, 512])
+def test_a_matrix_of_other_rows_in_the_place_of_one_is_refused_before_anything_runs(
+    rows: int, rests: str | None
+) -> None:
+    module = wide()
+    compiled = split(module, tensor_split="16,10,6", params_backend=rests)
+    before = compiled(X)
+    layer = module.get_submodule("blocks.1.0")
+    kept = layer.weight
+    layer.weight = nn.Parameter(torch.randn(rows, 256))
+    told = rf"weight blocks\.1\.0\.weight is torch\.float32\[{rows}, 256\], but .*\[256, 256\]"
+    with pytest.raises(WeightError, match=told):
+        compiled(X)
+    layer.weight = kept
+    assert torch.equal(compiled(X), before)
+
+
+@pytest.mark.parametrize("mode", ["row", "layer"])
+def test_weights_that_were_written_through_data_are_read_after_unloading(mode: str) -> None:
+    module = wide()
+    compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode=mode)
+    compiled(X)
+    module.get_submodule("blocks.1.0").weight.data.mul_(2)  # type: ignore[operator, union-attr]
+    compiled.unload()
+    assert close(compiled(X), module(X))

@@ -74,6 +74,7 @@ def test_a_device_without_room_for_a_block_gets_none_and_the_log_says_why(caplog
         PassManager(parse_passes("place")).run(program)
     assert set(program.home.values()) == {program.main}
     assert "split over sim0 & sim1, but lies whole on sim0" in caplog.text
+    assert "a block needs 265.0 KiB at least" in caplog.text, "257 KiB of weights with what is alive meanwhile"
     assert "sim1 has 12.0 KiB free" in caplog.text
 
 
