@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.ir.program import Program
-from ..compiler.ir.slices import Bounds
+from ..compiler.ir.slices import Bounds, cover
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
@@ -166,9 +166,7 @@ def _check_form(program: Program, assignment: Assignment) -> None:
             raise UsageError(
                 f"{name} cannot be split by rows: it is no large matrix of a block that is only multiplied by"
             )
-        ends = [0, *(stop for _, stop in bounds)]
-        covers = [start for start, _ in bounds] == ends[:-1] and ends == sorted(ends)
-        if len(bounds) != len(program.devices) or not covers or ends[-1] != program.weights[name].shape[0]:
+        if len(bounds) != len(program.devices) or not cover(bounds, program.weights[name].shape[0]):
             raise UsageError(f"the rows of {name} are to be {bounds}: give each device a range, one after another")
         for bias in (bias_of(user) for user in marks[name].users):
             if bias is not None and of_bias.setdefault(bias.name, bounds) != bounds:

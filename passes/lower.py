@@ -37,9 +37,11 @@ from ..compiler.ir.schedule import (
     Schedule,
     Step,
     ValueRef,
+    made_by,
+    read_by,
     resting_place,
 )
-from ..compiler.ir.split import is_gathered, members, part_of, reads_part, split_of, weight_on
+from ..compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
 from ..compiler.spec.devices import Device
 from .analysis.liveness import ending_at, last_touches
 from .analysis.scratch import scratch_bytes
@@ -150,11 +152,10 @@ class _Lowering:
         """What is read at each site, and where each value is read first on a device."""
         for reader, value, version in readings(self.program):
             for device in members(self.program, reader):
-                part = reads_part(reader, value)
-                moved = tensors_of(value) and device != device_of(value)
-                self.reads[reader, device][ValueRef(value, version if moved and not part else 0, part)] = None
+                read = read_by(reader, value, device, version)
+                self.reads[reader, device][read] = None
                 known = self.first.get((value, version, device))
-                if not part and (known is None or self.order[reader, device] < self.order[known]):
+                if not read.part and (known is None or self.order[reader, device] < self.order[known]):
                     self.first[value, version, device] = reader, device
 
     def _stage(self, stage: _Stage) -> Iterator[Instruction]:
@@ -284,7 +285,7 @@ class _Lowering:
         for copy in self.sends[site]:
             yield replace(copy.value, version=0), copy.source
         if node.op != "output":
-            yield ValueRef(node, part=bool(split_of(node))), device
+            yield made_by(node), device
 
 
 def _like(node: Node) -> ValueRef | None:

@@ -18,15 +18,15 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
-from ..compiler.ir.program import HERE, Program, device_of, weight_name
-from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef
-from ..compiler.ir.split import reads_part, split_of, weight_on
+from ..compiler.ir.program import HERE, Program, weight_name
+from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, made_by, read_by
+from ..compiler.ir.split import split_of, weight_on
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
 from . import steps
 from .in_place import Candidates
 from .listing import RunSource, assemble
-from .slots import RunSlots, made_by
+from .slots import RunSlots
 from .transport import Transport
 
 Readings = Mapping[tuple[Node, Node], int]
@@ -77,10 +77,7 @@ class _Writer:
         return self.names[state]
 
     def state(self, reader: Node, value: Node) -> ValueRef:
-        if reads_part(reader, value):
-            return ValueRef(value, part=True)
-        moved = device_of(value) != self.run.device
-        return ValueRef(value, self.versions.get((reader, value), 0) if moved else 0)
+        return read_by(reader, value, self.run.device, self.versions.get((reader, value), 0))
 
     def slot(self, number: int, name: str) -> str:
         """A slot: by its number, or by a name where several devices share the code."""

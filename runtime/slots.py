@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
-from torch.fx import Node
-
 from ..compiler.ir.program import device_of, tensors_of
-from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef
-from ..compiler.ir.split import split_of
+from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef, made_by
 from ..compiler.spec.devices import Device
 
 
@@ -103,8 +100,3 @@ def _outliving(run: Run) -> list[tuple[ValueRef, Device]]:
     freed = {free.value for step in run.steps for free in step.frees}
     made = (made_by(node) for node in run.nodes)
     return [(state, run.device) for state in made if state not in freed]
-
-
-def made_by(node: Node) -> ValueRef:
-    """What a node makes where it runs: its value, or a part of it."""
-    return ValueRef(node, part=bool(split_of(node)))

@@ -143,8 +143,14 @@ def possible_memory(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 def touched_memory(memory: Mapping[Node, Node]) -> set[Node]:
     """The pieces of `possible_memory` that an op writes into, or that are handed out."""
-    touched = {memory[operand] for node in memory for operand in written_by(node)}
-    return touched | {memory[one] for node in memory if node.op == "output" for one in node.all_input_nodes}
+    return written_memory(memory) | {
+        memory[one] for node in memory if node.op == "output" for one in node.all_input_nodes
+    }
+
+
+def written_memory(memory: Mapping[Node, Node]) -> set[Node]:
+    """The pieces of `possible_memory` that an op writes into."""
+    return {memory[operand] for node in memory for operand in written_by(node)}
 
 
 def writes_by_strides(program: Program) -> bool:
@@ -153,12 +159,12 @@ def writes_by_strides(program: Program) -> bool:
     By the trace such values lie apart, or together. Under other strides a value that was sent to another device could
     be written without the schedule knowing.
     """
-    operands = [operand for node in program.ops() for operand in written_by(node)]
-    memory = possible_memory(program.graph.nodes) if operands else {}
-    written = {memory[operand] for operand in operands}
-    storages: dict[Node, set[int]] = {first: set() for first in written}
+    if not any(map(written_by, program.ops())):
+        return False
+    memory = possible_memory(program.graph.nodes)
+    storages: dict[Node, set[int]] = {first: set() for first in written_memory(memory)}
     for node, first in memory.items():
-        if first in written and node.op != "output":
+        if first in storages and node.op != "output":
             storages[first].update(storages_of(node))
     return any(len(found) > 1 for found in storages.values())
 

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from ..spec.devices import Device
 from .program import Segment, device_of, tensors_of
+from .split import reads_part, split_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,19 @@ class ValueRef:
 
     def __str__(self) -> str:
         return f"%{self.node.name}" + (f"'{self.version}" if self.version else "") + ("*" if self.part else "")
+
+
+def made_by(node: Node) -> ValueRef:
+    """What a node makes where it runs: its value, or a part of it."""
+    return ValueRef(node, part=bool(split_of(node)))
+
+
+def read_by(reader: Node, value: Node, device: Device, version: int) -> ValueRef:
+    """What a node reads on a device of a value whose memory had been written so often: its part, or the whole."""
+    if reads_part(reader, value):
+        return ValueRef(value, part=True)
+    moved = tensors_of(value) and device != device_of(value)
+    return ValueRef(value, version if moved else 0)
 
 
 def resting_place(value: ValueRef, device: Device) -> Device:

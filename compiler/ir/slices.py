@@ -21,3 +21,13 @@ def bounds_of(rows: int, shares: Sequence[float]) -> Bounds:
     sums = list(accumulate(shares))
     ends = [0, *(floor(rows * part / sums[-1] + 0.5) for part in sums)]
     return tuple(pairwise(ends))
+
+
+def cover(bounds: Bounds, rows: int | str) -> bool:
+    """Whether ranges follow one another from the first row to the last of so many.
+
+    >>> cover(((0, 5), (5, 5), (5, 10)), 10), cover(((0, 5), (6, 10)), 10)
+    (True, False)
+    """
+    ends = [0, *(stop for _, stop in bounds)]
+    return [start for start, _ in bounds] == ends[:-1] and ends == sorted(ends) and ends[-1] == rows

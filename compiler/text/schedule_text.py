@@ -146,7 +146,7 @@ class _Reader:
 
     def _copy(self, line: Line) -> Copy:
         value, source, target = self._link(line)
-        copy = Copy(value, source, target, self._landing(line) if line.accept("into") else None)
+        copy = Copy(value, source, target, self._destination(line) if line.accept("into") else None)
         self.copies[value, source, target] = copy
         return copy
 
@@ -203,7 +203,7 @@ class _Reader:
         line.take("to")
         return value, source, self._device(line)
 
-    def _landing(self, line: Line) -> Destination:
+    def _destination(self, line: Line) -> Destination:
         value = self._state(line)
         line.take("[")
         start = line.count()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoints.entries import can_be_shape
-from ..ir.slices import Bounds
+from ..ir.slices import Bounds, cover
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
 from ..spec.residency import Residency
@@ -50,10 +50,10 @@ def read_bounds(line: Line, devices: int) -> Bounds:
         start = line.count()
         line.take(":")
         found.append((start, line.count()))
-    ends = [0, *(stop for _, stop in found)]
-    if [start for start, _ in found] != ends[:-1] or ends != sorted(ends) or len(found) != devices:
+    bounds = tuple(found)
+    if len(bounds) != devices or not cover(bounds, bounds[-1][1]):
         raise ValueError(f"{devices} ranges, one after another from 0 on, are needed, one a device")
-    return tuple(found)
+    return bounds
 
 
 def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import LINEAR as LINEAR
+from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import Program, value_of, weight_name
 from ...compiler.ir.value import TensorType
 from ...compiler.ir.weight import Weight

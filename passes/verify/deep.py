@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import HERE, Program, device_of, tensors_of, value_of, weight_name
+from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Copy,
@@ -38,10 +38,11 @@ from ...compiler.ir.schedule import (
     Run,
     Step,
     ValueRef,
+    read_by,
     resting_place,
 )
 from ...compiler.ir.sizes import evaluate
-from ...compiler.ir.split import members, pieces, reads_part, split_of, type_on, weight_on
+from ...compiler.ir.split import members, pieces, split_of, type_on, weight_on
 from ...compiler.ir.targets import bounded
 from ...compiler.ir.value import TensorType, Value
 from ...compiler.spec.devices import Device
@@ -144,11 +145,8 @@ class _FakeRun:
         def operand(value: Node) -> Any:
             if weight_name(value):
                 return self.weights[weight_on(self.program, node, value, device).name, device]
-            if reads_part(node, value):
-                return self.held[ValueRef(value, part=True), device]
-            moved = device_of(value) != device
-            state = ValueRef(value, self.versions.get((node, value), 0) if moved and tensors_of(value) else 0)
-            return self.held[state, resting_place(state, device)]
+            read = read_by(node, value, device, self.versions.get((node, value), 0))
+            return self.held[read, resting_place(read, device)]
 
         args, kwargs = map_arg((node.args, node.kwargs), operand)
         args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))

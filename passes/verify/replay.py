@@ -27,9 +27,10 @@ from ...compiler.ir.schedule import (
     Run,
     Step,
     ValueRef,
+    made_by,
     resting_place,
 )
-from ...compiler.ir.split import members, reads_part, split_of, weight_on
+from ...compiler.ir.split import members, reads_part, weight_on
 from ...compiler.spec.devices import Device
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
@@ -119,7 +120,7 @@ class _Machine:
                 yield from self.carry_out(freed)
         self.node = None
         place = self.snapshot.place(run.device)
-        left = (node for node in run.nodes if (self.made(node), self.resting(node, place)) in self.arrived)
+        left = (node for node in run.nodes if (made_by(node), self.resting(node, place)) in self.arrived)
         self.weights.seen.update(storage for node in left for storage in self.snapshot.storages.get(node, ()))
 
     def step(self, run: Run, step: Step) -> Broken:
@@ -135,7 +136,7 @@ class _Machine:
             self.written[storage] += 1
             for key in self.read_by_copies[storage]:
                 yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
-        self.arrived[self.made(node), self.resting(node, place)] = True
+        self.arrived[made_by(node), self.resting(node, place)] = True
 
     def take_in(self, values: tuple[ValueRef, ...], device: Device) -> Broken:
         self.begun = True
@@ -267,10 +268,6 @@ class _Machine:
             return ValueRef(node, part=True), place
         resting = self.resting(node, place)
         return ValueRef(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
-
-    def made(self, node: Node) -> ValueRef:
-        """What a node makes where it runs: its value, or a part of it."""
-        return ValueRef(node, part=bool(split_of(node)))
 
     def resting(self, node: Node, place: int) -> int:
         """Where a value lies that is read on a device; a Python number lies at home and is seen everywhere."""

@@ -8,7 +8,6 @@ time in proportion to the devices that have a part.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from torch.fx import Node
 
@@ -16,9 +15,8 @@ from ...compiler.ir.program import tensors_of
 from ...compiler.ir.schedule import Copy, ValueRef
 from ...compiler.ir.split import members, part_of, split_of
 from ...compiler.spec.devices import Device
+from .replay_weights import Broken
 from .snapshot import Snapshot
-
-Broken = Iterator[tuple[str, str]]
 
 
 class GatheredParts:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import tensors_of
-from ...compiler.ir.slices import Bounds
+from ...compiler.ir.slices import cover
 from ...compiler.ir.split import split_of
-from ..analysis.eligibility import LINEAR
 from ..analysis.pointwise import is_number, is_pointwise
 from .snapshot import Snapshot, Violation
 
@@ -20,15 +20,9 @@ def slices(snapshot: Snapshot) -> Iterator[Violation]:
     nodes = {weight.name: node for node, weight in snapshot.weights.items()}
     for name, bounds in program.bounds.items():
         rows = program.weights[name].shape[0] if name in program.weights and program.weights[name].shape else 0
-        if len(bounds) != len(program.devices) or not _cover(bounds, rows):
+        if len(bounds) != len(program.devices) or not cover(bounds, rows):
             said = ", ".join(f"{start}:{stop}" for start, stop in bounds)
             yield Violation("slices", f"the rows of {name} are in the ranges {said} of {rows}", nodes.get(name))
-
-
-def _cover(bounds: Bounds, count: int | str) -> bool:
-    """Whether ranges follow each other from 0 to a count."""
-    ends = [0, *(stop for _, stop in bounds)]
-    return [start for start, _ in bounds] == ends[:-1] and ends == sorted(ends) and ends[-1] == count
 
 
 def split(snapshot: Snapshot) -> Iterator[Violation]:
@@ -39,7 +33,7 @@ def split(snapshot: Snapshot) -> Iterator[Violation]:
             continue
         values = tensors_of(node)
         columns = values[0].shape[-1] if len(values) == 1 and values[0].shape else -1
-        covers = len(bounds) == len(snapshot.program.devices) and _cover(bounds, columns)
+        covers = len(bounds) == len(snapshot.program.devices) and cover(bounds, columns)
         if not covers or not (_multiplies(snapshot, node) if node.target in LINEAR else _goes_on(snapshot, node)):
             said = ", ".join(f"{start}:{stop}" for start, stop in bounds)
             yield Violation("split", f"%{node.name} cannot be done in columns {said} of {columns}", node)

@@ -12,13 +12,13 @@ from torch.fx import Node
 
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.ops import LINEAR
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Copy, Run
 from dovetail.compiler.ir.split import is_gathered, members, part_of, pieces, type_on, weight_on
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.spec.devices import Device, Memory
-from dovetail.passes.analysis.eligibility import LINEAR
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
