@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .cards import CARDS, card_of
 from .probe import Probed, probe_accelerators, probe_host
 from .spans import Span
 from .units import exact_bytes, format_bytes, parse_bytes
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 HOST, SIM = "cpu", "sim"
 KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
+_UNIFIED = ("mps",)
 _EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
 _CONTEXT = 6 * 2**30 // 10
 _LACKING = {
@@ -178,8 +180,9 @@ class Rig:
     def parse(cls, text: str) -> Rig:
         """The rig of a text such as `cuda0=24GiB,cuda1=16GiB`, for planning on a machine that has neither.
 
-        A size is the memory of the device, or `free/total`. `cpu` and simulated devices may go without: they get what
-        this host has. A rig can run here if each of its devices is the host, simulated, or found here and as large.
+        A size is the memory of the device, or `free/total`, and may end with the name of a card: `24GiB@RTX 3090`.
+        `cpu` and simulated devices may go without: they get what this host has. A rig can run here if each of its
+        devices is the host, simulated, or found here and as large.
 
         Raises:
             SpecError: the text is not a rig.
@@ -333,8 +336,10 @@ def _read_device(item: Span) -> tuple[Device, Memory]:
     if device is None:
         raise key.error(f"{key.value!r} is not the name of a device", _EXAMPLES, KINDS)
     if size is not None:
+        size, card = size.partition("@")
         free, total = size.partition("/")
-        return device, _sized(device.name, size, parse_bytes(total or free), parse_bytes(free))
+        memory = _sized(device.name, size, parse_bytes(total or free), parse_bytes(free))
+        return device, replace(memory, label=_card(card) if card else "", integrated=device.kind in _UNIFIED)
     if device.process or not (device.is_host or device.is_simulated):
         raise item.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
@@ -346,6 +351,14 @@ def _sized(name: str, size: Span, total: int, free: int) -> Memory:
     return Memory(total, free)
 
 
+def _card(span: Span) -> str:
+    card = card_of(span.value)
+    if card is None:
+        raise span.error(f"no card is known as {span.value!r}", "a card such as RTX 3090", [one.name for one in CARDS])
+    return card.name
+
+
 def _memory_text(memory: Memory) -> str:
     total = exact_bytes(memory.total)
-    return total if memory.free == memory.total else f"{exact_bytes(memory.free)}/{total}"
+    card = f"@{memory.label}" if memory.label in {one.name for one in CARDS} else ""
+    return (total if memory.free == memory.total else f"{exact_bytes(memory.free)}/{total}") + card

@@ -1,0 +1,121 @@
+"""What is known of the speed of devices."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.compiler.spec import measured_speeds
+from dovetail.compiler.spec.cards import CARDS, card_of, card_of_size
+from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.measured_speeds import measured_host, read_speeds
+from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, speeds_of
+
+SLOW = Speed({"float32": 1e9, "bfloat16": 2e9, "float16": 3e9}, 4e9, 2e9, 1e-6, "measured")
+
+
+def test_every_listed_card_is_found_by_its_name() -> None:
+    assert [card_of(f"NVIDIA GeForce {card.name}") for card in CARDS] == list(CARDS)
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("Tesla T4", "T4"),
+        ("Intel(R) Arc(TM) A770 Graphics", "Arc(TM) A770"),
+        ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
+    ],
+)
+def test_pytorchs_names_of_cards_are_known(label: str, name: str) -> None:
+    found = card_of(label)
+    assert found is not None
+    assert found.name == name
+
+
+def test_an_unnamed_card_is_taken_for_a_common_one_of_its_size() -> None:
+    assert [card_of_size(size).name for size in (8, 10, 11, 12, 16, 23.6, 24, 500)] == [
+        "RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 3060", "RTX 4060 Ti", "RTX 3090", "RTX 3090", "MI300X",
+    ]  # fmt: skip
+
+
+def test_a_typed_rig_has_a_slow_link_and_the_stated_host() -> None:
+    rig = Rig.parse("cuda0=24GiB,cpu=64GiB,cuda1=1GiB")
+    speeds = speeds_of(rig, SLOW)
+    assert speeds[Device("cuda")].link == 12e9
+    assert speeds[Device("cpu")] == HOST_SPEED
+    assert speeds.crossing(Device("cuda"), Device("cpu")) == 12e9
+    assert speeds.loading(Device("cuda"), from_disk=True) == speeds.disk
+
+
+def test_a_rig_may_name_a_card() -> None:
+    rig = Rig.parse("cuda0=23GiB/24GiB@RTX 3090, cuda1=12GiB@rtx-3060")
+    assert [memory.label for memory in rig.memory.values()] == ["RTX 3090", "RTX 3060"]
+    assert speeds_of(rig)[Device("cuda")].label == "RTX 3090"
+    assert str(rig) == "cuda0=23GiB/24GiB@RTX 3090,cuda1=12GiB@RTX 3060"
+    assert Rig.parse(str(rig)) == rig
+
+
+def test_a_detected_card_is_known_by_its_label_and_the_host_here_as_measured() -> None:
+    memory = {Device("cuda"): Memory(24 << 30, 20 << 30, label="NVIDIA GeForce RTX 3090"), Device("cpu"): Memory(1, 1)}
+    speeds = speeds_of(Rig(memory), SLOW)
+    assert speeds[Device("cuda")].flops["bfloat16"] == pytest.approx(0.6 * 71.2e12)
+    assert speeds[Device("cpu")] == SLOW
+
+
+def test_simulated_devices_compute_as_the_host_does() -> None:
+    assert speeds_of(Rig.parse("sim0=1GiB"), SLOW)[Device("sim")] == SLOW
+
+
+def test_a_card_without_units_for_bfloat16_computes_it_as_float32() -> None:
+    speed = speeds_of(Rig.parse("cuda0=11GiB@RTX 2080 Ti"))[Device("cuda")]
+    assert speed.seconds(1e12, 0, "bfloat16") == speed.seconds(1e12, 0, "float32") > speed.seconds(1e12, 0, "float16")
+
+
+def test_an_operation_takes_as_long_as_the_slower_of_arithmetic_and_memory() -> None:
+    speed = Speed({"float32": 100.0}, 10.0, 1.0, 0.5)
+    assert speed.seconds(1000, 10, "float32") == 10.5
+    assert speed.seconds(10, 1000, "float32") == 100.5
+
+
+def test_the_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "new" / "speeds.json"
+    first = measured_host(file)
+    monkeypatch.setattr(measured_speeds, "measure_host", lambda: pytest.fail("measured again"))
+    again = measured_host(file)
+    assert (dict(again.flops), again.bandwidth) == (dict(first.flops), first.bandwidth)
+    assert all(value > 0 for value in first.flops.values())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"float32": "x"}}', "[" * 100_000, " " * 70_000])
+def test_a_damaged_file_counts_as_empty(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "speeds.json"
+    file.write_text(text)
+    assert read_speeds(file) == {}
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan"), float("inf")])
+def test_an_impossible_speed_is_not_taken(value: float, tmp_path: Path) -> None:
+    file = tmp_path / "speeds.json"
+    entry = {"float32": 1.0, "bfloat16": 1.0, "float16": value, "bandwidth": 1.0, "launch": 1.0}
+    file.write_text(json.dumps({"host": entry}))
+    assert read_speeds(file) == {}
+
+
+def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_speeds, "measure_host", lambda: SLOW)
+    for number in range(40):
+        monkeypatch.setattr(measured_speeds, "_key", lambda number=number: f"host {number}")
+        measured_host(tmp_path / "speeds.json")
+    kept = read_speeds(tmp_path / "speeds.json")
+    assert len(kept) == 32
+    assert "host 39" in kept
+
+
+def test_a_place_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_speeds, "measure_host", lambda: SLOW)
+    (tmp_path / "file").write_text("")
+    assert measured_host(tmp_path / "file" / "speeds.json") == SLOW
