@@ -230,16 +230,29 @@ def _parts(program: Program, headroom: int | None) -> tuple[Part, list[Part]]:
 
 def _live_by_block(program: Program, of_block: Mapping[str, int]) -> dict[int, int]:
     """The most bytes alive while the nodes of each block run, and (-1) those outside; nodes follow their weights."""
+    block = blocks_of_nodes(program, of_block)
+    most = {-1: 0}
+    for node, live in live_bytes(program):
+        most[block[node]] = max(most.get(block[node], 0), live)
+    return most
+
+
+def blocks_of_nodes(program: Program, of_block: Mapping[str, int]) -> dict[Node, int]:
+    """The block of each node, that of the weight consumed last before or at it; -1 outside of blocks.
+
+    ``of_block`` has the block of each weight that lies in one, by name.
+    """
     free = replicated_weights(program, program.home)
     roots: dict[Node, tuple[str, ...]] = {}
-    block, most = -1, {-1: 0}
-    for node, live in live_bytes(program):
+    found: dict[Node, int] = {}
+    block = -1
+    for node in program.graph.nodes:
         name = weight_name(node)
         roots[node] = (name,) if name else ()
         if node.op == "call_function":
             block = _block_of(node, roots, free, of_block, block)
-        most[block] = max(most.get(block, 0), live)
-    return most
+        found[node] = block
+    return found
 
 
 def _block_of(

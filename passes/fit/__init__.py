@@ -1,0 +1,1 @@
+"""Finds where the components of a pipeline run and rest: least predicted time under every budget."""

@@ -1,0 +1,213 @@
+"""The best contiguous partition of a chain over devices in a given order, with what each part's weights do.
+
+Variables
+    for each device in order a range of consecutive parts, maybe none; for each part its residency: on its device
+    throughout, or brought there in every step from the host's memory or from disk.
+
+Objective, least
+    the sum over the devices of max(seconds of computing its parts, seconds of bringing what is streamed to them), for
+    loads overlap computing when they are spread evenly (`Problem.seconds_of`), plus the crossings: between a device
+    and the next one that has parts, and from the last one back to the main device (`Problem.crossing`). The devices
+    work one after another, because one picture is made at a time. The main device, the first one, also has the rest.
+
+Constraints
+    on each device its resident weights, ``slots`` times the largest block that is streamed to it, and the most values
+    alive while any of its parts runs are at most its budget (`Problem.fits`); what is streamed from the host's memory
+    is at most ``host`` bytes in all.
+
+The solution is exact: `partition` goes over devices and ends of ranges, and keeps for each pair all solutions of which
+none is worse than another in both seconds and host memory. Within a range, what is resident is a subset of the largest
+sum that leaves room for the slots, for every size that a slot may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...compiler.spec.residency import Residency
+from .subsets import Item, Subsets
+
+_UNITS = 1 << 14
+"""Into how many units bytes are counted, at most: what is resident is rounded up by less than this part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the chain in bytes: weights, the largest block in it, values alive, what crosses behind it."""
+
+    nbytes: int
+    largest: int
+    live: int
+    boundary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A device: the bytes that may be used, its seconds for each piece and for the rest, and for a loaded byte.
+
+    ``loads`` has seconds a byte from each place from which weights may be streamed to it; empty if from none.
+    """
+
+    budget: int
+    seconds: Sequence[float]
+    rest: float = 0.0
+    loads: Mapping[Residency, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A chain, the rest of it on the first room, the rooms in order, and how long a byte takes between two of them."""
+
+    pieces: Sequence[Piece]
+    rooms: Sequence[Room]
+    rest: Piece
+    crossings: Mapping[tuple[int, int], float]
+    host: int = 0
+    slots: int = 2
+
+    @cached_property
+    def unit(self) -> int:
+        """The bytes of a unit."""
+        return max(1, -(-sum(piece.nbytes for piece in self.pieces) // _UNITS))
+
+    def held(self, room: int) -> int:
+        """The weights of the rest on a room."""
+        return 0 if room else self.rest.nbytes
+
+    def seconds_of(self, room: int, computing: float, streamed: Mapping[Residency, int]) -> float:
+        """The time of a room with pieces: computing, or loading where that takes longer."""
+        loads = self.rooms[room].loads
+        return max(computing, sum(nbytes * loads[place] for place, nbytes in streamed.items() if nbytes))
+
+    def fits(self, room: int, resident: int, slot: int, live: int) -> bool:
+        """Whether a room has memory for resident pieces, slots for the largest streamed block, and live values."""
+        return self.held(room) + resident + self.slots * slot + live <= self.rooms[room].budget
+
+    def crossing(self, source: int, target: int, nbytes: int) -> float:
+        """The seconds that some bytes take from one room to another."""
+        return nbytes * self.crossings[source, target] if source != target else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A solution: its seconds, for each room the range of its pieces, and for each piece where it rests."""
+
+    seconds: float
+    ranges: tuple[tuple[int, int], ...]
+    residency: tuple[Residency, ...]
+    host: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """A way to place the pieces up to some end, the last of them on some room."""
+
+    seconds: float
+    host: int
+    room: int
+    start: int
+    end: int
+    choice: tuple[Residency, ...]
+    before: _Label | None
+
+
+def partition(problem: Problem) -> Split | None:
+    """The split of least seconds, and of these one of least host memory; None where nothing fits."""
+    count, main = len(problem.pieces), problem.rooms[0]
+    if not problem.fits(0, 0, 0, problem.rest.live):
+        return None
+    labels: dict[tuple[int, int], list[_Label]] = {(0, 0): [_Label(main.rest, 0, 0, 0, 0, (), None)]}
+    ways = [_Ways(problem, room) for room in range(len(problem.rooms))]
+    for end in range(1, count + 1):
+        for room in range(len(problem.rooms)):
+            found = [
+                label
+                for start in range(end)
+                for before in _befores(labels, room, start)
+                for label in _extended(problem, before, room, end, ways[room])
+            ]
+            if found:
+                labels[room, end] = _undominated(found)
+    last = [_closed(problem, label) for room in range(len(problem.rooms)) for label in labels.get((room, count), ())]
+    best = min(last, key=lambda split: (split.seconds, split.host), default=None)
+    return best if count else _closed(problem, labels[0, 0][0])
+
+
+def _befores(labels: Mapping[tuple[int, int], list[_Label]], room: int, start: int) -> Iterator[_Label]:
+    """The labels that a range on a room may follow: of earlier rooms; the main device may begin the chain."""
+    for earlier in range(room):
+        yield from labels.get((earlier, start), ())
+    if room == 0 and start == 0:
+        yield from labels[0, 0]
+
+
+def _extended(problem: Problem, before: _Label, room: int, end: int, ways: _Ways) -> Iterator[_Label]:
+    start = before.end
+    nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
+    seconds = before.seconds + problem.crossing(before.room, room, nbytes)
+    for own, host, choice in ways.of(start, end):
+        if before.host + host <= problem.host:
+            yield _Label(seconds + own, before.host + host, room, start, end, choice, before)
+
+
+def _undominated(labels: list[_Label]) -> list[_Label]:
+    """Those that no other one beats in seconds without more host memory."""
+    kept: list[_Label] = []
+    for label in sorted(labels, key=lambda one: (one.seconds, one.host)):
+        if not kept or label.host < kept[-1].host:
+            kept.append(label)
+    return kept
+
+
+def _closed(problem: Problem, label: _Label) -> Split:
+    """A label of all pieces, with what comes back to the main device."""
+    back = problem.pieces[-1].boundary if problem.pieces else 0
+    seconds = label.seconds + problem.crossing(label.room, 0, back)
+    ranges = [(0, 0)] * len(problem.rooms)
+    residency: tuple[Residency, ...] = ()
+    step: _Label | None = label
+    while step is not None:
+        if step.end > step.start:
+            ranges[step.room] = (step.start, step.end)
+        residency = (*step.choice, *residency)
+        step = step.before
+    return Split(seconds, tuple(ranges), residency, label.host)
+
+
+class _Ways:
+    """The ways to hold a range of pieces on one room: seconds, host memory, and the residency of each piece."""
+
+    def __init__(self, problem: Problem, room: int) -> None:
+        self.problem, self.room, self.device = problem, room, problem.rooms[room]
+        self.places = tuple(self.device.loads)
+        self.known: dict[tuple[int, int], list[tuple[float, int, tuple[Residency, ...]]]] = {}
+
+    def of(self, start: int, end: int) -> list[tuple[float, int, tuple[Residency, ...]]]:
+        """Those of a range of which none is worse than another in both seconds and host memory."""
+        if (start, end) not in self.known:
+            self.known[start, end] = list(self._find(start, end))
+        return self.known[start, end]
+
+    def _find(self, start: int, end: int) -> Iterator[tuple[float, int, tuple[Residency, ...]]]:
+        problem, pieces = self.problem, self.problem.pieces[start:end]
+        live = max(piece.live for piece in pieces) if self.room else max(problem.rest.live, *(p.live for p in pieces))
+        computing = sum(self.device.seconds[start:end])
+        total = sum(piece.nbytes for piece in pieces)
+        if problem.fits(self.room, total, 0, live):
+            yield computing, 0, (Residency.DEVICE,) * len(pieces)
+            return
+        room = self.device.budget - problem.held(self.room) - live
+        if not self.places or room < 0:
+            return
+        items = [Item(piece.nbytes, piece.largest) for piece in pieces]
+        found = []
+        for resident, on_host, choice in Subsets(items, problem.unit, problem.slots).choices(room, self.places):
+            streamed = {Residency.HOST: on_host, Residency.DISK: total - resident - on_host}
+            found.append((problem.seconds_of(self.room, computing, streamed), on_host, choice))
+        least: int | None = None
+        for one in sorted(found, key=lambda one: (one[0], one[1])):
+            if least is None or one[1] < least:
+                least = one[1]
+                yield one

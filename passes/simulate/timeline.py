@@ -1,0 +1,185 @@
+"""How long a schedule takes, and when each device computes, loads and copies meanwhile; nothing is computed.
+
+One walk over the instructions, in the order in which they take effect. Each device computes one operation after
+another. Beside it a lane brings weights to it, one load after another in the order of the schedule, and the copies
+from one device to another follow each other on a lane of their own. A load begins where it stands, as soon as its lane
+is free and the slot that it lands in was released: on a device that is launched from the host that may be long before
+the operations that were issued earlier have run. On the host, and on simulated devices, which compute as they are
+issued, it is not.
+
+What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
+once and not in every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Run, Step
+from ...compiler.ir.split import part_of, pieces, split_of
+from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
+from ...compiler.spec.speeds import Speeds
+from ..analysis.memory_needs import arriving
+from .cost import OpCost, cost_of
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lane did from a second to another one: a run on a device, a load to it, or a copy between two."""
+
+    lane: str
+    what: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The seconds of a call, what the lanes did meanwhile, and the seconds each device waited for loads or copies.
+
+    ``bringing`` are the seconds of loading what stays for a phase, by device, which the first call of a phase has
+    besides.
+    """
+
+    seconds: float
+    spans: tuple[Span, ...]
+    waited: dict[Device, float]
+    bringing: dict[Device, float]
+
+    def busy(self, lane: str) -> float:
+        """The seconds in which a lane did something: `cuda0`, `loads to cuda0`, `cuda0 to cuda1`."""
+        return sum(span.end - span.start for span in self.spans if span.lane == lane)
+
+
+def timeline(program: Program, speeds: Speeds) -> Timeline:
+    """The time line of one call of a scheduled program.
+
+    Raises ValueError for a program that has no schedule.
+    """
+    if program.schedule is None:
+        raise ValueError(f"{program.name} has no schedule yet: lower it first")
+    walk = _Walk(program, speeds)
+    for one in program.schedule.flat():
+        walk.carry_out(one)
+    walk.end_run()
+    end = max((*walk.computed.values(), *walk.free.values()), default=0.0)
+    return Timeline(end, tuple(walk.spans), dict(walk.waited), dict(walk.bringing))
+
+
+@dataclass
+class _Walk:
+    """The clocks of all lanes while the instructions are walked through, in seconds since the call began."""
+
+    program: Program
+    speeds: Speeds
+    issued: float = 0.0  # the host, which issues
+    computed: Counter[Device] = field(default_factory=Counter)  # when a device has run what was issued on it
+    free: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # when a lane is free
+    slots: defaultdict[tuple[Device, int], float] = field(default_factory=lambda: defaultdict(float))
+    arrived: dict[Copy | Load, float] = field(default_factory=dict)
+    waited: Counter[Device] = field(default_factory=Counter)
+    bringing: Counter[Device] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)
+    running: tuple[Run, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.pieces = pieces(self.program)
+
+    def carry_out(self, one: Instruction | Step) -> None:
+        """What an instruction does to the clocks."""
+        match one:
+            case Run():
+                self.end_run()
+                self.running = one, self.computed[one.device]
+            case Step():
+                self.step(one)
+            case Await(started, device):
+                self.wait(device, self.arrived.get(started, 0.0))
+            case Copy():
+                self.copy(one)
+            case Load():
+                self.load(one)
+            case Release(load):
+                self.slots[load.device, load.slot] = self.computed[load.device]
+
+    def end_run(self) -> None:
+        """Notes the run that has ended, if one has."""
+        if self.running is not None:
+            run, start = self.running
+            end = self.computed[run.device]
+            self.spans.append(Span(str(run.device), f"segment {run.segment.index}", start, end))
+            self.running = None
+
+    def step(self, step: Step) -> None:
+        """One operation, on the device of the run that it is in."""
+        assert self.running is not None
+        device = self.running[0].device
+        seconds = _cost(self.program, step, device).seconds(self.speeds[device])
+        self.computed[device] = max(self.computed[device], self.issued) + seconds
+        self.issue(device)
+
+    def issue(self, device: Device) -> None:
+        """The host goes on; where it computes itself what it issues, when that is done."""
+        if device.is_host or device.is_simulated:
+            self.issued = max(self.issued, self.computed[device])
+
+    def wait(self, device: Device, until: float) -> None:
+        """A device waits for what a lane brings."""
+        late = until - self.computed[device]
+        if late > 0:
+            self.waited[device] += late
+            self.computed[device] = until
+        self.issue(device)
+
+    def copy(self, copy: Copy) -> None:
+        """A value goes to another device, when it has been made and the lane is free; within a device it is a write."""
+        node = copy.value.node
+        share = _share(self.program, node, copy.source) if copy.value.part else 1.0
+        nbytes = share * sum(arriving(tensor) for tensor in tensors_of(node))
+        if copy.source == copy.target:
+            self.computed[copy.source] += 2 * nbytes / self.speeds[copy.source].bandwidth
+            return
+        made = max(self.computed[copy.source], self.issued)
+        seconds = nbytes / self.speeds.crossing(copy.source, copy.target)
+        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.value), made, seconds)
+
+    def load(self, load: Load) -> None:
+        """Weights come from where each rests, when the lane and the slot are free."""
+        seconds = sum(self.loading(name, load.device) for name in load.weights)
+        if load.lifetime is not Lifetime.STAGE:
+            self.arrived[load] = 0.0
+            if load.lifetime is Lifetime.PHASE:
+                self.bringing[load.device] += seconds
+            return
+        ready = max(self.issued, self.slots[load.device, load.slot])
+        self.arrived[load] = self.take(f"loads to {load.device}", f"load {load.number}", ready, seconds)
+
+    def loading(self, name: str, device: Device) -> float:
+        """The seconds in which a weight comes from the host's memory or from disk."""
+        weight = self.pieces[name][0]
+        from_disk = self.program.residency.get(weight.whole) is Residency.DISK
+        return weight.nbytes / self.speeds.loading(device, from_disk)
+
+    def take(self, lane: str, what: str, ready: float, seconds: float) -> float:
+        """Takes a lane for some seconds, from when both it and the work are ready; returns the end."""
+        start = max(ready, self.free[lane])
+        self.free[lane] = start + seconds
+        self.spans.append(Span(lane, what, start, start + seconds))
+        return start + seconds
+
+
+def _cost(program: Program, step: Step, device: Device) -> OpCost:
+    """The cost of an operation, or of the columns of it that a device has."""
+    cost = cost_of(step.node)
+    return cost.part(_share(program, step.node, device)) if split_of(step.node) else cost
+
+
+def _share(program: Program, node: Node, device: Device) -> float:
+    """The part of a split value's columns that a device has."""
+    begin, end = part_of(program, node, device)
+    return (end - begin) / max(1, tensors_of(node)[0].sizes[-1])

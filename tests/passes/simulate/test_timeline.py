@@ -1,0 +1,135 @@
+"""The time line of a schedule, against sums by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.schedule import Await, Load, Release, Run, Schedule, Step
+from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.passes.manager import PassManager
+from dovetail.passes.pipeline import default_passes
+from dovetail.passes.simulate.cost import cost_of
+from dovetail.passes.simulate.timeline import timeline
+
+WIDTH, BLOCKS = 64, 4
+NBYTES = WIDTH * WIDTH * 4
+CUDA = Device("cuda")
+
+
+def program(rig: str, rests: str = "device", mode: str = "layer", width: int = WIDTH) -> Program:
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(BLOCKS)))
+    traced = trace(model, (torch.ones(1, width),))
+    traced.rig = Rig.parse(rig)
+    traced.keep(Residency(rests))
+    shares = (1.0,) * len(traced.devices)
+    return PassManager(default_passes(shares, split_mode=mode)).run(traced)
+
+
+def speeds(of: Program, computing: float = 1e12, link: float = 1e9, disk: float = 1e8, launch: float = 0.0) -> Speeds:
+    """Memory is so fast that arithmetic alone counts."""
+    speed = Speed({"float32": computing}, 1e18, link, launch)
+    return Speeds({**dict.fromkeys(of.devices, speed), of.rig.host: speed}, disk)
+
+
+def computing(of: Program, known: Speeds) -> float:
+    return sum(cost_of(node).seconds(known[of.main]) for node in of.ops())
+
+
+def test_a_program_on_one_device_takes_the_sum_of_its_operations() -> None:
+    one = program("cuda0=1GiB")
+    known = speeds(one)
+    found = timeline(one, known)
+    assert found.seconds == pytest.approx(computing(one, known)) == pytest.approx(found.busy("cuda0"))
+    assert found.waited == {}
+
+
+def test_values_that_cross_are_waited_for() -> None:
+    one = program("cuda0=1GiB,cuda1=1GiB")
+    known = speeds(one)
+    crossing = 2 * WIDTH * 4 / 1e9  # there, and the result back
+    assert timeline(one, known).seconds == pytest.approx(computing(one, known) + crossing)
+
+
+@pytest.mark.parametrize(("rests", "rate"), [("cpu", 1e9), ("disk", 1e8)])
+def test_weights_of_a_stage_come_from_where_they_rest(rests: str, rate: float) -> None:
+    one = program("cuda0=1GiB", rests)
+    found = timeline(one, speeds(one))
+    assert found.busy("loads to cuda0") == pytest.approx(BLOCKS * NBYTES / rate)
+
+
+def test_with_one_slot_a_load_waits_until_the_stage_before_is_released() -> None:
+    one = program("cuda0=1GiB", "cpu")
+    known = speeds(one, computing=1e9)
+    every = NBYTES / 1e9 + cost_of(next(n for n in one.ops() if cost_of(n).flops)).seconds(known[one.main])
+    assert timeline(one, known).seconds == pytest.approx(BLOCKS * every)
+
+
+def ahead(one: Program, slots: int) -> Program:
+    """The same program with loads issued as soon as the schedule may name a free slot."""
+    assert one.schedule is not None
+    kept = [x for x in one.schedule if not isinstance(x, (Load, Release, Run))]
+    loads = [x for x in one.schedule if isinstance(x, Load)]
+    runs = [x for x in one.schedule if isinstance(x, Run)]
+    new = [Load(x.number, x.weights, x.device, x.lifetime, i % slots) for i, x in enumerate(loads)]
+    begun: list[object] = list(new[:slots])
+    for i, run in enumerate(runs):
+        steps = tuple(
+            Step(s.node, tuple(Await(new[i], a.device) if isinstance(a.started, Load) else a for a in s.awaits),
+                 s.sends, s.frees, s.scratch)
+            for s in run.steps
+        )  # fmt: skip
+        begun += [Run(run.segment, run.device, steps), Release(new[i]), *new[i + slots : i + slots + 1]]
+    one.schedule = Schedule((kept[0], *begun, *kept[1:]))  # type: ignore[arg-type]
+    return one
+
+
+@pytest.mark.parametrize("computing_rate", [1e8, 1e9, 1e10])
+def test_loads_ahead_of_their_stages_overlap_computing(computing_rate: float) -> None:
+    one = program("cuda0=1GiB", "cpu")
+    known = speeds(one, computing=computing_rate)
+    load, run = NBYTES / 1e9, computing(one, known) / BLOCKS
+    assert timeline(ahead(one, 2), known).seconds == pytest.approx(load + run + (BLOCKS - 1) * max(load, run))
+
+
+def test_the_host_issues_nothing_ahead_of_what_it_computes() -> None:
+    one = program("cpu=1GiB", "disk")
+    known = speeds(one, computing=1e7)
+    found = timeline(one, known)
+    assert found.seconds == pytest.approx(computing(one, known) + BLOCKS * NBYTES / 1e8)
+
+
+def test_what_stays_for_a_phase_is_counted_apart() -> None:
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
+    traced = trace(model, (torch.ones(1, WIDTH),))
+    traced.rig = Rig.parse("cuda0=1GiB")
+    traced.keep(Residency.HOST)
+    traced.keeps_staged = True
+    one = PassManager(default_passes()).run(traced)
+    found = timeline(one, speeds(one))
+    assert found.bringing == {CUDA: pytest.approx(BLOCKS * NBYTES / 1e9)}
+    assert found.seconds == pytest.approx(computing(one, speeds(one)))
+
+
+def test_devices_that_share_rows_compute_at_the_same_time() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x).relu()
+            return x
+
+    traced = trace(Wide(), (torch.ones(8, 512),))
+    traced.rig = Rig.parse("cuda0=1GiB,cuda1=1GiB")
+    one = PassManager(default_passes((1.0, 1.0), split_mode="row")).run(traced)
+    known = speeds(one, computing=1e6, link=1e15)
+    whole = computing(one, known)
+    assert whole / 2 <= timeline(one, known).seconds < 0.6 * whole
