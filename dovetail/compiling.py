@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from .cache.traces import trace
 from .compiled_by_parts import compile_by_parts
 from .compiler.errors import TraceError, UsageError
-from .compiler.frontend.trace import trace
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency

@@ -23,13 +23,13 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
+from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
 from .calls import BY_PARTS, ByParts, Call, OfComponent, answer_late, moved
 from .compiled import CompiledModule
 from .crossing import Crossing, is_stateful
 from .sites import Site
-from .skeleton import has_foreign_hooks
 
 if TYPE_CHECKING:
     from .component import Component

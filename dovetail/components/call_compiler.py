@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..cache.traces import trace
 from ..compiler.errors import CallError, TraceError
-from ..compiler.frontend.trace import trace
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches

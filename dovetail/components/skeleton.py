@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..conventions.hooks import is_of_libraries
 from ..conventions.replacements import Replacement
 
 _CHILDREN = "_modules"
@@ -49,20 +50,6 @@ def skeleton(
         for one in copier.made.values():
             for name in _TENSORS:
                 vars(one)[name].clear()
-
-
-def is_of_libraries(function: Any) -> bool:
-    """Whether a hook or function belongs to PyTorch or transformers, whose own hooks are parts of a model."""
-    home = getattr(function, "__module__", None) or type(function).__module__
-    return home.partition(".")[0] in ("torch", "transformers")
-
-
-def has_foreign_hooks() -> bool:
-    """Whether somebody other than these libraries has hooks on all modules that there are."""
-    from torch.nn.modules import module
-
-    hooks = (*module._global_forward_hooks.values(), *module._global_forward_pre_hooks.values())
-    return not all(map(is_of_libraries, hooks))
 
 
 class _Copier:

@@ -24,10 +24,10 @@ from numpy import ndarray
 from torch import nn
 
 from ..conventions import libraries
+from ..conventions.hooks import is_of_libraries
 from ..conventions.replacements import Replacement
 from ..runtime.store.stored_weight import version_of
 from .calls import Answer
-from .skeleton import is_of_libraries
 
 _KEPT = 32
 """So many states of a module are remembered."""

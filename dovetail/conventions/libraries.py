@@ -35,6 +35,10 @@ BOOKKEEPING = frozenset(
 )
 """Attributes of modules that steer nothing by themselves: hooks put a function in place, adapters are read apart."""
 
+LEFT_AS_DEFAULT = "_use_default_values"
+"""The entry of a diffusers configuration that lists, in an order that differs from process to process, which other
+entries were left at their defaults; it steers nothing."""
+
 END_OF_CALL = "maybe_free_model_hooks"
 """The method that every diffusers pipeline calls at the end of a call."""
 

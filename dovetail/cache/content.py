@@ -1,0 +1,200 @@
+"""Describes what a trace depends on by content, so that two processes that would trace alike describe alike.
+
+A trace runs the Python of a model: of its classes, of the objects in its attributes, and of every function that these
+call. All of it is written into one digest: attributes by value, tensors by their bytes, functions by bytecode with
+their defaults, closures and the globals that they name, and so on from function to function. Of a class those members
+are taken whose names some function on the way looks up. So a function that somebody put in the place of a library's, in
+a class or in a module, changes the digest, as does an edited file. PyTorch outside of ``torch.nn``, Python's own
+library and dovetail are told by name, for their versions are in the key beside this.
+
+What has no content that can be told (an open file, a generator of random numbers), and code that was typed into a
+session or is of the script that runs, raises HasNoContent.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..conventions import libraries
+from ..conventions.replacements import Replacement
+from .code import digest_of, digest_of_file, home_of, imports_in, is_of_python, names_in
+from .values import HasNoContent, Values
+
+_DESCRIPTORS = (staticmethod, classmethod)
+_FRAME = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_CLASSES = frozenset(
+    """
+    __module__ __doc__ __dict__ __weakref__ __annotations__ __slots__ __reduce__ __reduce_ex__ __repr__ __str__ __hash__
+    __getstate__ __setstate__ __copy__ __deepcopy__ __del__ __dir__ __init_subclass__ __class_getitem__ __parameters__
+    __orig_bases__ __abstractmethods__ __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__
+    __static_attributes__ __annotate__ __annotate_func__ __annotations_cache__ __subclasshook__ __qualname__ _abc_impl
+    __signature__ __sizeof__ __format__ __getnewargs__ __orig_class__ __subclasscheck__ __instancecheck__
+    """.split()
+)
+"""What classes have that no call of an object runs, or that says of them what their other members say too."""
+_MAKES = ("__init__", "__new__", "__post_init__")
+
+
+class Content(Values):
+    """Collects what a trace depends on into one digest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions: deque[FunctionType] = deque()
+        self._classes: dict[type, None] = {}
+        self._made: set[type] = set()
+
+    def module(self, module: nn.Module) -> None:
+        """Adds a module with all that is in it, and the code of its forward."""
+        self._value(module)
+
+    def arguments(self, value: Any) -> None:
+        """Adds arguments of a call: tensors without their data."""
+        self._call(value)
+
+    def finish(self) -> str:
+        """The digest, after the code that runs was followed to its end."""
+        self._is_state = False
+        done: dict[tuple[type, str], None] = {}
+        while True:
+            while self._functions:
+                self._body(self._functions.popleft())
+            wanted = [(one, name) for one in list(self._classes) for name in self._members(one)]
+            new = [pair for pair in wanted if pair not in done]
+            if not new:
+                return self._digest.hexdigest()
+            done.update(dict.fromkeys(new))
+            for cls, name in new:
+                self.say("member", self._met[id(cls)][0], name)
+                self._member(vars(cls)[name])
+
+    def _module(self, module: nn.Module) -> None:
+        own = vars(module)
+        self.say("module")
+        self._value(type(module))
+        for name, tensor in own["_parameters"].items():
+            self.say("parameter", name)
+            self._parameter(tensor)
+        for name, tensor in own["_buffers"].items():
+            self.say("buffer", name, name in module._non_persistent_buffers_set)
+            self._value(tensor)
+        for name, child in own["_modules"].items():
+            self.say("part", name)
+            self._value(child)
+        for name in _HOOKS:
+            self.say(name, len(own[name]))
+            for hook in own[name].values():
+                self._value(hook)
+        self._settings(own)
+
+    def _settings(self, own: Mapping[str, Any]) -> None:
+        for name in sorted(own.keys() - _FRAME - libraries.BOOKKEEPING):
+            if isinstance(own[name], Replacement):
+                raise HasNoContent(f"the attribute {name}, which is compiled")
+            self.say("attribute", name)
+            self._value(own[name])
+
+    def _class(self, cls: type) -> None:
+        """A class by name; its members follow as far as some function names them."""
+        self.say("class", cls.__module__, cls.__qualname__)
+        if not _is_followed(cls.__module__):
+            return
+        _refuse_session(cls.__module__, cls.__qualname__)
+        self._classes[cls] = None
+        for base in cls.__bases__:
+            self._value(base)
+        if type(cls) is not type:
+            self._value(type(cls))
+
+    def _members(self, cls: type) -> list[str]:
+        own = vars(cls)
+        special = {name for name in own if name.startswith("__") and name not in _OF_CLASSES and name not in _MAKES}
+        made = {name for name in _MAKES if name in own} if cls in self._made else set()
+        return sorted(((own.keys() & self._names) - _OF_CLASSES - {*_MAKES}) | special | made)
+
+    def _member(self, value: Any) -> None:
+        if isinstance(value, _DESCRIPTORS):
+            self.say(type(value).__name__)
+            self._value(value.__func__)
+        elif isinstance(value, property):
+            self.say("property")
+            for function in (value.fget, value.fset):
+                self._value(function)
+        elif isinstance(value, functools.cached_property):
+            self.say("cached property")
+            self._value(value.func)
+        else:
+            self._value(value)
+
+    def _function(self, function: FunctionType) -> None:
+        self.say("function", function.__module__, function.__qualname__, digest_of(function.__code__))
+        if _is_followed(home_of(function)):
+            _refuse_session(home_of(function), function.__qualname__)
+        self._functions.append(function)
+
+    def _body(self, function: FunctionType) -> None:
+        """What a function refers to: its defaults, its closure, and the globals that it names."""
+        self.say("body", self._met[id(function)][0])
+        self._value(function.__defaults__)
+        self._value(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                self.say("empty")
+                continue
+            self._value(held)
+        if _is_followed(home_of(function)):  # a decorator of PyTorch's keeps what it decorates in its closure
+            names = names_in(function.__code__)
+            self._names.update(names)
+            self._globals(function.__globals__, names)
+            self._imports(imports_in(function), names)
+
+    def _imports(self, modules: Iterable[str], names: tuple[str, ...]) -> None:
+        """What a function imports when it is called: the file, and what is named of it where it is imported by now."""
+        for module in modules:
+            if is_of_python(module) or module.partition(".")[0] == "torch":
+                continue
+            self.say("import", module, digest_of_file(module))
+            if module in sys.modules:
+                self._globals(vars(sys.modules[module]), names)
+
+    def _globals(self, own: Mapping[str, Any], names: tuple[str, ...]) -> None:
+        """The globals of these names, and of the modules among them what has these names too."""
+        waiting, seen = [own], {id(own)}
+        while waiting:
+            held = waiting.pop()
+            for name in names:
+                if name not in held or name.startswith("__"):
+                    continue
+                value = held[name]
+                if isinstance(value, ModuleType):
+                    if id(vars(value)) not in seen and not is_of_python(value.__name__):
+                        seen.add(id(vars(value)))
+                        waiting.append(vars(value))
+                    continue
+                if isinstance(value, type) and not issubclass(value, nn.Module):
+                    self._made.add(value)
+                self.say("global", name)
+                self._value(value)
+
+
+def _is_followed(module: str) -> bool:
+    """Whether the code of a module is told by content, and not by the version of its library."""
+    root = module.partition(".")[0]
+    if root == "torch":
+        return module.startswith("torch.nn.")
+    return (root not in ("dovetail", "numpy") and not is_of_python(root)) or root == "__main__"
+
+
+def _refuse_session(module: str, name: str) -> None:
+    if module in ("__main__", "builtins", "None"):
+        raise HasNoContent(f"{name}, which is of the script or session that runs")

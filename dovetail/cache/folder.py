@@ -1,0 +1,113 @@
+"""The folder of kept entries: where it is, what is in it, and that it stays below a size."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..compiler.atomic_write import written_beside
+from ..compiler.spec.units import parse_bytes
+
+SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
+"""Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
+
+_SIZE = "512MiB"
+_ABANDONED = 3600.0
+"""Seconds after which a draft is what a process left that was killed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache: its key, its size in bytes, and when it was used last, in seconds since the epoch."""
+
+    key: str
+    path: Path
+    nbytes: int
+    used: float
+
+
+def is_on() -> bool:
+    """Whether traces are kept and taken."""
+    return os.environ.get(SWITCH, "1") not in ("0", "no", "off", "false")
+
+
+def place() -> Path:
+    """The folder of the cache, which may not be there yet."""
+    named = os.environ.get(PLACE)
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "dovetail"
+
+
+def limit() -> int:
+    """The bytes that all entries may take together; raises SpecError where the variable is no size."""
+    return parse_bytes(os.environ.get(SIZE) or _SIZE)
+
+
+def entries() -> list[Entry]:
+    """What is kept, used last first."""
+    return sorted(_entries(), key=lambda one: -one.used)
+
+
+def path_of(key: str) -> Path:
+    """Where the entry of a key is, or would be."""
+    return place() / f"{key}.trace"
+
+
+def touch(key: str) -> None:
+    """Notes that an entry was used now."""
+    try:
+        os.utime(path_of(key))
+    except OSError:  # it is gone by now, or the folder is somebody else's
+        return
+
+
+def write(key: str, parts: Iterable[bytes], most: int) -> None:
+    """Writes an entry, whole or not at all, and lets those go that were used longest ago. Raises OSError."""
+    folder = place()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with written_beside(path_of(key)) as draft, draft.open("wb") as file:
+        file.writelines(parts)
+    shrink(most)
+
+
+def shrink(most: int) -> None:
+    """Lets go of what was used longest ago, until the entries take no more than some bytes; of abandoned drafts too."""
+    total = 0
+    for entry in entries():
+        total += entry.nbytes
+        if total > most:
+            entry.path.unlink(missing_ok=True)
+    for draft in place().glob(".*.trace"):
+        if time.time() - _used(draft) > _ABANDONED:
+            draft.unlink(missing_ok=True)
+
+
+def clear() -> tuple[int, int]:
+    """Removes all entries; returns their number and bytes. Raises OSError where one cannot be removed."""
+    found = entries()
+    for entry in found:
+        entry.path.unlink(missing_ok=True)
+    for draft in place().glob(".*.trace"):
+        draft.unlink(missing_ok=True)
+    return len(found), sum(entry.nbytes for entry in found)
+
+
+def _entries() -> Iterator[Entry]:
+    for path in place().glob("[!.]*.trace"):
+        try:
+            found = path.stat()
+        except OSError:  # another process has removed it
+            continue
+        yield Entry(path.stem, path, found.st_size, found.st_mtime)
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()

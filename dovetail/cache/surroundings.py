@@ -1,0 +1,95 @@
+"""What a trace depends on beside the model and the call: versions of all that is installed, settings, the machine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compiler.frontend.autocast import autocast_state
+
+_PREFIXES = ("DIFFUSERS_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TORCHDYNAMO_", "PEFT_", "USE_", "XFORMERS_")
+_OF_NO_EFFECT = frozenset({"TORCH_LOGS", "TORCH_HOME", "TRANSFORMERS_CACHE", "TORCH_TRACE"})
+_SOURCES = ("cache", "components", "conventions", "lora")
+
+
+def surroundings(kind: str) -> tuple[Any, ...]:
+    """All of it in plain words, for a trace for one kind of device."""
+    return (*_of_process(), _settings(), autocast_state(kind), kind)
+
+
+def foreign_methods() -> Iterator[tuple[str, Any]]:
+    """The methods of tensors that are not PyTorch's own: somebody has put them there."""
+    for name, value in vars(torch.Tensor).items():
+        home = getattr(value, "__module__", None) or ""
+        if callable(value) and home.partition(".")[0] not in ("", "torch", "dovetail", "builtins", "typing"):
+            yield name, value
+
+
+def is_within_modes() -> bool:
+    """Whether modes of somebody else act on all operations now, as a default device does."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def _settings() -> tuple[Any, ...]:
+    chosen = torch.backends.cuda
+    return (
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        chosen.flash_sdp_enabled(),
+        chosen.mem_efficient_sdp_enabled(),
+        chosen.math_sdp_enabled(),
+        chosen.cudnn_sdp_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
+        sorted((name, value) for name, value in os.environ.items() if _matters(name)),
+    )
+
+
+def _matters(name: str) -> bool:
+    return name.startswith(_PREFIXES) and name not in _OF_NO_EFFECT
+
+
+@functools.cache
+def _of_process() -> tuple[Any, ...]:
+    """What does not change while a process runs."""
+    return (
+        sys.version,
+        platform.machine(),
+        torch.__version__,
+        torch.version.git_version,
+        torch.backends.cpu.get_cpu_capability(),
+        sources(),
+        _installed(),
+    )
+
+
+def sources() -> str:
+    """A digest of dovetail's own files that take part in a trace, by content."""
+    face = Path(__file__).parents[1]
+    compiler = face / "compiler"
+    found = hashlib.blake2b(digest_size=16)
+    for folder in (compiler if compiler.is_dir() else face.parent / "compiler", *(face / name for name in _SOURCES)):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(repr((file.name, file.read_bytes())).encode())
+    return found.hexdigest()
+
+
+def _installed() -> list[str]:
+    """The names of all installed packages with their versions, as their folders say them."""
+    found: set[str] = set()
+    for place in dict.fromkeys(sys.path):
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        found.update(name for name in names if name.endswith((".dist-info", ".egg-info", ".egg-link")))
+    return sorted(found)
