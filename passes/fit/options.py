@@ -1,0 +1,215 @@
+"""The ways to place one component: the columns of which the search picks one for each component.
+
+A way is a list of devices, a residency, and in tiles or not, under some budgets. Over several devices, and where
+weights come and go in every call, the partition of the chain says what lies where.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, permutations
+
+from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
+from ...compiler.spec.speeds import Speeds
+from ..place import Part as Placed
+from ..place import Room as Offer
+from ..place import split_parts
+from .chain import Chain
+from .partition import Piece, Problem, Room, Split, partition
+from .workload import Budgets, Load
+
+SLOTS = 2
+_PARTS = 20  # of a chain that is split over several devices while ways are looked for
+_LISTS = 24  # of devices that are tried for one component
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to place a component: what it holds where, and its seconds a picture.
+
+    ``ranges`` are the parts of each device, and ``rests`` says for each part whether it is on its device (throughout,
+    or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
+    ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
+    rest in the host's memory. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase.
+    """
+
+    name: str
+    phase: str
+    devices: tuple[Device, ...]
+    ranges: tuple[tuple[int, int], ...]
+    rests: tuple[Residency, ...]
+    residency: Residency
+    tiled: bool
+    seconds: float
+    bringing: float
+    stays: Mapping[Device, int] = field(hash=False)
+    comes: Mapping[Device, int] = field(hash=False)
+    live: Mapping[Device, int] = field(hash=False)
+    streamed: Mapping[Device, int] = field(hash=False)
+    weights: Mapping[Device, int] = field(hash=False)
+    host: int = 0
+
+    def needs(self, device: Device) -> int:
+        """The bytes on a device while the component works."""
+        return self.stays.get(device, 0) + self.comes.get(device, 0) + self.live.get(device, 0)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices of the rig in order, their speeds, and the host."""
+
+    devices: tuple[Device, ...]
+    speeds: Speeds
+    host: Device
+
+    def lists(self, alike: Mapping[Device, object]) -> list[tuple[Device, ...]]:
+        """Lists of devices worth trying: each alone, and the others fastest and largest first, the host last.
+
+        Devices of which ``alike`` has the same are exchanged for each other in one-device lists only.
+        """
+        cards = [device for device in self.devices if device != self.host]
+        singles = [(device,) for device in self.devices]
+        several = [order for count in range(2, len(cards) + 1) for order in permutations(cards, count)]
+        with_host = [(*order, self.host) for order in ([(card,) for card in cards] + several)]
+        seen, kept = set(), []
+        for order in (*several, *with_host):
+            kinds = tuple(alike[device] for device in order)
+            if kinds not in seen:
+                seen.add(kinds)
+                kept.append(order)
+        return [*singles, *kept[:_LISTS]]
+
+
+def options_of(load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]]) -> Iterator[Option]:
+    """All ways to place a component on some lists of devices under some budgets, those that do not fit left out."""
+    wanted = [load.asked.devices] if load.asked.devices else lists
+    for devices in wanted:
+        for residency in residencies(load, devices, machine.host):
+            for tiled in load.ways():
+                found = option(load, machine, budgets, devices, residency, tiled)
+                if found is not None:
+                    yield found
+
+
+def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Residency]:
+    """Where the weights of a component on some devices may rest, by what was asked."""
+    if load.asked.residency is not None:
+        return [load.asked.residency]
+    others = [Residency.DISK] if all(device == host for device in devices) else [Residency.HOST, Residency.DISK]
+    return [Residency.DEVICE, *others]
+
+
+def option(
+    load: Load,
+    machine: Machine,
+    budgets: Budgets,
+    devices: tuple[Device, ...],
+    residency: Residency,
+    tiled: bool,
+    most: int = _PARTS,
+) -> Option | None:
+    """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit."""
+    chain, times = load.way(tiled)
+    chain = chain if len(devices) == 1 else chain.coarsened(most)
+    problem = problem_of(chain, machine, budgets, devices, residency)
+    split = _asked(load, chain, problem) if load.asked.shares or load.asked.rows else partition(problem)
+    return None if split is None else _option(load, chain, times, machine, devices, residency, tiled, problem, split)
+
+
+def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
+    """The way in which each device is filled in proportion to what it offers, with weights that stay."""
+    chain, times = load.way(False)
+    problem = problem_of(chain, machine, budgets, devices, Residency.DEVICE)
+    parts = [Placed(part.nbytes, part.live) for part in chain.parts]
+    counts = split_parts(parts, [Offer(budgets.of(one)) for one in devices], Placed(chain.rest.nbytes, chain.rest.live))
+    split = _of_counts(problem, counts)
+    if split is None:
+        return None
+    return _option(load, chain, times, machine, devices, Residency.DEVICE, False, problem, split)
+
+
+def problem_of(
+    chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency
+) -> Problem:
+    """The chain on a list of devices as a problem of partition."""
+    speeds = machine.speeds
+    return Problem(
+        [Piece(part.nbytes, part.largest, part.live, part.boundary) for part in chain.parts],
+        [_room(chain, machine, budgets, device, residency, index == 0) for index, device in enumerate(devices)],
+        Piece(chain.rest.nbytes, chain.rest.nbytes, chain.rest.live, chain.rest.boundary),
+        {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
+        host=chain.nbytes,
+        slots=SLOTS,
+    )
+
+
+def _room(
+    chain: Chain, machine: Machine, budgets: Budgets, device: Device, residency: Residency, is_main: bool
+) -> Room:
+    speed = machine.speeds[device]
+    streams = residency is Residency.DISK or (residency is Residency.HOST and device != machine.host)
+    loads = {residency: 1 / machine.speeds.loading(device, residency is Residency.DISK)} if streams else {}
+    seconds = [part.seconds(speed) for part in chain.parts]
+    return Room(budgets.of(device), seconds, chain.rest.seconds(speed) if is_main else 0.0, loads)
+
+
+def _asked(load: Load, chain: Chain, problem: Problem) -> Split | None:
+    """The split that a person asked for: by shares, or rows in proportion to what devices offer."""
+    shares = load.asked.shares or [room.budget for room in problem.rooms]
+    offers = [*shares, *[0.0] * len(problem.rooms)][: len(problem.rooms)]
+    parts = [Placed(part.nbytes, part.live) for part in chain.parts]
+    counts = split_parts(parts, [Offer(0)] * len(offers), Placed(chain.rest.nbytes), offers)
+    return _of_counts(problem, counts)
+
+
+def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
+    """The split with so many parts on each device, all of them there throughout; None if it does not fit."""
+    ends = [sum(counts[:index]) for index in range(len(counts) + 1)]
+    ranges = tuple(pairwise(ends))
+    seconds, at = problem.rooms[0].rest, 0
+    for index, (start, end) in enumerate(ranges):
+        pieces = problem.pieces[start:end]
+        lives = [piece.live for piece in pieces] + ([problem.rest.live] if index == 0 else [])
+        if not problem.fits(index, sum(piece.nbytes for piece in pieces), 0, max(lives, default=0)):
+            return None
+        if end > start:
+            nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
+            seconds += problem.crossing(at, index, nbytes) + sum(problem.rooms[index].seconds[start:end])
+            at = index
+    seconds += problem.crossing(at, 0, problem.pieces[-1].boundary if problem.pieces else 0)
+    return Split(seconds, ranges, (Residency.DEVICE,) * len(problem.pieces))
+
+
+def _option(
+    load: Load, chain: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
+    tiled: bool, problem: Problem, split: Split,
+) -> Option:  # fmt: skip
+    """A split as a way to place a component, with its bytes; devices that have nothing are left out."""
+    kept: Counter[Device] = Counter({devices[0]: chain.rest.nbytes})
+    streamed: Counter[Device] = Counter()
+    slots: Counter[Device] = Counter()
+    live: Counter[Device] = Counter({devices[0]: chain.rest.live})
+    for device, (start, end) in zip(devices, split.ranges, strict=True):
+        for part, rests in zip(chain.parts[start:end], split.residency[start:end], strict=True):
+            live[device] = max(live[device], part.live)
+            if rests is Residency.DEVICE:
+                kept[device] += part.nbytes
+            else:
+                streamed[device] += part.nbytes
+                slots[device] = max(slots[device], SLOTS * part.largest)
+    moves = {device: residency.stages_on(device) for device in devices}
+    rate = {device: machine.speeds.loading(device, residency is Residency.DISK) for device in devices}
+    bringing = sum(nbytes / rate[device] for device, nbytes in kept.items() if moves[device])
+    resting = sum(n for one in (kept, streamed) for device, n in one.items() if moves[device])
+    used = [index for index, (start, end) in enumerate(split.ranges) if end > start or index == 0]
+    return Option(
+        load.name, load.phase, tuple(devices[index] for index in used), tuple(split.ranges[index] for index in used),
+        split.residency, residency, tiled, times * split.seconds + bringing, bringing,
+        stays={device: n for device, n in kept.items() if not moves[device]},
+        comes=dict(Counter({device: n for device, n in kept.items() if moves[device]}) + slots),
+        live=dict(+live), streamed=dict(streamed), weights=dict(kept),
+        host=resting if residency is Residency.HOST else 0,
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""What a picture takes, in numbers: the components of a pipeline, their calls, and what a person said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
+from .chain import Chain, Part
+
+TILED = "tiled"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person said of a component; what is empty or None is free.
+
+    ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
+    split by rows; ``tiled`` whether it decodes in tiles.
+    """
+
+    devices: tuple[Device, ...] = ()
+    residency: Residency | None = None
+    shares: tuple[float, ...] = ()
+    rows: bool = False
+    tiled: bool | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """A component: its chain, how often that is called for a picture, and the same when it works in tiles.
+
+    ``nbytes`` are all its weights, with those that no call reads. ``phase`` is the part of the pipeline's call in which
+    it works; what is brought for a phase leaves with it.
+    """
+
+    name: str
+    role: str
+    phase: str
+    chain: Chain
+    times: float = 1.0
+    tiles: tuple[Chain, float] | None = None
+    nbytes: int = 0
+    asked: Asked = field(default_factory=Asked)
+
+    @property
+    def unread(self) -> int:
+        """The bytes of weights that no call reads; they lie with the rest."""
+        return max(0, self.nbytes - self.chain.nbytes)
+
+    def way(self, tiled: bool) -> tuple[Chain, float]:
+        """The chain and the number of its calls, in tiles or not; the rest has the weights that no call reads."""
+        chain, times = self.tiles if tiled and self.tiles else (self.chain, self.times)
+        missing = max(0, max(self.nbytes, self.chain.nbytes) - chain.nbytes)
+        return replace(chain, rest=replace(chain.rest, nbytes=chain.rest.nbytes + missing)), times
+
+    def ways(self) -> Sequence[bool]:
+        """In tiles, or not: what is possible, and was asked for."""
+        possible = (False, True) if self.tiles else (False,)
+        return [tiled for tiled in possible if self.asked.tiled in (None, tiled) or not self.tiles]
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """The bytes that may be used of each device and of the host, and those that the process itself takes of the host.
+
+    ``why`` says in words what keeps the rest of a device.
+    """
+
+    devices: Mapping[Device, int]
+    host: Device
+    process: int = 0
+    why: Mapping[Device, str] = field(default_factory=dict)
+
+    def of(self, device: Device) -> int:
+        """The bytes for weights and values on a device."""
+        return max(0, self.devices.get(device, 0) - (self.process if device == self.host else 0))
+
+
+def joined(calls: Sequence[tuple[Chain, float]]) -> tuple[Chain, float]:
+    """Several programs of a component as one: that of most work, called so often that all the work is counted.
+
+    What is alive and what crosses is the most of any of them, where they have the same blocks; else of the whole.
+    """
+    main, times = max(calls, key=lambda call: call[1] * _flops(call[0]))
+    work = _flops(main) or 1.0
+    total = sum(count * _flops(chain) / work for chain, count in calls)
+    largest = max(calls, key=lambda call: call[0].nbytes)[0]
+    chains = [chain for chain, _ in calls]
+    rest = _covering(main.rest, [chain.rest for chain in chains])
+    rest = replace(rest, nbytes=rest.nbytes + max(0, largest.nbytes - main.nbytes))
+    parts = tuple(_covering(part, _alike(chains, index, len(main.parts))) for index, part in enumerate(main.parts))
+    return replace(main, rest=rest, parts=parts), max(total, times)
+
+
+def _alike(chains: Sequence[Chain], index: int, count: int) -> list[Part]:
+    """The parts of a number in all chains; of one of another form the most that is alive in any of its parts."""
+    return [
+        chain.parts[index] if len(chain.parts) == count else replace(chain.rest, live=chain.live, boundary=0)
+        for chain in chains
+    ]
+
+
+def _covering(part: Part, others: Sequence[Part]) -> Part:
+    return replace(
+        part, live=max(one.live for one in others), boundary=max(part.boundary, *(one.boundary for one in others))
+    )
+
+
+def _flops(chain: Chain) -> float:
+    """The arithmetic of a chain, in which a byte of traffic counts as much as 50 operations."""
+    parts = (chain.rest, *chain.parts)
+    return sum(n * max(cost.flops, 50.0 * (cost.read + cost.written)) for part in parts for cost, n in part.work)

@@ -1,0 +1,183 @@
+"""The plan of a whole pipeline: never worse than simpler ways to plan, always within every budget."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.passes.fit.chain import Chain, Part
+from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
+from dovetail.passes.fit.search import Solution, compose, fits, peaks, search
+from dovetail.passes.fit.workload import Asked, Budgets, Load
+from dovetail.passes.simulate.cost import OpCost
+
+MIB = 2**20
+CPU, FAST, SLOW = Device("cpu"), Device("cuda"), Device("cuda", 1)
+PHASES = {"te": "conditioning", "diffusion": "sampling", "vae": "decoding"}
+
+
+def part(name: str, mib: int, live: int = 1, flops: float = 1e9, boundary: int = 1) -> Part:
+    return Part(name, mib * MIB, mib * MIB, live * MIB, boundary * MIB, ((OpCost(flops, 0, 1), 1),))
+
+
+def load(name: str, blocks: int, mib: int, live: int = 4, times: float = 1, flops: float = 1e9, **more: object) -> Load:
+    parts = tuple(part(f"blocks.{i}", mib, live, flops) for i in range(blocks))
+    chain = Chain(name, part("rest", 2, live, flops), parts)
+    role = name.split("_")[0]
+    return Load(name, role, PHASES[role], chain, times, nbytes=chain.nbytes, **more)  # type: ignore[arg-type]
+
+
+def machine(devices: Sequence[Device] = (FAST, SLOW, CPU), link: float = 1e9, disk: float = 1e8) -> Machine:
+    of = {FAST: 1e12, SLOW: 1e11, CPU: 1e10}
+    speeds = {device: Speed({"float32": of[device]}, 1e15, link, 0.0) for device in (*devices, CPU)}
+    return Machine(tuple(devices), Speeds(speeds, disk), CPU)
+
+
+def budgets(fast: int, slow: int, cpu: int) -> Budgets:
+    return Budgets({FAST: fast * MIB, SLOW: slow * MIB, CPU: cpu * MIB}, CPU)
+
+
+def pipeline(**asked: Asked) -> list[Load]:
+    te = load("te", 4, 20, flops=1e10)
+    diffusion = load("diffusion", 10, 20, live=10, times=20, flops=1e10)
+    tiles = (replace(diffusion.chain, rest=part("rest", 10, 10), parts=()), 4.0)
+    vae = load("vae", 0, 0, live=60, flops=1e9, tiles=tiles)
+    return [replace(one, asked=asked.get(one.name, Asked())) for one in (te, diffusion, vae)]
+
+
+def found(loads: Sequence[Load], given: Budgets, on: Machine | None = None) -> Solution:
+    solution = search(loads, on or machine(), given)
+    assert solution is not None
+    assert fits(solution, given)
+    assert solution.ways.keys() == {one.name for one in loads}
+    return solution
+
+
+def test_what_fits_on_the_fastest_device_stays_there() -> None:
+    solution = found(pipeline(), budgets(1000, 1000, 1000))
+    assert {way.devices for way in solution.ways.values()} == {(FAST,)}
+    assert {way.residency for way in solution.ways.values()} == {Residency.DEVICE}
+
+
+def test_components_take_turns_on_a_device_that_has_not_room_for_all() -> None:
+    ways = found(pipeline(), budgets(320, 0, 1000)).ways
+    assert ways["diffusion"].residency is Residency.DEVICE
+    assert ways["te"].residency is Residency.HOST
+    assert ways["te"].devices == (FAST,)
+
+
+def test_a_slow_second_device_is_used_where_it_helps() -> None:
+    slow_link = machine(link=1e7)
+    assert found(pipeline(), budgets(150, 150, 1000), slow_link).ways["diffusion"].devices == (FAST, SLOW)
+    alone = found(pipeline(), budgets(150, 150, 1000), machine(link=1e12))
+    assert alone.ways["diffusion"].devices == (FAST,), "streaming is faster than the slow device"
+
+
+def test_what_is_streamed_is_brought_in_every_call_and_the_rest_for_the_phase() -> None:
+    way = found([load("diffusion", 10, 20, times=5)], budgets(100, 0, 1000)).ways["diffusion"]
+    assert way.residency is Residency.HOST
+    assert way.streamed == {FAST: 160 * MIB}, "two slots of 20 and the values leave room for two blocks"
+    assert way.comes == {FAST: (2 + 40 + 40) * MIB}
+    assert way.host == 202 * MIB
+
+
+def test_a_phase_that_needs_room_for_values_is_done_in_tiles() -> None:
+    assert found(pipeline(), budgets(50, 0, 1000)).ways["vae"].tiled
+    assert not found(pipeline(), budgets(100, 0, 1000)).ways["vae"].tiled
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked((SLOW,)),
+        Asked((CPU,)),
+        Asked((SLOW, FAST)),
+        Asked(residency=Residency.DISK),
+        Asked((FAST,), Residency.HOST),
+    ],
+)
+def test_what_was_asked_is_done(asked: Asked) -> None:
+    way = found(pipeline(diffusion=asked), budgets(1000, 1000, 1000)).ways["diffusion"]
+    if asked.devices:
+        assert way.devices == asked.devices[: len(way.devices)]
+    if asked.residency:
+        assert way.residency is asked.residency
+
+
+def test_shares_that_were_asked_for_decide_the_ranges() -> None:
+    way = found(pipeline(diffusion=Asked((FAST, SLOW), shares=(1.0, 1.0))), budgets(1000, 1000, 1000)).ways["diffusion"]
+    assert way.ranges == ((0, 5), (5, 10))
+
+
+def test_nothing_is_found_where_nothing_fits() -> None:
+    assert search(pipeline(), machine(), budgets(5, 5, 5)) is None
+    assert search(pipeline(diffusion=Asked((SLOW,), Residency.DEVICE)), machine(), budgets(1000, 100, 1000)) is None
+
+
+def test_the_host_is_a_budget_too() -> None:
+    on_disk = found(pipeline(), budgets(100, 0, 60))
+    assert on_disk.ways["diffusion"].residency is Residency.DISK
+    assert max(n for (_, device), n in peaks(on_disk, budgets(100, 0, 60)).items() if device == CPU) <= 60 * MIB
+
+
+def random_pipeline(rng: random.Random) -> list[Load]:
+    loads = [load(f"te_{i}", rng.randint(1, 4), rng.randint(5, 30), flops=1e8) for i in range(rng.randint(1, 2))]
+    loads.append(
+        load("diffusion", rng.randint(2, 8), rng.randint(5, 40), rng.randint(1, 20), 10, 10 ** rng.uniform(8, 11))
+    )
+    return [*loads, load("vae", 1, rng.randint(1, 10), rng.randint(5, 80))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_is_never_worse_than_partitions_composed_or_the_proportional_split(seed: int) -> None:
+    rng = random.Random(seed)
+    loads, on = random_pipeline(rng), machine(link=10 ** rng.uniform(7, 10), disk=10 ** rng.uniform(6, 9))
+    given = budgets(*(rng.choice([60, 120, 300, 600]) for _ in range(3)))
+    solution = search(loads, on, given)
+    for other in simple_plans(loads, on, given):
+        if other is not None and fits(other, given):
+            assert solution is not None
+            assert solution.seconds <= other.seconds * (1 + 1e-6)
+
+
+def simple_plans(loads: list[Load], on: Machine, given: Budgets) -> list[Solution | None]:
+    lists = [one for n in (1, 2, 3) for one in itertools.permutations(on.devices, n) if CPU not in one[:-1]]
+    split = [proportional(one, on, given, (FAST, SLOW)) for one in loads]
+    return [compose(loads, on, given, lists), Solution({w.name: w for w in split if w}) if all(split) else None]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_plan_is_the_best_of_all_combinations_of_ways(seed: int) -> None:
+    rng = random.Random(seed)
+    loads, on = random_pipeline(rng), machine()
+    given = budgets(*(rng.choice([60, 120, 300]) for _ in range(3)))
+    lists = [(FAST,), (SLOW,), (CPU,), (FAST, SLOW)]
+    columns: list[list[Option]] = [list(options_of(one, on, given, lists)) for one in loads]
+    best = min(
+        (
+            one.seconds
+            for ways in itertools.product(*columns)
+            if fits(one := Solution({w.name: w for w in ways}), given)
+        ),
+        default=None,
+    )
+    solution = search(loads, on, given)
+    if best is not None:
+        assert solution is not None
+        assert solution.seconds <= best * (1 + 1e-6)
+
+
+def test_an_option_has_all_weights_of_its_component() -> None:
+    one = load("diffusion", 10, 20)
+    for devices in [(FAST,), (FAST, SLOW), (SLOW, CPU)]:
+        for residency in Residency:
+            way = option(one, machine(), budgets(150, 100, 300), devices, residency, False)
+            if way is not None:
+                assert sum(way.weights.values()) + sum(way.streamed.values()) == one.nbytes
