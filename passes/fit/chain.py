@@ -69,14 +69,18 @@ class Chain:
 
     def coarsened(self, most: int) -> Chain:
         """The same in at most so many parts, each with about as many bytes of weights."""
+        return replace(self, parts=tuple(map(_joined, self.groups(most))))
+
+    def groups(self, most: int) -> list[tuple[Part, ...]]:
+        """The parts in at most so many consecutive groups, each with about as many bytes of weights."""
         if len(self.parts) <= most:
-            return self
+            return [(part,) for part in self.parts]
         total = sum(part.nbytes for part in self.parts) or 1
         ends = accumulate(part.nbytes for part in self.parts)
         groups: dict[int, list[Part]] = defaultdict(list)
         for part, end in zip(self.parts, ends, strict=True):
             groups[min(most - 1, (end - part.nbytes // 2) * most // total)].append(part)
-        return replace(self, parts=tuple(_joined(group) for _, group in sorted(groups.items())))
+        return [tuple(group) for _, group in sorted(groups.items())]
 
 
 def _joined(parts: Sequence[Part]) -> Part:

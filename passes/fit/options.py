@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations
+from itertools import accumulate, pairwise, permutations
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
@@ -30,7 +30,7 @@ _LISTS = 24  # of devices that are tried for one component
 class Option:
     """A way to place a component: what it holds where, and its seconds a picture.
 
-    ``ranges`` are the parts of each device, and ``rests`` says for each part whether it is on its device (throughout,
+    ``ranges`` are the blocks of each device, and ``rests`` says for each block whether it is on its device (throughout,
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
     rest in the host's memory. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase.
@@ -113,10 +113,16 @@ def option(
 ) -> Option | None:
     """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit."""
     chain, times = load.way(tiled)
-    chain = chain if len(devices) == 1 else chain.coarsened(most)
-    problem = problem_of(chain, machine, budgets, devices, residency)
-    split = _asked(load, chain, problem) if load.asked.shares or load.asked.rows else partition(problem)
-    return None if split is None else _option(load, chain, times, machine, devices, residency, tiled, problem, split)
+    is_asked = bool(load.asked.shares or load.asked.rows)
+    counts = [1] * len(chain.parts)
+    if len(devices) > 1 and not is_asked:
+        counts = [len(group) for group in chain.groups(most)]
+    coarse = chain.coarsened(len(counts))
+    problem = problem_of(coarse, machine, budgets, devices, residency)
+    split = _asked(load, chain, problem) if is_asked else partition(problem)
+    if split is None:
+        return None
+    return _option(load, coarse, times, machine, devices, residency, tiled, split, counts)
 
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
@@ -128,7 +134,7 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
     split = _of_counts(problem, counts)
     if split is None:
         return None
-    return _option(load, chain, times, machine, devices, Residency.DEVICE, False, problem, split)
+    return _option(load, chain, times, machine, devices, Residency.DEVICE, False, split, [1] * len(chain.parts))
 
 
 def problem_of(
@@ -185,9 +191,12 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
 
 def _option(
     load: Load, chain: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
-    tiled: bool, problem: Problem, split: Split,
+    tiled: bool, split: Split, counts: Sequence[int],
 ) -> Option:  # fmt: skip
-    """A split as a way to place a component, with its bytes; devices that have nothing are left out."""
+    """A split as a way to place a component, with its bytes; devices that have nothing are left out.
+
+    ``counts`` says how many blocks each part of the chain has.
+    """
     kept: Counter[Device] = Counter({devices[0]: chain.rest.nbytes})
     streamed: Counter[Device] = Counter()
     slots: Counter[Device] = Counter()
@@ -204,12 +213,16 @@ def _option(
     rate = {device: machine.speeds.loading(device, residency is Residency.DISK) for device in devices}
     bringing = sum(nbytes / rate[device] for device, nbytes in kept.items() if moves[device])
     resting = sum(n for one in (kept, streamed) for device, n in one.items() if moves[device])
+    ends = [0, *accumulate(counts)]
+    rests = [rests for rests, count in zip(split.residency, counts, strict=True) for _ in range(count)]
     used = [index for index, (start, end) in enumerate(split.ranges) if end > start or index == 0]
+    ranges = [(ends[split.ranges[index][0]], ends[split.ranges[index][1]]) for index in used]
+    brought = Counter({device: nbytes for device, nbytes in kept.items() if moves[device]})
     return Option(
-        load.name, load.phase, tuple(devices[index] for index in used), tuple(split.ranges[index] for index in used),
-        split.residency, residency, tiled, times * split.seconds + bringing, bringing,
-        stays={device: n for device, n in kept.items() if not moves[device]},
-        comes=dict(Counter({device: n for device, n in kept.items() if moves[device]}) + slots),
+        load.name, load.phase, tuple(devices[index] for index in used), tuple(ranges), tuple(rests), residency, tiled,
+        times * split.seconds + bringing, bringing,
+        stays={device: nbytes for device, nbytes in kept.items() if not moves[device]},
+        comes=dict(brought + slots),
         live=dict(+live), streamed=dict(streamed), weights=dict(kept),
         host=resting if residency is Residency.HOST else 0,
     )  # fmt: skip

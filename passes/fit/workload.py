@@ -65,13 +65,14 @@ class Load:
 class Budgets:
     """The bytes that may be used of each device and of the host, and those that the process itself takes of the host.
 
-    ``why`` says in words what keeps the rest of a device.
+    ``why`` says in words what keeps the rest of a device, and ``typed`` is what a person wrote of all budgets.
     """
 
     devices: Mapping[Device, int]
     host: Device
     process: int = 0
     why: Mapping[Device, str] = field(default_factory=dict)
+    typed: str = ""
 
     def of(self, device: Device) -> int:
         """The bytes for weights and values on a device."""

@@ -1,0 +1,61 @@
+"""The plan as data: its shares, its peaks, and the line that asks for it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
+from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.fit.options import Machine, option
+from dovetail.passes.fit.plan import plan_of
+from dovetail.passes.fit.search import Solution
+from dovetail.passes.place import Part, Room, split_parts
+
+from .test_search import CPU, FAST, MIB, SLOW, budgets, found, load, machine, pipeline
+
+
+def test_a_plan_says_what_each_device_has() -> None:
+    loads, given = pipeline(), budgets(150, 150, 1000)
+    plan = plan_of(found(loads, given, machine(link=1e7)), loads, given)
+    diffusion = plan.components[1]
+    assert diffusion.devices == (FAST, SLOW)
+    assert sum(share.weights for share in diffusion.shares) == loads[1].nbytes
+    assert [share.blocks for share in diffusion.shares] == [
+        (0, diffusion.shares[0].blocks[1]),
+        (diffusion.shares[0].blocks[1], 10),
+    ]
+    assert all(plan.peak[device] <= limit for device, limit in given.devices.items())
+
+
+def test_the_line_has_the_devices_and_residencies_of_the_plan() -> None:
+    loads, given = pipeline(), budgets(100, 0, 1000)
+    plan = plan_of(found(loads, given), loads, replace(given, typed="cuda0=100MiB"))
+    names = {one.name: one.role for one in loads}
+    backend = parse_backend(plan.settings["--backend"], names)
+    resting = parse_params_backend(plan.settings["--params-backend"], names)
+    for one in plan.components:
+        assert tuple(map(str, one.devices)) == tuple(map(str, backend.get(one.name, one.role) or ()))
+        word = resting.get(one.name, one.role)
+        assert (str(word) if word else "device") == one.residency.value
+    assert plan.line.endswith("--max-vram cuda0=100MiB")
+
+
+def test_one_device_for_all_is_written_once() -> None:
+    loads, given = pipeline(), budgets(1000, 0, 1000)
+    assert plan_of(found(loads, given), loads, given).line == "--backend cuda0"
+
+
+def test_the_shares_of_the_line_give_the_ranges_of_the_plan() -> None:
+    one = load("diffusion", 13, 20)
+    on = Machine((FAST, SLOW, CPU), machine().speeds, CPU)
+    for fast in range(50, 250, 10):
+        way = option(one, on, budgets(fast, 250, 0), (FAST, SLOW), Residency.DEVICE, False)
+        assert way is not None
+        if len(way.devices) < 2:
+            continue
+        plan = plan_of(Solution({"diffusion": way}), [one], budgets(fast, 250, 0))
+        shares = parse_tensor_split(plan.settings["--tensor-split"], {"diffusion": "diffusion"}).shares_for(
+            "diffusion", "diffusion", (FAST, SLOW)
+        )
+        counts = split_parts([Part(20 * MIB)] * 13, [Room(0)] * 2, Part(2 * MIB), shares or ())
+        assert counts == [end - start for start, end in way.ranges]

@@ -1,0 +1,86 @@
+"""What a refusal says: what takes the space, and ways out that the search has tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.fit.search import fits, search
+from dovetail.passes.fit.ways_out import WayOut, lacking, refusal, ways_out
+from dovetail.passes.fit.workload import Asked, Budgets, Load
+
+from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
+
+
+def outs(loads: list[Load], given: Budgets, **more: object) -> list[WayOut]:
+    assert search(loads, machine(), given) is None
+    found = ways_out(loads, machine(), given, **more)  # type: ignore[arg-type]
+    for out in found:
+        assert fits(out.solution, out.budgets)
+        assert search(list(out.loads), machine(), out.budgets) is not None
+    return found
+
+
+def test_a_component_on_a_device_too_small_for_it_is_given_others() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    first, second, *_ = outs(loads, budgets(1000, 100, 1000))
+    assert (first.what, second.what) == ("other devices", "weights that rest elsewhere")
+    assert first.solution.ways["diffusion"].devices == (FAST,)
+    assert second.solution.ways["diffusion"].residency is Residency.HOST
+    assert second.settings["--params-backend"]
+
+
+def test_what_was_asked_of_others_stays_asked() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE), te=Asked((CPU,)))
+    for out in outs(loads, budgets(1000, 100, 1000))[:2]:
+        assert out.solution.ways["te"].devices == (CPU,)
+
+
+def test_a_decoder_that_needs_more_values_than_there_is_decodes_in_tiles() -> None:
+    loads = pipeline(vae=Asked((FAST,), tiled=False))
+    found = outs(loads, budgets(50, 0, 1000))
+    assert "decoding in tiles" in [out.what for out in found]
+
+
+def test_a_budget_that_was_typed_is_named_and_may_be_raised() -> None:
+    given = replace(budgets(20, 0, 40), typed="20MiB,cpu=40MiB")
+    found = outs(pipeline(), given, free=budgets(1000, 0, 1000).devices)
+    assert found[0].what == "a larger budget"
+    assert "--max-vram" not in found[0].settings
+
+
+def test_packed_weights_are_a_way_out_where_placement_is_none() -> None:
+    one = load("diffusion", 4, 20, asked=Asked((FAST,), Residency.DEVICE))
+    only = replace(one, asked=Asked((FAST,), Residency.DEVICE))
+    found = outs([only], Budgets({FAST: 60 * MIB}, CPU), most=9)
+    assert "weights of diffusion in Q8_0" in [out.what for out in found]
+
+
+def test_a_smaller_size_is_tried_last() -> None:
+    small = [replace(one, asked=Asked()) for one in [load("vae", 0, 0, live=5)]]
+    found = outs([load("vae", 0, 0, live=60)], Budgets({FAST: 50 * MIB}, CPU), smaller=lambda: ("--size 512", small))
+    assert [out.what for out in found] == ["--size 512"]
+
+
+def test_nothing_is_named_where_nothing_helps() -> None:
+    loads, given = pipeline(), budgets(5, 5, 5)
+    assert outs(loads, given) == []
+    assert "nothing that dovetail can do helps" in refusal(lacking(loads, machine(), given), loads, given, {}, [])
+
+
+def test_a_refusal_blames_what_takes_the_space_and_knows_the_budget() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    given = replace(budgets(1000, 100, 1000), why={SLOW: "--max-vram cuda1=100MiB"}, typed="cuda1=100MiB")
+    lack = lacking(loads, machine(), given)
+    assert (lack.component, lack.device, lack.offered) == ("diffusion", SLOW, 100 * MIB)
+    assert lack.least == (2 + 200 + 10) * MIB
+    text = refusal(lack, loads, given, {SLOW: 500 * MIB}, ways_out(loads, machine(), given))
+    assert "diffusion needs at least 212.0 MiB on cuda1, which has 100.0 MiB of 500.0 MiB (--max-vram" in text
+    assert 'other devices (--backend "cuda0" --max-vram "cuda1=100MiB"' in text
+
+
+def test_components_that_fit_one_by_one_are_blamed_together() -> None:
+    loads = [load(name, 2, 20, asked=Asked((FAST,), Residency.DEVICE)) for name in ("te_1", "te_2")]
+    given = budgets(60, 0, 1000)
+    assert lacking(loads, machine(), given).component == ""
+    assert "not together" in refusal(lacking(loads, machine(), given), loads, given, {}, [])
