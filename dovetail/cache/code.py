@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 import importlib.util
+import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -13,6 +16,7 @@ from types import CodeType, FunctionType
 _digests: dict[int, tuple[CodeType, str]] = {}
 _names: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 _imports: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
+_ROOTS = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
@@ -58,6 +62,14 @@ def digest_of_file(module: str) -> str:
 def is_of_python(module: str) -> bool:
     """Whether a module is of Python's own library, which the version of Python says."""
     return module.partition(".")[0] in sys.stdlib_module_names
+
+
+@functools.cache
+def is_installed(package: str) -> bool:
+    """Whether a package lies where packages are installed, so that its version says what is in it."""
+    found = sys.modules.get(package)
+    places = [getattr(found, "__file__", None) or "", *getattr(found, "__path__", ())]
+    return any(place.startswith(root + os.sep) for place in places for root in _ROOTS)
 
 
 def home_of(function: FunctionType) -> str:

@@ -4,8 +4,11 @@ A trace runs the Python of a model: of its classes, of the objects in its attrib
 call. All of it is written into one digest: attributes by value, tensors by their bytes, functions by bytecode with
 their defaults, closures and the globals that they name, and so on from function to function. Of a class those members
 are taken whose names some function on the way looks up. So a function that somebody put in the place of a library's, in
-a class or in a module, changes the digest, as does an edited file. PyTorch outside of ``torch.nn``, Python's own
-library and dovetail are told by name, for their versions are in the key beside this.
+a class or in a module, changes the digest, as does an edited file.
+
+The code of PyTorch outside of ``torch.nn``, of Python's own library, of dovetail, and of installed packages that no
+class of the model comes from is not followed: a function of these is told by its own bytecode, for their versions are
+in the key beside this.
 
 What has no content that can be told (an open file, a generator of random numbers), and code that was typed into a
 session or is of the script that runs, raises HasNoContent.
@@ -24,7 +27,7 @@ from torch import nn
 
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
-from .code import digest_of, digest_of_file, home_of, imports_in, is_of_python, names_in
+from .code import digest_of, digest_of_file, home_of, imports_in, is_installed, is_of_python, names_in
 from .values import HasNoContent, Values
 
 _DESCRIPTORS = (staticmethod, classmethod)
@@ -76,6 +79,13 @@ class Content(Values):
                 self.say("member", self._met[id(cls)][0], name)
                 self._member(vars(cls)[name])
 
+    def _is_followed(self, module: str) -> bool:
+        """Whether the code of a module is told by content all the way, and not by the version of its package."""
+        root = module.partition(".")[0]
+        if root == "torch":
+            return module.startswith("torch.nn.")
+        return root in self._homes or not (root == "dovetail" or is_of_python(module) or is_installed(root))
+
     def _module(self, module: nn.Module) -> None:
         own = vars(module)
         self.say("module")
@@ -105,7 +115,7 @@ class Content(Values):
     def _class(self, cls: type) -> None:
         """A class by name; its members follow as far as some function names them."""
         self.say("class", cls.__module__, cls.__qualname__)
-        if not _is_followed(cls.__module__):
+        if not self._is_followed(cls.__module__):
             return
         _refuse_session(cls.__module__, cls.__qualname__)
         self._classes[cls] = None
@@ -136,7 +146,7 @@ class Content(Values):
 
     def _function(self, function: FunctionType) -> None:
         self.say("function", function.__module__, function.__qualname__, digest_of(function.__code__))
-        if _is_followed(home_of(function)):
+        if self._is_followed(home_of(function)):
             _refuse_session(home_of(function), function.__qualname__)
         self._functions.append(function)
 
@@ -152,7 +162,7 @@ class Content(Values):
                 self.say("empty")
                 continue
             self._value(held)
-        if _is_followed(home_of(function)):  # a decorator of PyTorch's keeps what it decorates in its closure
+        if self._is_followed(home_of(function)):  # a decorator of PyTorch's keeps what it decorates in its closure
             names = names_in(function.__code__)
             self._names.update(names)
             self._globals(function.__globals__, names)
@@ -173,7 +183,7 @@ class Content(Values):
         while waiting:
             held = waiting.pop()
             for name in names:
-                if name not in held or name.startswith("__"):
+                if name not in held or name.startswith("__") or name in libraries.OF_ONE_PROCESS:
                     continue
                 value = held[name]
                 if isinstance(value, ModuleType):
@@ -185,14 +195,6 @@ class Content(Values):
                     self._made.add(value)
                 self.say("global", name)
                 self._value(value)
-
-
-def _is_followed(module: str) -> bool:
-    """Whether the code of a module is told by content, and not by the version of its library."""
-    root = module.partition(".")[0]
-    if root == "torch":
-        return module.startswith("torch.nn.")
-    return (root not in ("dovetail", "numpy") and not is_of_python(root)) or root == "__main__"
 
 
 def _refuse_session(module: str, name: str) -> None:

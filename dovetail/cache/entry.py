@@ -7,7 +7,6 @@ safetensors file follow. Reading one runs no code, and takes time and memory in 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,14 +18,7 @@ from ..compiler.errors import ProgramTextError
 from ..compiler.ir.program import Program
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
-
-_FORM = b"dovetail trace 1\n"
-_LONGEST = 4096
-_LARGEST = 2**30
-
-
-class NoEntry(Exception):
-    """A file is no entry, or a damaged one; or a program has no form on disk."""
+from .head import Head, NoEntry, read_head
 
 
 def written(key: str, program: Program) -> list[bytes]:
@@ -41,16 +33,14 @@ def written(key: str, program: Program) -> list[bytes]:
         tensors = save({name: one.detach().clone() for name, one in program.constants.items()})
     except (SafetensorError, KeyError, ValueError) as error:
         raise NoEntry(f"its constants cannot be saved: {error}") from error
-    head = {"key": key, "program": len(text), "tensors": len(tensors), "digest": _digest(text, tensors)}
-    return [_FORM, json.dumps(head).encode() + b"\n", text, tensors]
+    head = Head(key, program.name, len(text), len(tensors), _digest(text, tensors))
+    return [bytes(head), text, tensors]
 
 
 def read(path: Path, key: str) -> Program:
     """The program of an entry; raises NoEntry for a file that is none of this key, OSError where there is no file."""
     with path.open("rb") as file:
-        if file.readline(len(_FORM)) != _FORM:
-            raise NoEntry("it is of another form")
-        text, tensors = _parts(file.readline(_LONGEST), key, file.read(_LARGEST))
+        text, tensors = _parts(read_head(file), key, file.read())
     try:
         program = parse_program(text.decode())
         found = load(tensors)
@@ -60,16 +50,11 @@ def read(path: Path, key: str) -> Program:
     return program
 
 
-def _parts(line: bytes, key: str, rest: bytes) -> tuple[bytes, bytes]:
-    try:
-        head = json.loads(line)
-        known, lengths, digest = head["key"], (head["program"], head["tensors"]), head["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NoEntry("its head cannot be read") from error
-    if known != key or not all(type(one) is int and one >= 0 for one in lengths) or sum(lengths) != len(rest):
+def _parts(head: Head, key: str, rest: bytes) -> tuple[bytes, bytes]:
+    if head.key != key or head.program + head.tensors != len(rest):
         raise NoEntry("its head speaks of another entry")
-    text, tensors = rest[: lengths[0]], rest[lengths[0] :]
-    if _digest(text, tensors) != digest:
+    text, tensors = rest[: head.program], rest[head.program :]
+    if _digest(text, tensors) != head.digest:
         raise NoEntry("it is damaged")
     return text, tensors
 

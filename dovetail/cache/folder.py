@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..compiler.atomic_write import written_beside
 from ..compiler.spec.units import parse_bytes
+from .head import NoEntry, read_head
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
@@ -27,6 +28,15 @@ class Entry:
     path: Path
     nbytes: int
     used: float
+
+
+def class_in(entry: Entry) -> str:
+    """The class whose trace an entry is; empty for a damaged one."""
+    try:
+        with entry.path.open("rb") as file:
+            return read_head(file).name
+    except (OSError, NoEntry):
+        return ""
 
 
 def is_on() -> bool:

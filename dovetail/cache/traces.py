@@ -20,6 +20,7 @@ from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import HOST
 from . import entry, folder
+from .head import NoEntry
 from .key import key_of
 from .surroundings import sources
 
@@ -62,7 +63,7 @@ def read(key: str, module: nn.Module) -> Program | None:
         program = entry.read(path, key)
     except FileNotFoundError:
         return None
-    except (OSError, entry.NoEntry) as error:
+    except (OSError, NoEntry) as error:
         _tell(f"the kept trace {path} is not used: {error}; it is traced and written anew")
         return None
     if not _fits(program, module):
@@ -77,7 +78,7 @@ def keep(key: str, program: Program, most: int) -> None:
     """Writes a traced program to disk in a thread of its own, which the end of the process waits for."""
     try:
         parts = entry.written(key, program)
-    except entry.NoEntry as why:
+    except NoEntry as why:
         logger.debug("the trace of a %s is not kept on disk: %s", program.name, why)
         return
     if sum(map(len, parts)) <= most:

@@ -45,6 +45,7 @@ class Values:
         self._digest = hashlib.blake2b(digest_size=20)
         self._met: dict[int, tuple[int, Any]] = {}
         self._names: set[str] = {"forward"}
+        self._homes: set[str] = set()  # the packages that the classes of the model come from
         self._depth = 0
         self._is_state = True
 
@@ -87,6 +88,7 @@ class Values:
 
     def _object(self, value: Any) -> None:
         if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+            self._note_home(type(value))
             self._module(value)
         elif isinstance(value, torch.Tensor):
             self._tensor(value)
@@ -149,6 +151,7 @@ class Values:
         """An object of a Python class: by its attributes. One that a function names may be told by its class alone."""
         kind = type(value)
         self.say("object")
+        self._note_home(kind)
         self._value(kind)
         is_of_torch = kind.__module__.partition(".")[0] == "torch" and kind.__module__ != Dim.__module__
         if is_of_python(kind.__module__) or is_of_torch:
@@ -162,6 +165,10 @@ class Values:
         ):
             raise HasNoContent(f"a {kind.__module__}.{kind.__qualname__}, which has no attributes")
         self._attributes(value)
+
+    def _note_home(self, kind: type) -> None:
+        if self._is_state:
+            self._homes.add(kind.__module__.partition(".")[0])
 
     def _attributes(self, value: Any) -> None:
         held = getattr(value, "__dict__", None)
@@ -199,15 +206,19 @@ class Values:
         self._digest.update(array.tobytes())
 
     def _apart(self, value: Any) -> str:
-        """A member of a set: such are told one by one, for their order says nothing."""
+        """A member of a set: such are told one by one and sorted, for their order says nothing."""
         if isinstance(value, (*_PLAIN, float, torch.dtype)):
             return f"{type(value).__name__} {value!r}"
+        if isinstance(value, (tuple, frozenset)):
+            found = [self._apart(item) for item in value]
+            return f"{type(value).__name__} {found if isinstance(value, tuple) else sorted(found)}"
         if isinstance(value, (type, FunctionType)):
-            self._names.add(value.__qualname__)
             return f"{value.__module__} {value.__qualname__}"
         if isinstance(value, Enum):
             return f"{type(value).__qualname__} {value.name}"
-        raise HasNoContent(f"a set with a {type(value).__qualname__}")
+        if self._is_state:
+            raise HasNoContent(f"a set with a {type(value).__qualname__}")
+        return type(value).__qualname__
 
     def _module(self, module: nn.Module) -> None:
         raise NotImplementedError

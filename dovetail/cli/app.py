@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .cache import cache
 from .compile import compile
 from .convert import convert
 from .devices import devices
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, devices, compile, convert, show, verify, passes, env):
+for command in (generate, devices, compile, convert, show, verify, passes, cache, env):
     app.command()(expanded(command))
 
 

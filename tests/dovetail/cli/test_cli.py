@@ -60,7 +60,7 @@ def test_help_imports_neither_torch_nor_diffusers(words: list[str]) -> None:
     assert imported(words) & {"torch", "diffusers", "transformers", "numpy", "networkx"} == set()
 
 
-@pytest.mark.parametrize("words", [["devices"], ["--list-devices"], ["env"], ["passes"]])
+@pytest.mark.parametrize("words", [["devices"], ["--list-devices"], ["env"], ["passes"], ["cache"]])
 def test_answers_about_the_machine_do_not_import_diffusers(words: list[str]) -> None:
     assert imported(words) & {"diffusers", "transformers", "accelerate"} == set()
 

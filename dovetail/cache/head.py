@@ -1,0 +1,43 @@
+"""The head of an entry on disk: its form, what it is of, and the lengths and the digest of what follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+_FORM = b"dovetail trace 2\n"
+_LONGEST = 4096
+
+
+class NoEntry(Exception):
+    """A file is no entry, or a damaged one; or a program has no form on disk."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the first lines of an entry say: its key, the class that was traced, and how the rest is to be read."""
+
+    key: str
+    name: str
+    program: int
+    tensors: int
+    digest: str
+
+    def __bytes__(self) -> bytes:
+        return _FORM + json.dumps(asdict(self)).encode() + b"\n"
+
+
+def read_head(file: BinaryIO) -> Head:
+    """The head of an open file, which stands behind it then. Raises NoEntry."""
+    if file.readline(len(_FORM)) != _FORM:
+        raise NoEntry("it is of another form")
+    try:
+        head = Head(**json.loads(file.readline(_LONGEST)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NoEntry("its head cannot be read") from error
+    if not all(isinstance(one, str) for one in (head.key, head.name, head.digest)):
+        raise NoEntry("its head has other types")
+    if not all(type(one) is int and 0 <= one < 2**40 for one in (head.program, head.tensors)):
+        raise NoEntry("its head has no lengths")
+    return head
