@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..compiler.errors import NotHereError
+from . import collect_from_now
 from .call import PICTURE, Size, call_arguments
 from .lora_options import Loras
 from .options import Debug, Json, Where
@@ -56,6 +57,7 @@ def generate(
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
     with progress("loading the pipeline"):
         pipe = _load(pipeline, where, weights, dtype, variant, adapters)
+    collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
     started = time.perf_counter()
     result = _paint(pipe, arguments, seed)

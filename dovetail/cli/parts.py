@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compiler.errors import UsageError
+from . import collect_from_now
 from .call import Size, call_arguments
 from .options import Where
 from .output import progress
@@ -47,6 +48,7 @@ def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: We
 
     pipeline = located(pipeline)
     pipe, origins = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))
+    collect_from_now()
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
     dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins)
