@@ -15,6 +15,7 @@ from typing import ClassVar
 from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.ir.slices import Bounds, cover
+from ..compiler.ir.split import pieces
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
@@ -88,12 +89,30 @@ def needs_under(program: Program, assignment: Assignment, headroom: int | None =
     kept = {name: one.residency for name, one in assignment.items() if one.residency is not Residency.DEVICE}
     is_split = any(one.bounds for one in assignment.values())
     if not is_split and kept == program.residency and all(device == program.main for device in homes.values()):
-        return needs_of(program, {node: device for node, (device, _) in pinned(program, homes).items()}, headroom)
+        needs = needs_of(program, {node: device for node, (device, _) in pinned(program, homes).items()}, headroom)
+        return _with_others(program, assignment, needs)
     copy = program.copy()
     commit(copy, assignment)
     for step in (Pin(),) if is_split else (Pin(), Hoist(), Sink()):
         step.run(copy)
-    return needs_of(copy, copy.places(), headroom)
+    return _with_others(copy, assignment, needs_of(copy, copy.places(), headroom))
+
+
+def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device, Need]) -> dict[Device, Need]:
+    """The needs when what other programs have alive at other times must have room beside the weights that stay."""
+    beside = {device: memory.beside for device, memory in program.rig.memory.items() if memory.beside}
+    if not beside:
+        return dict(needs)
+    stays: Counter[Device] = Counter()
+    for weight, home in pieces(program).values():
+        kept = assignment[weight.whole].residency if weight.whole in assignment else Residency.DEVICE
+        stays[home] += 0 if kept.stages_on(home) else weight.nbytes
+    return {
+        device: replace(need, values=max(need.values, stays[device] + beside[device] - need.weights))
+        if device in beside
+        else need
+        for device, need in needs.items()
+    }
 
 
 def excess(needs: Mapping[Device, Need], free: Mapping[Device, int]) -> int:

@@ -101,7 +101,10 @@ def decide(
     known: dict[Device, int] = {}
     best: Decision | None = None
     for _ in range(_TRIES):
-        rooms = [Room(free[device] - fixed[device], known.get(device)) for device in program.devices]
+        rooms = [
+            Room(free[device] - fixed[device], known.get(device), program.rig[device].beside)
+            for device in program.devices
+        ]
         counts = split_parts(blocks, rooms, rest, _weighed(shares, len(rooms)))
         home = {name: program.home.get(name, device) for name, device in _homes(program, counts).items()}
         assignment = assigned(program, home)
@@ -117,10 +120,15 @@ def decide(
 
 @dataclass(frozen=True)
 class Room:
-    """What a device has free, and what it must keep for values if that is known (else its parts say)."""
+    """What a device has free, and what it must keep for values if that is known (else its parts say), or for others."""
 
     free: int
     live: int | None = None
+    beside: int = 0
+
+    def kept(self, live: int) -> int:
+        """What is kept for values, where parts have so much alive."""
+        return max(live if self.live is None else self.live, self.beside)
 
 
 def split_parts(parts: Sequence[Part], rooms: Sequence[Room], rest: Part, shares: Sequence[float] = ()) -> list[int]:
@@ -155,7 +163,7 @@ def _takes_one(parts: Sequence[Part], room: Room, offer: float, shared: bool) ->
     """Whether a device is to get a part if all fits: it has a share, or room for the smallest."""
     if shared:
         return offer > 0
-    least = min((part.nbytes + (part.live if room.live is None else room.live) for part in parts), default=0)
+    least = min((part.nbytes + room.kept(part.live) for part in parts), default=0)
     return offer > 0 and least <= room.free
 
 
@@ -194,7 +202,7 @@ class _Offers:
         if self.shares:
             return self.shares[index]
         room = self.rooms[index]
-        return room.free - (held.live if room.live is None else room.live)
+        return room.free - room.kept(held.live)
 
 
 def _balanced(parts: Sequence[Part], offers: _Offers, rest: Part) -> tuple[list[int], float] | None:

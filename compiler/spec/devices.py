@@ -114,7 +114,8 @@ class Memory:
     """What a device has, in bytes, and what may be used of it.
 
     `total` is what the device has, `free` what may be used of it, `why` in words what keeps the rest. `reserve` is what
-    of the free memory is kept for kernels. `label` is what its maker calls the device.
+    of the free memory is kept for kernels. `label` is what its maker calls the device. `beside` is what of the free
+    memory values of other programs take at other times: weights that stay must leave it free, values need not.
     """
 
     total: int
@@ -123,6 +124,7 @@ class Memory:
     reserve: int = field(default=0, compare=False)
     label: str = field(default="", compare=False)
     integrated: bool = field(default=False, compare=False)
+    beside: int = field(default=0, compare=False)
 
     def within(self, limit: int) -> Memory:
         """This memory, of which no more than a budget may be used, and not what is kept for kernels."""

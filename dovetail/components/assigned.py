@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -27,6 +27,9 @@ class AssignedWeights:
         self._view = view
         self.store = view.store
         self._planned: dict[tuple[StoredWeight, tuple[int, int] | None], tuple[str, int]] = {}
+        self._slices: dict[tuple[StoredWeight, tuple[int, int], str], int] = {}
+        self.is_planned = False
+        """Whether what programs of a plan read is noted, so that nothing else of the component is reserved."""
 
     @locked
     def bytes_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
@@ -47,9 +50,12 @@ class AssignedWeights:
                 continue
             if one.home and one not in staged:
                 placed[one.home.name] += one.nbytes
-            for (_, _, device), part in one.parts.items():
+            for (rows, _, device), part in one.parts.items():
                 name = canonical_name(str(device))
-                placed[name] += 0 if one.home and one.home.name == name else part.nbytes
+                is_counted = (one.home and one.home.name == name) or (rows and (one, rows, name) in self._slices)
+                placed[name] += 0 if is_counted else part.nbytes
+        for (one, _, name), nbytes in self._slices.items():
+            placed[name] += 0 if one in left_out else nbytes
         return placed
 
     @locked
@@ -65,7 +71,7 @@ class AssignedWeights:
     def read_by(self, module: nn.Module, program: Program) -> list[StoredWeight]:
         """The weights of the component that a program reads."""
         read = {program.weight(node).name for node in program.weight_nodes() if node.users}
-        return [one for weight, one in self._held(module, program) if weight.name in read]
+        return [one for weight, one in self.held(module, program) if weight.name in read]
 
     @locked
     def constrain(self, module: nn.Module, program: Program) -> None:
@@ -74,7 +80,7 @@ class AssignedWeights:
         A weight that has no data has the type in which its file has it.
         """
         program.home, program.bounds, program.residency = {}, {}, {}
-        for weight, one in self._held(module, program):
+        for weight, one in self.held(module, program):
             if one.home is not None and one.home in program.devices:
                 program.home[weight.name] = one.home
             if one.bounds:
@@ -90,7 +96,8 @@ class AssignedWeights:
 
         A weight that stays on its device is noted when it is brought there, or now while ``planning``.
         """
-        held = {weight.name: one for weight, one in self._held(module, program)}
+        held = {weight.name: one for weight, one in self.held(module, program)}
+        self.is_planned |= planning
         for weight, home in pieces(program).values():
             one = held.get(weight.whole)
             if one is None:
@@ -100,12 +107,15 @@ class AssignedWeights:
                 self._planned[one, weight.rows] = home.name, weight.nbytes
             if (staged or planning) and not weight.rows and one.home not in program.devices:
                 one.home = home
+            if planning and weight.rows and not staged:
+                self._slices[one, weight.rows, home.name] = weight.nbytes
             one.bounds = program.bounds.get(weight.whole, one.bounds)
 
     @locked
     def commit(self, assignment: Mapping[StoredWeight, Assigned]) -> None:
         """Settles what weights get, and brings none there; one that is sliced has no home of its own."""
         self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
+        self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
         for one, given in assignment.items():
             one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
             if given.residency.stages_on(given.device):
@@ -114,22 +124,31 @@ class AssignedWeights:
     @contextlib.contextmanager
     def trying(self, assignment: Assignment) -> Iterator[None]:
         """Settles what all weights get by name; an error meanwhile leaves them what they had."""
-        held, planned = self._view.weights(), self._planned
-        before = [(one, (one.home, one.bounds, one.residency)) for one in held]
+        restore = self.decisions()
         try:
-            self.commit({one: assignment[one.name] for one in held})
+            self.commit({one: assignment[one.name] for one in self._view.weights()})
             yield
         except BaseException:
-            self._planned = planned
-            for one, had in before:
-                one.home, one.bounds, one.residency = had
+            restore()
             raise
 
-    def forget(self) -> None:
-        """Forgets what is brought to devices for readings."""
-        self._planned = {}
+    def decisions(self) -> Callable[[], None]:
+        """What weights were assigned so far: what is returned makes it so again."""
+        planned, slices, is_planned = dict(self._planned), dict(self._slices), self.is_planned
+        before = [(one, (one.home, one.bounds, one.residency)) for one in self._view.weights()]
 
-    def _held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
+        def restore() -> None:
+            self._planned, self._slices, self.is_planned = planned, slices, is_planned
+            for one, had in before:
+                one.home, one.bounds, one.residency = had
+
+        return restore
+
+    def forget(self) -> None:
+        """Forgets what is brought to devices for readings, and what is planned."""
+        self._planned, self._slices, self.is_planned = {}, {}, False
+
+    def held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
         """The weights of a program that the component holds."""
         known = self._view.by_name(module)
         for weight in list(program.weights.values()):

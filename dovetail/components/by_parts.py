@@ -26,9 +26,12 @@ from ..compiler.frontend.diagnostics import OR_A_PART
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
+from ..runtime.store.stored_weight import StoredWeight
+from .call_key import call_key
 from .calls import BY_PARTS, ByParts, Call, OfComponent, answer_late, moved
 from .compiled import CompiledModule
 from .crossing import Crossing, is_stateful
+from .dry import CannotBePlannedError, DryRun, dry_run
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -119,7 +122,19 @@ class Parts(OfComponent):
         with self.turn:
             if call.is_over:  # undone by another thread meanwhile
                 return answer_late(call, args, kwargs)
+            dry = dry_run()
+            if dry is None:
+                return self._run(call, args, kwargs)
+            if self._keeping:
+                raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
+            return self._run_dry(dry, call, args, kwargs)
+
+    def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a call while the pipeline is planned: with zeros for weights, and once for each kind what is no sum of parts."""
+        if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
+            dry.whole[self.component.name] = self.component
             return self._run(call, args, kwargs)
+        return dry.once(self.component, call, call_key(args, kwargs), lambda: self._run(call, args, kwargs))
 
     def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         site, frame = self.component.sites.of(call.module), self.frame
@@ -142,9 +157,9 @@ class Parts(OfComponent):
         result = program(*args, **kwargs)
         return moved(result, self.frame.here) if self.frame else result
 
-    def is_unsteady(self, call: Call) -> bool:
-        """Whether a part has been compiled for so many kinds of calls that it is not for another one."""
-        return self.frame is not None and len(call.programs) >= _SHAPES
+    def is_unsteady(self, call: Call, traced: int = 0) -> bool:
+        """Whether a part has been compiled, or ``traced``, for so many kinds of calls that it is not for another."""
+        return self.frame is not None and len(call.programs) + traced >= _SHAPES
 
     @contextlib.contextmanager
     def _within(self, frame: _Frame) -> Iterator[None]:
@@ -164,11 +179,14 @@ class Parts(OfComponent):
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
         away = [held for held in site.needs if held.tensor.device != there]
-        for held in away:
+        is_dry = dry_run() is not None
+        for held in away if not is_dry else ():
             if site.device and (held.home or site.device).torch == there:
                 view.lend(held, site.device)
         lacking = [held for held in away if held.tensor.device != there]
-        replaced = list(_replace(module, {id(one.tensor): view.store.copy_on(one, there) for one in lacking}))
+        others = {id(one.tensor): _no_data(one, there) if is_dry else view.store.copy_on(one, there) for one in lacking}
+        others |= {id(one.shown): others[id(one.tensor)] for one in lacking if one.shown is not None}
+        replaced = list(_replace(module, others))
         try:
             yield
         finally:
@@ -193,6 +211,11 @@ class Parts(OfComponent):
 
 def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
     return home_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+
+
+def _no_data(one: StoredWeight, device: torch.device) -> torch.Tensor:
+    """What stands for a weight on a device while nothing is computed: one number that looks like all of it."""
+    return torch.zeros((), dtype=one.tensor.dtype, device=device).expand(one.tensor.shape)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -16,7 +16,7 @@ from ..compiler.errors import CallError, TraceError
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
-from .calls import Answering, Call, OfComponent, refuse_what_is_no_function, without_caches
+from .calls import Answering, ByParts, Call, OfComponent, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .lengths import Form
 from .skeleton import skeleton
@@ -62,13 +62,66 @@ class CallCompiler(OfComponent):
         with alone():
             program = call.programs.get(key) or call.whole
             if program is None:
-                self._check_number(call)
-                state = key[:-1]
-                program = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
-                with self.component.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
-                    if not call.is_over:
-                        call.keep(key, program, _MANY)
+                traced = self._traced(call, key, args, kwargs, branches)
+                program = self._finished(call, traced) if isinstance(traced, Program) else traced
+                self._keep(call, key, program)
             return program
+
+    def trace(
+        self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Answering | Program:
+        """The trace of a key that has no program yet, or what answers the call otherwise."""
+        with alone():
+            known = call.programs.get(key) or call.whole
+            if known is None:
+                known = self._traced(call, key, args, kwargs, branches)
+                if not isinstance(known, Program):
+                    self._keep(call, key, known)
+            return known
+
+    def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
+        """The program of a key, made of its trace."""
+        with alone():
+            program = call.programs.get(key)
+            if not isinstance(program, CompiledModule):
+                program = self._finished(call, traced)
+                self._keep(call, key, program)
+            return program
+
+    def take_back(self, call: Call, key: tuple[Any, ...]) -> None:
+        """Makes a trace of a program again, for its weights are assigned anew."""
+        with alone():
+            program = call.programs.pop(key, None)
+            if isinstance(program, CompiledModule) and program.base is not None:
+                call.keep_trace(key, program.base, _MANY)
+
+    def _keep(self, call: Call, key: tuple[Any, ...], program: Answering) -> None:
+        with self.component.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
+            if not call.is_over:
+                call.keep(key, program, _MANY)
+
+    def _traced(
+        self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
+    ) -> Answering | Program:
+        """What is known of a call without a program of its own: its trace, or what answers other calls too."""
+        if key in call.traced:
+            return call.traced[key]
+        self._check_number(call)
+        state = key[:-1]
+        traced = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
+        if isinstance(traced, Program) and not call.is_over:
+            call.keep_trace(key, traced, _MANY)
+        return traced
+
+    def _finished(self, call: Call, traced: Program) -> CompiledModule:
+        """The program of a trace; one with dynamic shapes may have been made for another call already."""
+        for known in call.programs.values():
+            if isinstance(known, CompiledModule) and known.base is traced:
+                return known
+        compiled = self._finish(self.component, traced, call.module)
+        # a record must not keep the weights
+        logger.info("compiled %s: %s", self.component.title(call), repr(compiled))
+        return compiled
 
     def lower_again(self, calls: Iterable[Call]) -> None:
         """Takes the traced programs of calls through the passes again, for weights that are assigned anew."""
@@ -101,19 +154,21 @@ class CallCompiler(OfComponent):
 
     def _reuse(
         self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> CompiledModule | None:
-        """A program with dynamic shapes, of a module in the same state, that takes this call too."""
-        for key, program in list(call.programs.items()):
-            if not isinstance(program, CompiledModule) or not program.program.symbols or key[:-1] != state:
+    ) -> CompiledModule | Program | None:
+        """A program or trace with dynamic shapes, of a module in the same state, that takes this call too."""
+        known: list[tuple[Any, Answering | Program]] = [*call.programs.items(), *call.traced.items()]
+        for key, made in known:
+            program = made.program if isinstance(made, CompiledModule) else made
+            if not isinstance(program, Program) or not program.symbols or key[:-1] != state:
                 continue
             if _accepts(program, args, kwargs):
                 call.traces -= 1
-                return program
+                return cast("CompiledModule | Program", made)
         return None
 
     def _compile(
         self, call: Call, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
-    ) -> Answering:
+    ) -> Program | ByParts:
         component, known, self._why = self.component, self._why, None
         if known:
             return component.parts.refuse(call, known)
@@ -124,9 +179,7 @@ class CallCompiler(OfComponent):
         except TraceError as error:
             return component.parts.refuse(call, error)
         program.adapters = branches.form
-        compiled = self._finish(component, program, call.module)
-        logger.info("compiled %s: %s", component.title(call), repr(compiled))  # a record must not keep the weights
-        return compiled
+        return program
 
     def _trace(
         self, call: Call, state: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -155,9 +208,9 @@ class CallCompiler(OfComponent):
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
 
 
-def _accepts(program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _accepts(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     try:
-        program.program.signature.flatten(args, kwargs)
+        program.signature.flatten(args, kwargs)
     except CallError:
         return False
     return True

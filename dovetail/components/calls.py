@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..compiler.errors import CallError, TraceError
+from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..conventions.replacements import Replacement, copy_as_is
 from ..runtime.devices.transfers import handed
@@ -56,6 +57,8 @@ Answering: TypeAlias = CompiledModule | ByParts
 class Call:
     """One way in which a component or a part of it is called, and the programs compiled for it so far.
 
+    ``traced`` has what was traced for it and has no program yet, by the keys that the programs will have.
+
     It keeps no module alive: ``programs`` hold weights, and a module that held its own programs would be freed by the
     garbage collector alone.
     """
@@ -70,6 +73,7 @@ class Call:
         self.whole: Answering | None = None
         self.failures = 0
         self.programs: OrderedDict[Any, Answering] = OrderedDict()
+        self.traced: OrderedDict[Any, Program] = OrderedDict()
         self.lengths = Lengths()
         self.traces = 0
         self.is_over = False
@@ -82,10 +86,17 @@ class Call:
     def keep(self, key: Any, program: Answering, most: int) -> None:
         """Keeps a program; of more than so many, the one that was used longest ago is forgotten, with its weights."""
         self.programs[key] = program
+        self.traced.pop(key, None)
         while len(self.programs) > most:
             _, oldest = self.programs.popitem(last=False)
             if isinstance(oldest, CompiledModule) and oldest not in self.programs.values():
                 oldest.unload()
+
+    def keep_trace(self, key: Any, traced: Program, most: int) -> None:
+        """Keeps a trace of which no program is made yet; of more than so many, the oldest is forgotten."""
+        self.traced[key] = traced
+        while len(self.traced) > most:
+            self.traced.popitem(last=False)
 
     def unload(self) -> None:
         """Has the programs fetch their weights again at their next calls."""
@@ -135,6 +146,7 @@ class Call:
         """
         self.is_over = True
         self.programs.clear()
+        self.traced.clear()
         self.whole = None
         module = self._module()
         if module is not None:

@@ -22,6 +22,7 @@ from torch import nn
 from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
 from ..compiler.frontend.autocast import autocast_state
+from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..conventions import libraries
@@ -38,12 +39,14 @@ from .call_compiler import CallCompiler, Finish
 from .call_key import call_key
 from .calls import (
     BY_PARTS,
+    ByParts,
     Call,
     answer_late,
     has_ended,
     refuse_gradients,
 )
 from .compiled import CompiledModule
+from .dry import DryCall, DryRun, dry_run
 from .merging import Merges
 from .module_methods import put_methods
 from .module_view import ModuleView
@@ -197,6 +200,30 @@ class Component:
             self.view.forget_copies()
             self.swap()
 
+    def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
+        """Makes the program of a kind of call out of its trace, and keeps it."""
+        return self._compiler.finish(call, key, traced)
+
+    def take_back(self, call: Call, key: tuple[Any, ...]) -> None:
+        """Forgets the program of a kind of call, and keeps its trace."""
+        self._compiler.take_back(call, key)
+
+    def decisions(self) -> Callable[[], None]:
+        """What is decided of its weights now: what is returned makes it so again, as long as none was brought."""
+        restores = self.assigned.decisions(), self.sites.decisions()
+
+        def restore() -> None:
+            for one in restores:
+                one()
+
+        return restore
+
+    def is_as_planned(self, call: Call, key: tuple[Any, ...]) -> bool:
+        """Whether the part that is called is in the state of a key, adapters included."""
+        state = self._watch.look(call)
+        around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
+        return key[:-1] == (state.number, *around, self.adapters.read(call.module).key)
+
     def assign(self, assignment: Assignment) -> None:
         """Has its weights be where an assignment of all of them by name says; its programs are lowered again for that.
 
@@ -244,15 +271,19 @@ class Component:
             return answer_late(call, args, kwargs)
         refuse_gradients(self.title(call), call.module, args, kwargs)
         state = self._watch.look(call)
-        if self._enter:
+        dry = dry_run()
+        if self._enter and dry is None:
             self._enter(self)
         factor, others = self.adapters.without_factor(kwargs)
         branches = self.adapters.read(call.module, factor)
-        self.renew_merged()
+        if dry is None:
+            self.renew_merged()
         if self.parts.takes(call, args, kwargs):
             return self.parts.run(call, *args, **kwargs)
         around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
         key = state.number, *around, branches.key, call_key(args, others)
+        if dry is not None:
+            return self._answer_dry(dry, call, key, args, kwargs, others, branches)
         program = call.programs.get(key) or call.whole
         if program is None and self.parts.is_unsteady(call):
             program = BY_PARTS
@@ -265,6 +296,29 @@ class Component:
             if not has_ended(call):  # another thread may have undone it meanwhile
                 return self._run_with(branches, program, args, others)
         return answer_late(call, args, kwargs)
+
+    def _answer_dry(
+        self,
+        dry: DryRun,
+        call: Call,
+        key: tuple[Any, ...],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        others: Mapping[str, Any],
+        branches: Branches,
+    ) -> Any:
+        """Answers a call with zeros, from its trace; what cannot be traced whole goes by its parts."""
+        answering: CompiledModule | Program | ByParts | None = call.programs.get(key) or call.whole
+        if answering is None and self.parts.is_unsteady(call, len(call.traced)):
+            answering = BY_PARTS
+        answering = answering or self._compiler.trace(call, key, args, others, branches)
+        if isinstance(answering, CompiledModule):
+            answering = answering.base or answering.program
+        if not isinstance(answering, Program):
+            return self.parts.run(call, *args, **kwargs)
+        with contextlib.suppress(KeyError):  # another thread may have forgotten it
+            call.programs.move_to_end(key)
+        return dry.answer(DryCall(self, call, key, answering), args, others)
 
     def _run_with(
         self, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,7 +7,7 @@ Which device each weight gets is decided once for the whole component, from the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,16 @@ class Sites(OfComponent):
         self._units = None
         self._sites.clear()
         self._around.clear()
+
+    def decisions(self) -> Callable[[], None]:
+        """What is settled now: what is returned makes it so again."""
+        units = self._units
+
+        def restore() -> None:
+            self._units = units
+            self._sites.clear()
+
+        return restore
 
     def place(self, module: nn.Module, program: Program) -> None:
         """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.

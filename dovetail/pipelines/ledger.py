@@ -6,11 +6,13 @@ import functools
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..compiler.spec.devices import Rig
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from ..components.component import Component
+from ..planning.planner import Planner
 from ..runtime.store.stored_weight import StoredWeight
 from .plan import phase_of
 
@@ -19,11 +21,12 @@ class Ledger:
     """The one account of device memory of a pipeline; devices are counted by name.
 
     A component on one device reserves all its weights there from the beginning. One on several reserves what was placed
-    so far. Staged weights are reserved for a phase, and of the phases only the largest is on a device at a time.
+    so far, as does one of which a plan says what is read. Staged weights are reserved for a phase, and of the phases only the largest is on a device at a time.
     """
 
-    def __init__(self, components: Mapping[str, Component]) -> None:
+    def __init__(self, components: Mapping[str, Component], planner: Planner) -> None:
         self._components = components
+        self._planner = planner
 
     def offer(self, component: Component, read: Sequence[StoredWeight] = ()) -> Rig:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
@@ -33,7 +36,9 @@ class Ledger:
             device: memory.less(taken[device.name], why.format(format_bytes(taken[device.name])))
             for device, memory in component.rig.memory.items()
         }
-        return Rig(left, component.rig.present)
+        beside = self._planner.beside(component)
+        kept = {device: replace(memory, beside=beside[device]) for device, memory in left.items()}
+        return Rig(kept, component.rig.present)
 
     def _taken(self, component: Component, read: Sequence[StoredWeight]) -> Counter[str]:
         resident: Counter[str] = Counter()
@@ -52,7 +57,7 @@ def _reserved(component: Component, read: Sequence[StoredWeight] | None) -> tupl
 
     With weights that are to be ``read``: those of the others that it has placed so far, in any case.
     """
-    if read is not None or len(component.devices) > 1:
+    if read is not None or len(component.devices) > 1 or component.assigned.is_planned:
         return component.assigned.resident_on(read or ()), component.assigned.staged_on(read or ())
     (device,) = component.devices
     stays: Counter[str] = Counter()

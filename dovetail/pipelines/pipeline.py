@@ -25,6 +25,8 @@ from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
+from ..planning.generation import Generation
+from ..planning.planner import Planner
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
@@ -79,7 +81,8 @@ class CompiledPipeline:
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         made: list[Component] = []  # each is kept by its module from _swap on
         store, sharing = Store(plain_name), Sharing()
-        ledger = Ledger(self._components)
+        self._planner = Planner(phase_of)
+        ledger = Ledger(self._components, self._planner)
         for name, rig in share_out(self._request, modules, roles).items():
             one = Component(
                 name,
@@ -140,12 +143,36 @@ class CompiledPipeline:
         finally:
             self.release()
 
+    def plan(self, *args: Any, **kwargs: Any) -> Generation | None:
+        """Compiles all that a call with these arguments needs, and checks that it fits; computes and reads nothing.
+
+        Each call of the pipeline does so itself, once for each kind of call. Returns None where the call cannot be
+        planned, or calls no component. Raises DoesNotFitError where it does not fit; all is as before then.
+        """
+        return self._planner.plan(self, args, kwargs, strict=True)
+
+    def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
+        self._planner.plan(self, args, kwargs)
+
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles, and brings weights to their devices, for calls like this one: runs the pipeline for one step."""
-        self(*args, **{"num_inference_steps": 1, **kwargs})
+        """Plans calls like this one, and brings all weights to their devices that stay there.
+
+        Raises DoesNotFitError where they do not fit; nothing was read then.
+        """
+        plan = self.plan(*args, **kwargs)
+        if plan is None:
+            self(*args, **{"num_inference_steps": 1, **kwargs})
+            return
+        planned = {id(call.program) for call in plan.calls}
+        for programs in self.programs.values():
+            for one in programs:
+                if id(one.program) in planned:
+                    one.load()
 
     def refresh(self, *names: str) -> None:
         """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""
+        self._planner.forget()
         for name in names or self.components:
             self.components[name].refresh()
 
@@ -170,6 +197,7 @@ class CompiledPipeline:
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
+        self._planner.forget()
         for component in self.components.values():
             component.restore()
             component.module.__dict__.pop(libraries.HOOK, None)
@@ -262,5 +290,5 @@ class CompiledPipeline:
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
         PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
-        component.assigned.note(module, program)
+        component.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

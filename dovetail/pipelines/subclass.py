@@ -66,8 +66,9 @@ def _around(base: type[Any], name: str, around: Callable[..., Any]) -> Callable[
 
 
 def _call(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls the pipeline, and lets go of what was staged for it, whatever happens."""
+    """Plans the call, calls the pipeline, and lets go of what was staged for it, whatever happens."""
     with handle.running():
+        handle.plan_ahead(args, kwargs)
         return own(*args, **kwargs)
 
 

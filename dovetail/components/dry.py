@@ -1,0 +1,138 @@
+"""A dry run: the components of a pipeline answer calls with zeros, and it is noted which calls there were.
+
+While one is going on in a thread, a component traces a call that it does not know and computes nothing. The answer has
+the shapes, dtypes and strides that the trace says, and lies where the real one would. So the pipeline's own code goes
+on as it would, and makes the calls that it would make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..compiler.ir.program import Program, tensors_of
+from ..compiler.ir.sizes import evaluate
+from ..runtime.devices.transfers import home_of
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .component import Component
+
+
+class CannotBePlannedError(Exception):
+    """Ends a dry run at a call that can be answered by computing alone; the rest is planned when it is called."""
+
+
+@dataclass(frozen=True, eq=False)
+class DryCall:
+    """A kind of call of a component, or of a part of one: its key among the call's programs, and its trace."""
+
+    component: Component
+    call: Call
+    key: tuple[Any, ...]
+    traced: Program
+
+    @property
+    def title(self) -> str:
+        """The component, and its part or method where that is not the whole: ``transformer``, ``vae.decode``."""
+        name = self.component.name
+        return name if str(self.call) == "forward" else f"{name}.{str(self.call).lstrip('_')}"
+
+
+@dataclass
+class DryRun:
+    """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
+
+    ``held`` has for each the most bytes of earlier answers that the pipeline held at it, by device; ``whole`` the
+    components of which something runs as it is, whose weights are all needed.
+    """
+
+    calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
+    times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
+    held: dict[tuple[Call, Any], Counter[torch.device]] = field(default_factory=dict)
+    whole: dict[str, Component] = field(default_factory=dict)
+    _known: dict[tuple[Call, Any], Any] = field(default_factory=dict)
+    _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def answer(self, made: DryCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Notes a call, and answers it with zeros where the program would leave its results."""
+        key = made.call, made.key
+        self.calls.setdefault(key, made)
+        self.times[key] += 1
+        self.held[key] = self.held.get(key, Counter()) | self._bytes_alive()
+        inputs = made.traced.signature.flatten(args, kwargs)
+        frame = made.component.parts.frame
+        home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
+        result = zeros_of(made.traced, inputs, home)
+        self._alive.update((leaf, None) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
+
+    def once(self, component: Component, call: Call, key: Any, run: Callable[[], Any]) -> Any:
+        """What a call returns that runs as it is, which it does once for each kind: zeros from the second time on."""
+        self.whole[component.name] = component
+        if (call, key) not in self._known:
+            self._known[call, key] = run()
+        zeros = pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
+        return zeros
+
+    def _bytes_alive(self) -> Counter[torch.device]:
+        """The bytes of earlier answers that the pipeline still holds, by device."""
+        alive = {leaf.untyped_storage()._cdata: leaf for leaf in self._alive}
+        found: Counter[torch.device] = Counter()
+        for leaf in alive.values():
+            found[leaf.device] += leaf.nbytes
+        return found
+
+
+_GOING_ON: ContextVar[DryRun | None] = ContextVar("dovetail dry run", default=None)
+
+
+def dry_run() -> DryRun | None:
+    """The dry run that is going on in this thread."""
+    return _GOING_ON.get()
+
+
+@contextlib.contextmanager
+def running_dry(run: DryRun | None) -> Iterator[None]:
+    """Has components answer calls of this thread with zeros meanwhile; with None, as they do otherwise."""
+    token = _GOING_ON.set(run)
+    try:
+        yield
+    finally:
+        _GOING_ON.reset(token)
+
+
+def zeros_of(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
+    """What a program returns for inputs of a call, in the module's own structure, with nothing but zeros in it."""
+    leaves = program.output.args[0]
+    assert isinstance(leaves, (tuple, list))
+    symbols = _symbols(program, inputs) if program.symbols else {}
+    return program.signature.unflatten(
+        [_zeros(leaf, symbols, device) if isinstance(leaf, Node) else leaf for leaf in leaves]
+    )
+
+
+def _symbols(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The sizes of a call that a trace left open."""
+    found: dict[str, int] = dict(program.symbols)
+    for leaf, given in zip(program.signature.tensors, inputs, strict=True):
+        named = ((name, size) for name, size in zip(leaf.shape, given.shape, strict=True) if isinstance(name, str))
+        found.update((name, size) for name, size in named if name.isidentifier())
+    return found
+
+
+def _zeros(node: Node, symbols: dict[str, int], device: torch.device) -> torch.Tensor:
+    (kind,) = tensors_of(node)
+    shape = [evaluate(size, symbols) for size in kind.shape]
+    stride = [evaluate(step, symbols) for step in kind.stride]
+    with torch.inference_mode(False):
+        return torch.empty_strided(shape, stride, dtype=kind.dtype, device=device).zero_()

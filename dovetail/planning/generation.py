@@ -1,0 +1,215 @@
+"""The account of a whole call of a pipeline: what each of its programs needs, added up by phase and by device.
+
+A program that runs finds on a device: the weights of all programs that stay there, each once; what is brought for the
+phase, by all programs of that phase; what its own values take at its fullest moment; and what the pipeline's own Python
+holds of earlier results. The host counts as a device, and has besides the weights that rest in its memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.ir.program import Program
+from ..compiler.ir.schedule import Lifetime, Load
+from ..compiler.ir.split import pieces
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.units import format_bytes
+from ..passes.analysis.memory_needs import needs_of
+
+PHASES = ("conditioning", "sampling", "decoding")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A weight, or rows of one, on a device: ``key`` is equal for what two programs share there.
+
+    ``lasts`` says whether it stays there, is there for a phase, or for a stage of a program. ``rests`` are its bytes in
+    host memory while it is not there.
+    """
+
+    key: Hashable
+    component: str
+    device: Device
+    nbytes: int
+    lasts: Lifetime
+    rests: int = 0
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A program of the plan: where it belongs, how often it is called, and what it takes beside weights.
+
+    ``values`` are the bytes on each device at the fullest moment that are no weights that stay or are kept for the
+    phase; ``held`` the bytes of earlier results that the pipeline holds meanwhile.
+    """
+
+    title: str
+    component: str
+    role: str
+    phase: str
+    program: Program
+    pieces: Sequence[Piece]
+    times: int = 1
+    held: Mapping[Device, int] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Mapping[Device, int]:
+        """Bytes by device at the fullest moment, apart from pieces that are not of a stage."""
+        return values_of(self.program)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of a device, at a call: weights that stay, those brought for the phase, and values."""
+
+    call: PlannedCall
+    resident: int
+    staged: int
+    values: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.resident + self.staged + self.values
+
+
+def values_of(program: Program) -> dict[Device, int]:
+    """What a lowered program has on each device at its fullest moment beside weights that outlive the call."""
+    kept: Counter[Device] = Counter()
+    for weight, device, lasts in loads_of(program):
+        kept[device] += weight if lasts is not Lifetime.STAGE else 0
+    needs = needs_of(program, program.places())
+    return {device: max(0, need.total - kept[device]) for device, need in needs.items()}
+
+
+def loads_of(program: Program) -> Iterator[tuple[int, Device, Lifetime]]:
+    """The bytes, the device and the lifetime of each weight that the schedule loads."""
+    known = pieces(program)
+    for item in program.schedule or ():
+        for name in item.weights if isinstance(item, Load) else ():
+            weight = known[name][0] if name in known else program.weights[name]
+            yield weight.nbytes, item.device, item.lifetime
+
+
+def numbered(titles: Iterable[str]) -> list[str]:
+    """Titles of which the second of a name and later ones have a number.
+
+    >>> numbered(["vae.decode", "unet", "unet"])
+    ['vae.decode', 'unet', 'unet.2']
+    """
+    count: Counter[str] = Counter()
+    found = []
+    for title in titles:
+        count[title] += 1
+        found.append(f"{title}.{count[title]}" if count[title] > 1 else title)
+    return found
+
+
+class Generation:
+    """The plan of one call of a pipeline: its programs in the order of their first calls, and what they need together.
+
+    Args:
+        calls: the programs.
+        rigs: the devices of each component with what it may use of them.
+        rig: all devices.
+        others: pieces that stay on devices and belong to no program of the plan.
+    """
+
+    def __init__(
+        self, calls: Sequence[PlannedCall], rigs: Mapping[str, Rig], rig: Rig, others: Sequence[Piece] = ()
+    ) -> None:
+        self.calls = tuple(calls)
+        self.rig = rig
+        self._rigs = rigs
+        self._others = tuple(others)
+
+    @cached_property
+    def _pieces(self) -> tuple[Piece, ...]:
+        """Every piece once; one that stays for one program stays for all."""
+        found: dict[Hashable, Piece] = {}
+        for piece in (*self._others, *(piece for call in self.calls for piece in call.pieces)):
+            if piece.key not in found or piece.lasts is Lifetime.PROGRAM:
+                found[piece.key] = piece
+        return tuple(found.values())
+
+    @cached_property
+    def resident(self) -> Mapping[Device, Counter[str]]:
+        """The bytes of weights that stay on each device, or rest in host memory, by component."""
+        found: defaultdict[Device, Counter[str]] = defaultdict(Counter)
+        for piece in self._pieces:
+            if piece.lasts is Lifetime.PROGRAM:
+                found[piece.device][piece.component] += piece.nbytes
+            found[self.rig.host][piece.component] += piece.rests
+        return found
+
+    @cached_property
+    def staged(self) -> Mapping[tuple[str, Device], Counter[str]]:
+        """The bytes of weights brought to a device for a phase, by component."""
+        phases: defaultdict[tuple[str, Device], Counter[str]] = defaultdict(Counter)
+        met: set[tuple[str, Hashable]] = set()
+        stays = {piece.key for piece in self._pieces if piece.lasts is Lifetime.PROGRAM}
+        for call in self.calls:
+            for piece in call.pieces:
+                if piece.lasts is Lifetime.PHASE and piece.key not in stays and (call.phase, piece.key) not in met:
+                    met.add((call.phase, piece.key))
+                    phases[call.phase, piece.device][call.component] += piece.nbytes
+        return phases
+
+    def peak_of(self, call: PlannedCall, device: Device) -> Peak:
+        """What is on a device at the fullest moment of a call."""
+        resident = sum(self.resident.get(device, Counter()).values())
+        staged = sum(self.staged.get((call.phase, device), Counter()).values())
+        return Peak(call, resident, staged, call.values.get(device, 0) + call.held.get(device, 0))
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that something of the plan is on, in the order of the rig, the host last."""
+        used = {
+            *self.resident,
+            *(device for _, device in self.staged),
+            *(d for call in self.calls for d in call.values),
+        }
+        named = [device for device in self.rig if device in used and device != self.rig.host]
+        return (*named, *([self.rig.host] if self.rig.host in used else []))
+
+    def peaks(self) -> dict[Device, Peak]:
+        """The fullest moment of each device over the whole call."""
+        found = {}
+        for device in self.devices:
+            moments = [self.peak_of(call, device) for call in self.calls]
+            if moments and any(peak.total for peak in moments):
+                found[device] = max(moments, key=lambda peak: peak.total)
+        return found
+
+    def check(self) -> None:
+        """Raises DoesNotFitError for the first call that finds less on a device than it needs."""
+        for call in self.calls:
+            rig = self._rigs[call.component]
+            for device in dict.fromkeys((*call.program.devices, self.rig.host)):
+                memory = rig[device] if device in rig.memory else self.rig[device]
+                peak = self.peak_of(call, device)
+                is_own = device in call.program.devices
+                if (is_own or peak.resident) and peak.total > memory.free and (is_own or _rests(self, device)):
+                    raise DoesNotFitError(self._refusal(call, device, peak, memory.free, memory.total))
+
+    def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> str:
+        here = self.resident.get(device, Counter()) + self.staged.get((call.phase, device), Counter())
+        holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
+        largest = next((name for name, _ in here.most_common(1)), call.component)
+        ways = [f"let the weights of {largest} rest elsewhere (--params-backend {largest}=cpu)"]
+        ways += [f"give {largest} other devices (--backend)"]
+        ways += ["ask for a smaller size or batch" if peak.values > peak.resident + peak.staged else "a smaller dtype"]
+        return (
+            f"{call.title} needs {format_bytes(peak.total)} on {device} while {call.phase}, which has "
+            f"{format_bytes(free)} free of {format_bytes(total)}: weights {holders or 'none'}, and "
+            f"{format_bytes(peak.values)} of values: {ways[0]}, {ways[1]}, or {ways[2]}"
+        )
+
+
+def _rests(generation: Generation, host: Device) -> bool:
+    """Whether weights rest in host memory because of the plan."""
+    return any(piece.rests for piece in generation._pieces)

@@ -1,0 +1,113 @@
+"""A call of a pipeline that leaves no trace: of its attributes, its scheduler, its random numbers, nor of its arguments.
+
+The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own. What
+is called back is left out; random generators are copies; tensors that were given are those that were given, for their
+numbers may decide what is called, in containers of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..components.dry import dry_run
+
+_CALLBACK = "callback"
+_CONTAINERS = (list, tuple, dict)
+_LIBRARIES = ("diffusers", "transformers")
+
+
+@contextlib.contextmanager
+def isolated(
+    pipe: Any, cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any], devices: Sequence[torch.device]
+) -> Iterator[Callable[[], Any]]:
+    """Gives the call of a pipeline with such arguments, as of an object of a class, without its effects.
+
+    ``devices`` are those on which random numbers may be drawn.
+    """
+    given = [_harmless(value) for value in args]
+    named = {name: _harmless(value) for name, value in kwargs.items() if not _is_called_back(name, value)}
+    there = _copied(pipe, cls, {})
+    with _same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
+        yield lambda: there(*given, **named)
+
+
+def _is_called_back(name: str, value: Any) -> bool:
+    return name.startswith(_CALLBACK) and callable(value)
+
+
+def _harmless(value: Any) -> Any:
+    """An argument that the call may write to: generators and containers are copies."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    if type(value) is dict:
+        return {key: _harmless(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_harmless(item) for item in value)
+    return value
+
+
+def _copied(pipe: Any, cls: type[Any], known: dict[int, Any]) -> Any:
+    """A pipeline of the same components; what it holds that is neither a module nor of another library is copied."""
+    if id(pipe) in known:
+        return known[id(pipe)]
+    made = known[id(pipe)] = object.__new__(cls)
+    vars(made).update({name: _own(name, value, known) for name, value in vars(pipe).items()})
+    vars(made)["_progress_bar_config"] = {"disable": True}
+    return made
+
+
+def _own(name: str, value: Any, known: dict[int, Any]) -> Any:
+    """What a copy of a pipeline has in an attribute: schedulers and the like are its own, as are pipelines in it."""
+    from diffusers import ConfigMixin, DiffusionPipeline
+
+    if isinstance(value, nn.Module) or isinstance(value, type):
+        return value
+    if isinstance(value, DiffusionPipeline):
+        return _copied(value, type(value), known)
+    if type(value) in _CONTAINERS:
+        return copy.copy(value)
+    if isinstance(value, ConfigMixin) and id(value) not in known:
+        known[id(value)] = copy.deepcopy(value)
+    return known.get(id(value), value)
+
+
+@contextlib.contextmanager
+def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[None]:
+    """The numbers that are drawn meanwhile are drawn again afterwards."""
+    modules = [(torch.get_device_module(one), one) for one in dict.fromkeys(devices) if one.index is not None]
+    states = [module.get_rng_state(device) for module, device in modules]
+    state, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for (module, device), before in zip(modules, states, strict=True):
+            module.set_rng_state(before, device)
+        torch.set_rng_state(state)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries say nothing of a dry run: they will say it of the call itself."""
+
+    def is_wanted(_: logging.LogRecord) -> bool:
+        return dry_run() is None
+
+    handlers = [handler for name in _LIBRARIES for handler in logging.getLogger(name).handlers]
+    for handler in handlers:
+        handler.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_wanted)

@@ -1,0 +1,62 @@
+"""What the arguments of a pipeline's call decide of the calls that it makes: calls of equal kinds have one plan.
+
+Texts count by the numbers of their tokens, pictures by their sizes, tensors by their shapes. Generators and what is
+called back do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.device)
+
+
+def kind_of(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """The kind of a call of a pipeline, with what the pipeline itself is set to."""
+    tokenizers = [part for part in pipe.components.values() if hasattr(part, "tokenize") and callable(part)]
+    own = tuple((name, _of(value, tokenizers)) for name, value in kwargs.items() if not _is_called_back(name, value))
+    return tuple(_of(value, tokenizers) for value in args), own, _settings(pipe)
+
+
+def _is_called_back(name: str, value: Any) -> bool:
+    return name.startswith("callback") and callable(value)
+
+
+def _settings(pipe: Any) -> Hashable:
+    """The classes and settings of what is no module: schedulers decide how often what is called."""
+    others = ((name, part) for name, part in pipe.components.items() if not isinstance(part, nn.Module))
+    modes = ("use_tiling", "use_slicing", "dtype")
+    modules = ((name, part) for name, part in pipe.components.items() if isinstance(part, nn.Module))
+    return (
+        tuple((name, type(part), id(getattr(part, "config", part))) for name, part in others),
+        tuple((name, id(part), *(getattr(part, mode, None) for mode in modes)) for name, part in modules),
+    )
+
+
+def _of(value: Any, tokenizers: Sequence[Any]) -> Hashable:
+    if isinstance(value, str):
+        return "text", _lengths(value, tokenizers)
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.stride(), value.device
+    if isinstance(value, torch.Generator):
+        return "generator", value.device
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_of(item, tokenizers) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((str(name), _of(item, tokenizers)) for name, item in value.items())
+    shape = getattr(value, "shape", None) or (getattr(value, "size", None), getattr(value, "mode", None))
+    return type(value), str(shape)
+
+
+def _lengths(text: str, tokenizers: Sequence[Any]) -> Hashable:
+    """The numbers of tokens of a text; the text itself where a tokenizer does not take it."""
+    try:
+        return tuple(len(one(text)["input_ids"]) for one in tokenizers) or text
+    except Exception:
+        return text

@@ -1,0 +1,235 @@
+"""Plans calls of a pipeline before anything of them is computed, and before a weight is read for them.
+
+The pipeline's own code runs once with components that answer zeros (``components/dry.py``), for all of its steps, since
+schedulers and guidance may change what is called on the way. So every kind of call is traced. Then all traces are
+lowered, what has one device before what is split over several, for that can leave room for what others take at other
+times. The whole is checked by phases, and only then the programs are kept; they and their traces are those that the
+real call uses. What is refused leaves everything as it was, apart from the traces.
+
+What cannot be traced runs as it is during the dry run, with zeros for weights, once for each kind of call. A call that
+makes one token after another ends it: what comes later is planned when it is called, as are calls that the dry run did
+not meet (after a callback changed something, or where numbers decide).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..compiler.errors import DovetailError
+from ..compiler.ir.program import Program
+from ..compiler.ir.schedule import Lifetime, Load
+from ..compiler.ir.split import pieces
+from ..compiler.spec.devices import Device, Rig
+from ..components.compiled import CompiledModule
+from ..components.component import Component
+from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
+from ..components.skeleton import has_foreign_hooks, is_of_libraries
+from .generation import Generation, Piece, PlannedCall, values_of
+from .isolated import isolated
+from .kinds import kind_of
+
+if TYPE_CHECKING:
+    from ..pipelines.pipeline import CompiledPipeline
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 64
+"""So many plans of different kinds of calls are remembered."""
+
+
+class Planner:
+    """Plans the calls of one compiled pipeline, each kind of call once.
+
+    Args:
+        phase_of: gives the phase in which a component works, by its name.
+    """
+
+    def __init__(self, phase_of: Callable[[str], str]) -> None:
+        self._phase_of = phase_of
+        self._known: OrderedDict[Any, tuple[Generation, list[DryCall]]] = OrderedDict()
+        self._values: dict[str, Counter[Device]] = {}
+        self._lock = threading.RLock()
+        self.planned = 0
+        """How many plans were made."""
+
+    def forget(self) -> None:
+        """Has the next calls be planned anew."""
+        with self._lock:
+            self._known.clear()
+            self._values.clear()
+
+    def beside(self, component: Component) -> Counter[Device]:
+        """What values of other components take of each device at other times, as far as it is planned."""
+        found: Counter[Device] = Counter()
+        for name, values in self._values.items():
+            if name != component.name:
+                found |= values
+        return found
+
+    def plan(
+        self, handle: CompiledPipeline, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = False
+    ) -> Generation | None:
+        """The plan of a call with these arguments, or None for one that cannot be planned; made if there is none yet.
+
+        An error that the pipeline's own code raises ends the plan there, for the call will raise it too; it is raised
+        here if ``strict``. Raises DoesNotFitError where the call does not fit; nothing was read or placed for it then.
+        """
+        if dry_run() is not None or not _may_run_dry(handle):
+            return None
+        with self._lock:
+            kind = kind_of(handle.pipe, args, kwargs)
+            known = self._known.get(kind)
+            if known is not None and all(map(_is_there, known[1])):
+                self._known.move_to_end(kind)
+                return known[0]
+            return self._make(handle, kind, args, kwargs, strict)
+
+    def _make(
+        self, handle: CompiledPipeline, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool
+    ) -> Generation | None:
+        components = list(handle.components.values())
+        before = dict(self._values)
+        self.planned += 1
+        with _as_before_on_error(components):
+            run = self._trace(handle, args, kwargs, strict)
+            try:
+                generation = self._lower(handle, run)
+            except BaseException:
+                self._values = before
+                raise
+        if not generation.calls:
+            return None
+        self._known[kind] = generation, list(run.calls.values())
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return generation
+
+    def _trace(self, handle: CompiledPipeline, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool) -> DryRun:
+        """Runs the pipeline's code dry, as far as that goes."""
+        run, pipe = DryRun(), handle.pipe
+        devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
+        cls = getattr(type(pipe), "_dovetail_base", type(pipe))
+        try:
+            with isolated(pipe, cls, args, kwargs, devices) as call, running_dry(run):
+                call()
+        except CannotBePlannedError as why:
+            level = logging.WARNING if strict else logging.INFO
+            logger.log(level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, why)
+        except Exception as error:  # the call itself raises it too, unless zeros are to blame
+            if strict or isinstance(error, DovetailError):
+                raise
+            logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, error)
+        return run
+
+    def _lower(self, handle: CompiledPipeline, run: DryRun) -> Generation:
+        """Makes the programs of what was traced, and checks them together; keeps none of them on an error."""
+        new = [one for one in run.calls.values() if one.key not in one.call.programs]
+        made: list[DryCall] = []
+        try:
+            for one in sorted(new, key=lambda one: len(one.component.devices) > 1):
+                made.append(one)
+                compiled = one.component.finish(one.call, one.key, one.traced)
+                values = Counter(values_of(compiled.program)) + _held(run, one, handle.rig)
+                self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
+            generation = self._generation(handle, run)
+            generation.check()
+        except BaseException:
+            for one in made:
+                one.component.take_back(one.call, one.key)
+            raise
+        return generation
+
+    def _generation(self, handle: CompiledPipeline, run: DryRun) -> Generation:
+        calls = [
+            PlannedCall(
+                one.title,
+                one.component.name,
+                one.component.role,
+                self._phase_of(one.component.name),
+                program.program,
+                list(pieces_of(one.component, one.call.module, program.program)),
+                run.times[one.call, one.key],
+                _held(run, one, handle.rig),
+            )
+            for one in run.calls.values()
+            if isinstance(program := one.call.programs.get(one.key), CompiledModule)
+        ]
+        rigs = {name: one.rig for name, one in handle.components.items()}
+        return Generation(calls, rigs, handle.rig, list(_others(handle.components)))
+
+
+def pieces_of(component: Component, module: nn.Module, program: Program) -> Iterator[Piece]:
+    """What a program of a component has on devices of weights, as its schedule loads it."""
+    held = {weight.name: one for weight, one in component.assigned.held(module, program)}
+    known = pieces(program)
+    for load in program.schedule or ():
+        for name in load.weights if isinstance(load, Load) else ():
+            weight = known[name][0] if name in known else program.weights[name]
+            one = held.get(weight.whole)
+            key = (id(program), name) if one is None else (id(one), weight.rows, weight.quant)
+            stays = load.lifetime is Lifetime.PROGRAM
+            rests = 0 if one is None or stays or not _rests_on_host(component, program, weight.whole) else weight.nbytes
+            yield Piece((*key, load.device), component.name, load.device, weight.nbytes, load.lifetime, rests)
+
+
+def _rests_on_host(component: Component, program: Program, name: str) -> bool:
+    kept = program.residency.get(name)
+    return kept is not None and kept.value == "cpu"
+
+
+def _others(components: Mapping[str, Component]) -> Iterator[Piece]:
+    """What stays on devices of weights that programs of earlier plans read, or that lies there already."""
+    for name, component in components.items():
+        for call in list(component.calls):
+            for program in list(call.programs.values()):
+                if isinstance(program, CompiledModule):
+                    found = pieces_of(component, call.module, program.program)
+                    yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
+        for one in component.view.weights():
+            if one.home is not None and not one.residency.stages_on(one.home) and component.parts.reasons:
+                yield Piece((id(one), None, one.quant, one.home), name, one.home, one.nbytes, Lifetime.PROGRAM)
+
+
+def _held(run: DryRun, one: DryCall, rig: Rig) -> Counter[Device]:
+    """The bytes of results that the pipeline holds at a call, by device."""
+    by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
+    found: Counter[Device] = Counter()
+    for device, nbytes in run.held.get((one.call, one.key), {}).items():
+        found[by_torch.get(device, rig.host)] += nbytes
+    return found
+
+
+def _is_there(one: DryCall) -> bool:
+    """Whether a call of this kind would find its program, if nothing but its arguments counts."""
+    call, component = one.call, one.component
+    if call.is_over or not isinstance(call.programs.get(one.key), CompiledModule):
+        return False
+    return component.is_as_planned(call, one.key)
+
+
+def _may_run_dry(handle: CompiledPipeline) -> bool:
+    """Whether nobody but libraries is told of calls: hooks of others would see zeros."""
+    if has_foreign_hooks():
+        return False
+    modules = [one.module for one in handle.components.values()]
+    hooks = [hook for one in modules for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
+    return all(map(is_of_libraries, hooks)) and not any(one.sites.left for one in handle.components.values())
+
+
+@contextlib.contextmanager
+def _as_before_on_error(components: Sequence[Component]) -> Iterator[None]:
+    """Has an error leave no decision on weights that was made meanwhile."""
+    restores = [component.decisions() for component in components]
+    try:
+        yield
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise

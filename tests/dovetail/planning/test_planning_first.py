@@ -1,0 +1,142 @@
+"""A call is planned as a whole before anything is read or computed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.components import call_compiler
+from dovetail.runtime.store import store as stores
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
+from tests.cases import slow_but
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def saved(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    pipe, call = tiny_pipelines.PIPELINES[name]()
+    pipe.save_pretrained(folder)
+    return folder, call
+
+
+FORESEEN = [name for name in tiny_pipelines.PIPELINES if name != "sd_img2img"]
+"""Not the one of which a tiny convolution, of too few numbers for its usual kernel, leaves strides of its own."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """The first argument of each call of a function from now on that raises nothing."""
+    seen: list[Any] = []
+    original = getattr(owner, name)
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        seen.append(args[0])
+        return result
+
+    monkeypatch.setattr(owner, name, count)
+    return seen
+
+
+def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, call = saved("sd", tmp_path)
+    fetched = counted(monkeypatch, stores, "_fetched")
+    handle = dovetail.load_pipeline(folder, "unet=sim0,te=sim0,vae=sim1", rig="sim0=512MiB,sim1=1MiB,cpu=8GiB")
+    handle.set_progress_bar_config(disable=True)
+    steps: list[int] = []
+
+    def told(_pipe: Any, step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
+        steps.append(step)
+        return state
+
+    before = len(fetched)
+    with pytest.raises(DoesNotFitError, match="AutoencoderKL|vae"):
+        handle(**{**call, "height": 128, "width": 128, "num_inference_steps": 3}, callback_on_step_end=told)
+    assert (steps, len(fetched)) == ([], before)
+
+
+@pytest.mark.parametrize("name", slow_but(["flux", "sd"], tiny_pipelines.PIPELINES))
+def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) -> None:
+    pipe, call = tiny_pipelines.PIPELINES[name]()
+    expected = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, SPREAD) as handle:
+        assert torch.equal(paint(handle.pipe, call).cpu(), expected)
+        torch.manual_seed(3)
+        first = torch.rand(1)
+        torch.manual_seed(3)
+        handle.plan(**{**call, "num_inference_steps": 3})
+        assert torch.equal(torch.rand(1), first)
+
+
+@pytest.mark.parametrize("name", slow_but(["sd"], FORESEEN))
+def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, call = saved(name, tmp_path)
+    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    traced = counted(monkeypatch, call_compiler, "trace")
+    lowered = counted(monkeypatch, dovetail.pipelines.pipeline.PassManager, "run")
+    plan = handle.plan(**call)
+    assert plan is not None
+    planned = len(traced), len(lowered)
+    programs = {id(one) for some in handle.programs.values() for one in some}
+    assert len(plan.calls) == planned[1] == len(programs)
+    paint(handle.pipe, call)
+    paint(handle.pipe, call)
+    assert (len(traced), len(lowered)) == planned
+    assert {id(one) for some in handle.programs.values() for one in some} == programs
+
+
+def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
+    folder, call = saved("sd", tmp_path)
+    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    pipe = handle.pipe
+    own, scheduler = dict(vars(pipe)), dict(vars(pipe.scheduler))
+    generator = torch.Generator().manual_seed(4)
+    state = generator.get_state()
+    called: list[Any] = []
+    handle.plan(**{**call, "generator": generator}, callback_on_step_end=lambda *args: called.append(args) or {})
+    assert vars(pipe) == own
+    assert vars(pipe.scheduler) == scheduler
+    assert torch.equal(generator.get_state(), state)
+    assert not called
+
+
+def test_a_refused_call_leaves_everything_for_a_smaller_one(tmp_path: Path) -> None:
+    folder, call = saved("sd", tmp_path)
+    handle = dovetail.load_pipeline(folder, "unet=sim0,te=sim0,vae=sim1", rig="sim0=512MiB,sim1=1MiB,cpu=8GiB")
+    with pytest.raises(DoesNotFitError):
+        handle.plan(**{**call, "height": 128, "width": 128})
+    assert handle.programs == {}
+    pipe = tiny_pipelines.sd()[0]
+    assert torch.equal(paint(handle.pipe, call).cpu(), paint(pipe, call))
+
+
+def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, call = saved("sd", tmp_path)
+    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    handle.prepare(**call)
+    fetched = counted(monkeypatch, stores, "_fetched")
+    paint(handle.pipe, call)
+    assert fetched == []
+
+
+def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
+    folder, call = saved("sd", tmp_path)
+    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    for _ in range(3):
+        paint(handle.pipe, call)
+    assert handle._planner.planned == 1
