@@ -10,7 +10,7 @@ import typer
 from ..compiler.errors import UsageError
 from ..compiler.spec.units import format_bytes
 from .call import Size
-from .options import Debug, Json, Where
+from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json, print_table
 from .parts import compiled_parts
 from .subject import Component, Subject
@@ -31,6 +31,7 @@ def compile(
     weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
+    dtype: Dtype = None,
     output: Output = None,
     json: Json = False,
     debug: Debug = False,
@@ -41,7 +42,7 @@ def compile(
     """
     if output is not None and output.suffix:
         check_writable(output)
-    parts = compiled_parts(subject, component, where, size, weights)
+    parts = compiled_parts(subject, component, where, size, weights, dtype)
     files = _save(parts, output) if output else {}
     if json:
         print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -12,12 +12,10 @@ from ..compiler.errors import NotHereError
 from . import collect_from_now
 from .call import PICTURE, Size, call_arguments
 from .lora_options import Loras
-from .options import Debug, Json, Where
+from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json, progress
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def generate(
@@ -38,7 +36,7 @@ def generate(
     guidance: Annotated[
         float | None, typer.Option(help="How closely to follow the prompt.", rich_help_panel=PICTURE)
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="The type to compute in.")] = None,
+    dtype: Dtype = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
     ] = None,

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -27,6 +27,9 @@ def _note_debug(context: typer.Context, asked: bool) -> bool:
 
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, and show where an error came from.", callback=_note_debug)
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, typer.Option("--dtype", help="The type to compute in.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Rig = Annotated[

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 
 def compiled_parts(
-    subject: str, component: str, where: Where, size: Size, weights: WeightFiles
+    subject: str, component: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None = None
 ) -> dict[str, CompiledModule]:
-    """What a plan file holds, or what the components of a pipeline compile to, by name, in the order of their calls."""
+    """What a plan file holds, or what the components of a pipeline compile to, by name, in the order of their calls.
+
+    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16.
+    """
     path = Path(subject)
     if subject and path.is_file():
         if weights.are_named:
@@ -30,7 +33,7 @@ def compiled_parts(
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing the components"):
-        return _plan(pipeline, wanted, where, size, weights)
+        return _plan(pipeline, wanted, where, size, weights, dtype)
 
 
 def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
@@ -42,12 +45,16 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
     return {compiled.program.name: compiled}
 
 
-def _plan(pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles) -> dict[str, CompiledModule]:
+def _plan(
+    pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None
+) -> dict[str, CompiledModule]:
     from ..pipelines.dryrun import DryPipeline
     from ..pipelines.loading import open_pipeline
 
     pipeline = located(pipeline)
-    pipe, origins = open_pipeline(pipeline.place, dtype=dtype_of(pipeline), weights=weights.given(pipeline))
+    pipe, origins = open_pipeline(
+        pipeline.place, dtype=dtype_of(pipeline, dtype), weights=weights.given(pipeline), needs_files=False
+    )
     collect_from_now()
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}

@@ -8,7 +8,7 @@ import typer
 
 from ..compiler.printable import printable
 from .call import Size
-from .options import Debug, Json, Where
+from .options import Debug, Dtype, Json, Where
 from .output import print_json
 from .parts import compiled_parts
 from .subject import Component, Subject
@@ -26,12 +26,13 @@ def show(
     weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
+    dtype: Dtype = None,
     format: Format = "text",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
-    parts = compiled_parts(subject, component, where, size, weights)
+    parts = compiled_parts(subject, component, where, size, weights, dtype)
     from ..compiler.text.printer import print_program
     from ..draw import document, dot, mermaid
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from ..conventions.roles import role_for
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -104,14 +107,21 @@ def located(pipeline: Pipeline, variant: str | None = None) -> Pipeline:
 
 
 def dtype_of(pipeline: Pipeline, name: str | None = None, variant: str | None = None) -> torch.dtype:
-    """The dtype to compute in: the one asked for, or that of the largest file of the components, or of the variant."""
+    """The dtype to compute in: the one asked for, or that of the largest file of the components, or of the variant.
+
+    Where there is no file of weights, which is enough for a plan, it is bfloat16, and this is said.
+    """
     import torch
 
     if name or pipeline.dtype:
         return getattr(torch, name or pipeline.dtype or "")  # type: ignore[no-any-return]
-    files = [file for part in pipeline.components for file in (Path(pipeline.place) / part).glob("*.safetensors")]
+    place = Path(pipeline.place)
+    files = [file for part in pipeline.components for file in place.glob(f"{part}/*.safetensors")]
     files = [file for file in files if variant and f".{variant}" in file.name] or files
     largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    if largest is None and not any(place.glob("*/*.bin")):
+        logger.warning("%s has no safetensors files: it is taken in bfloat16 (--dtype)", pipeline.place)
+        return torch.bfloat16
     stored = _stored_dtypes(largest) if largest else set()
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .call import Size
-from .options import Debug, Json, Where
+from .options import Debug, Dtype, Json, Where
 from .output import print_json, print_table
 from .parts import compiled_parts
 from .subject import Component, Subject
@@ -25,6 +25,7 @@ def verify(
     weights: WeightFiles,
     subject: Subject = "",
     component: Component = "",
+    dtype: Dtype = None,
     deep: Deep = False,
     json: Json = False,
     debug: Debug = False,
@@ -33,7 +34,7 @@ def verify(
 
     The first rule that is broken is named, with the lines around the place, and the exit code is 4.
     """
-    parts = compiled_parts(subject, component, where, size, weights)
+    parts = compiled_parts(subject, component, where, size, weights, dtype)
     from ..passes.verify.verifier import RULES
     from ..passes.verify.verifier import verify as check
 

@@ -130,7 +130,7 @@ class Parts(OfComponent):
             return self._run_dry(dry, call, args, kwargs)
 
     def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a call while the pipeline is planned: with zeros for weights, and once for each kind what is no sum of parts."""
+        """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
         if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
             dry.whole[self.component.name] = self.component
             return self._run(call, args, kwargs)

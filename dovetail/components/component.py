@@ -164,7 +164,7 @@ class Component:
         self._generating += put_methods(self)
 
     def settle(self) -> None:
-        """Reads what libraries look at before the first call, where it has no data yet.
+        """Shows what libraries look at before the first call, where it has no data yet.
 
         That is the first weight, by whose device they tell where a module is, and the small parameters that the module
         holds itself, for pipelines compute with those (a prior's mean and deviation).

@@ -81,8 +81,7 @@ class DryRun:
         self.whole[component.name] = component
         if (call, key) not in self._known:
             self._known[call, key] = run()
-        zeros = pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
-        return zeros
+        return pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
 
     def _bytes_alive(self) -> Counter[torch.device]:
         """The bytes of earlier answers that the pipeline still holds, by device."""

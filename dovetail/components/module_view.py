@@ -130,21 +130,13 @@ class ModuleView:
 
     @locked
     def show(self, tensor: torch.Tensor, device: Device) -> None:
-        """Reads a weight that has no data yet to a device or to host memory.
+        """Has the module hold one number on a device in the place of a weight that has no data yet.
 
-        One that rests on disk or is packed is not read: the module holds one number on the device in its place, so that
-        ``module.device`` is right.
+        So ``module.device`` is right before anything is read.
         """
         one = self.store.of(tensor)
-        if not self._has_origins:
-            return
-        if one.residency is Residency.DISK or (one.file is not None and one.file.entry.is_packed):
-            self.store.take_out(one)
+        if self._has_origins and one.tensor.is_meta:
             self.store.show(one, device.torch)
-        elif one.residency is Residency.HOST:
-            self.store.rest(one, device.torch)
-        else:
-            self.store.place(one, device)
 
     @locked
     def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:
@@ -296,7 +288,8 @@ class ModuleView:
         yield from self.module.buffers()
 
     def _check_files(self) -> None:
-        homeless = [one.name for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.file is None]
+        parameters = (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
+        homeless = [one.name for one in parameters if one.file is None]
         if homeless:
             raise UsageError(
                 f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"

@@ -44,11 +44,14 @@ def build(
     dtype: torch.dtype | str | None,
     given: WeightIndex | None = None,
     reader: WeightReader | None = None,
+    *,
+    needs_files: bool = True,
 ) -> Built | None:
     """Builds the component in a folder, or returns None when its library must load it.
 
     ``given`` has its weights where they are not the folder's own. ``reader`` reads them: components that share one
-    share its buffers, and what it knows of how much is read in all.
+    share its buffers, and what it knows of how much is read in all. Where files are not needed, and there are none, the
+    weights come from nowhere, and buffers are as they are constructed: enough for a plan.
 
     Raises:
         WeightError: a file is missing or damaged, or weights are missing or of another shape than the component's.
@@ -58,7 +61,9 @@ def build(
     if cls is None or family is None:
         _leave(folder, "no file of weights can be given to it", given, quietly=True)
         return None
-    index = given or find_index(folder, _STEMS[family], variant)
+    index = given or find_index(folder, _STEMS[family], variant, needs_files=needs_files)
+    if index is None and not needs_files and not any(folder.glob("*.bin")):
+        return _without_files(family, cls, folder, dtype)
     if index is None:
         _leave(folder, "it has no safetensors file", given)
         return None
@@ -76,6 +81,13 @@ def build(
     origins = origins_of(named, reader)
     _read_buffers(module.eval(), origins)
     return module, origins
+
+
+def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:
+    """A component of which there is but the config; of dtype float32 where none is named."""
+    make = _of_diffusers if family == "diffusers" else _of_transformers
+    module = make(cls, folder, None, torch.float32 if dtype in (None, "auto") else dtype)
+    return None if module is None else (module.eval(), {})
 
 
 def _leave(folder: Path, why: str, given: WeightIndex | None, quietly: bool = False) -> None:
@@ -96,8 +108,11 @@ def class_of(library: str, name: str) -> Any:
     return getattr(home, name, None)
 
 
-def find_index(folder: Path, stem: str, variant: str | None) -> WeightIndex | None:
-    """The index of the weights in a folder: of the variant if it has that, of the plain files otherwise."""
+def find_index(folder: Path, stem: str, variant: str | None, *, needs_files: bool = True) -> WeightIndex | None:
+    """The index of the weights in a folder: of the variant if it has that, of the plain files otherwise.
+
+    Raises WeightError where there is none, if it is needed.
+    """
     for middle in ([f".{variant}"] if variant else []) + [""]:
         listing = folder / f"{stem}.safetensors.index{middle}.json"
         single = folder / f"{stem}{middle}.safetensors"
@@ -105,7 +120,7 @@ def find_index(folder: Path, stem: str, variant: str | None) -> WeightIndex | No
             return WeightIndex.of_shards(listing)
         if single.exists():
             return WeightIndex.of_file(single)
-    if any(folder.glob("*.bin")):
+    if not needs_files or any(folder.glob("*.bin")):
         return None
     raise WeightError(f"{folder} has no weights ({stem}.safetensors): download it again, or name another variant")
 
@@ -121,7 +136,7 @@ def _family(cls: Any) -> str | None:
     return "transformers" if issubclass(cls, transformers.PreTrainedModel) else None
 
 
-def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Any:
+def _of_diffusers(cls: Any, folder: Path, index: WeightIndex | None, dtype: torch.dtype | None) -> Any:
     config = cls.load_config(folder)
     if config.get("quantization_config"):
         return None
@@ -136,7 +151,7 @@ def _of_diffusers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype
     return module
 
 
-def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dtype | None) -> Any:
+def _of_transformers(cls: Any, folder: Path, index: WeightIndex | None, dtype: torch.dtype | None) -> Any:
     import transformers
 
     config = cls.config_class.from_pretrained(folder)
@@ -157,9 +172,9 @@ def _of_transformers(cls: Any, folder: Path, index: WeightIndex, dtype: torch.dt
     return module
 
 
-def _stored_dtype(index: WeightIndex) -> torch.dtype:
+def _stored_dtype(index: WeightIndex | None) -> torch.dtype:
     """The dtype of the first floating tensor in files of weights."""
-    return next((entry.dtype for entry in index.values() if entry.dtype.is_floating_point), torch.float32)
+    return next((entry.dtype for entry in (index or {}).values() if entry.dtype.is_floating_point), torch.float32)
 
 
 @contextlib.contextmanager

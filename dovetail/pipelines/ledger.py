@@ -21,7 +21,8 @@ class Ledger:
     """The one account of device memory of a pipeline; devices are counted by name.
 
     A component on one device reserves all its weights there from the beginning. One on several reserves what was placed
-    so far, as does one of which a plan says what is read. Staged weights are reserved for a phase, and of the phases only the largest is on a device at a time.
+    so far, as does one of which a plan says what is read. Staged weights are reserved for a phase, and of the phases
+    only the largest is on a device at a time. The planner knows what values of others take at other times.
     """
 
     def __init__(self, components: Mapping[str, Component], planner: Planner) -> None:

@@ -123,10 +123,11 @@ def open_pipeline(
     components: Mapping[str, Any] | None = None,
     weights: Mapping[str, Given] | None = None,
     hub: Mapping[str, Any] | None = None,
+    needs_files: bool = True,
 ) -> tuple[Any, dict[str, Origins]]:
     """Builds a saved pipeline without its weights, and says where they come from, by component.
 
-    It takes what load_pipeline takes.
+    It takes what load_pipeline takes. To plan alone, no file of weights is needed: the configs of components will do.
 
     Raises UsageError or WeightError as load_pipeline does.
     """
@@ -151,9 +152,9 @@ def open_pipeline(
     _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
-    built = _build_all(folder, variant, dtypes, own, indices)
+    built = _build_all(folder, variant, dtypes, own, indices, needs_files)
     parts = {**{name: module for name, (module, _) in built.items()}, **given}
-    origins: dict[str, Origins] = {name: found for name, (_, found) in built.items()}
+    origins: dict[str, Origins] = {name: found for name, (_, found) in built.items() if found}
     return _assemble(cls, folder, variant, without_auto(dtypes), parts), origins
 
 
@@ -190,7 +191,12 @@ def _by_component(weights: Mapping[str, Given], own: Sequence[str]) -> dict[str,
 
 
 def _build_all(
-    folder: Path, variant: str | None, dtypes: Any, classes: Mapping[str, Any], indices: Mapping[str, WeightIndex]
+    folder: Path,
+    variant: str | None,
+    dtypes: Any,
+    classes: Mapping[str, Any],
+    indices: Mapping[str, WeightIndex],
+    needs_files: bool,
 ) -> dict[str, Built]:
     built: dict[str, Built] = {}
     reader = WeightReader()
@@ -200,7 +206,10 @@ def _build_all(
     for name, (library, cls) in classes.items():
         if not (folder / name).is_dir():
             continue
-        one = build(library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader)
+        one = build(
+            library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader,
+            needs_files=needs_files,
+        )  # fmt: skip
         if one is not None:
             built[name] = one
     return built

@@ -168,11 +168,8 @@ class Generation:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that something of the plan is on, in the order of the rig, the host last."""
-        used = {
-            *self.resident,
-            *(device for _, device in self.staged),
-            *(d for call in self.calls for d in call.values),
-        }
+        used = {*self.resident, *(device for _, device in self.staged)}
+        used |= {device for call in self.calls for device in call.values}
         named = [device for device in self.rig if device in used and device != self.rig.host]
         return (*named, *([self.rig.host] if self.rig.host in used else []))
 

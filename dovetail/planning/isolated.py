@@ -1,4 +1,4 @@
-"""A call of a pipeline that leaves no trace: of its attributes, its scheduler, its random numbers, nor of its arguments.
+"""A call of a pipeline that changes nothing: no attribute, no scheduler, no random number, and no argument.
 
 The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own. What
 is called back is left out; random generators are copies; tensors that were given are those that were given, for their
@@ -69,7 +69,7 @@ def _own(name: str, value: Any, known: dict[int, Any]) -> Any:
     """What a copy of a pipeline has in an attribute: schedulers and the like are its own, as are pipelines in it."""
     from diffusers import ConfigMixin, DiffusionPipeline
 
-    if isinstance(value, nn.Module) or isinstance(value, type):
+    if isinstance(value, (nn.Module, type)):
         return value
     if isinstance(value, DiffusionPipeline):
         return _copied(value, type(value), known)
@@ -100,8 +100,8 @@ def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Libraries say nothing of a dry run: they will say it of the call itself."""
 
-    def is_wanted(_: logging.LogRecord) -> bool:
-        return dry_run() is None
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return dry_run() is None or record.name.partition(".")[0] not in _LIBRARIES
 
     handlers = [handler for name in _LIBRARIES for handler in logging.getLogger(name).handlers]
     for handler in handlers:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -27,21 +29,35 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
+from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
-from ..components.skeleton import has_foreign_hooks, is_of_libraries
+from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from .generation import Generation, Piece, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
-
-if TYPE_CHECKING:
-    from ..pipelines.pipeline import CompiledPipeline
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 64
 """So many plans of different kinds of calls are remembered."""
+
+
+class Plannable(Protocol):
+    """What the planner needs of a compiled pipeline."""
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline."""
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by name."""
+
+    @property
+    def rig(self) -> Rig:
+        """The devices it was compiled for."""
 
 
 class Planner:
@@ -53,7 +69,7 @@ class Planner:
 
     def __init__(self, phase_of: Callable[[str], str]) -> None:
         self._phase_of = phase_of
-        self._known: OrderedDict[Any, tuple[Generation, list[DryCall]]] = OrderedDict()
+        self._known: OrderedDict[Any, tuple[Generation, list[_Met]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._lock = threading.RLock()
         self.planned = 0
@@ -74,7 +90,7 @@ class Planner:
         return found
 
     def plan(
-        self, handle: CompiledPipeline, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = False
+        self, handle: Plannable, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = False
     ) -> Generation | None:
         """The plan of a call with these arguments, or None for one that cannot be planned; made if there is none yet.
 
@@ -86,13 +102,13 @@ class Planner:
         with self._lock:
             kind = kind_of(handle.pipe, args, kwargs)
             known = self._known.get(kind)
-            if known is not None and all(map(_is_there, known[1])):
+            if known is not None and all(one.is_there() for one in known[1]):
                 self._known.move_to_end(kind)
                 return known[0]
             return self._make(handle, kind, args, kwargs, strict)
 
     def _make(
-        self, handle: CompiledPipeline, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool
+        self, handle: Plannable, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool
     ) -> Generation | None:
         components = list(handle.components.values())
         before = dict(self._values)
@@ -106,12 +122,12 @@ class Planner:
                 raise
         if not generation.calls:
             return None
-        self._known[kind] = generation, list(run.calls.values())
+        self._known[kind] = generation, [_Met.of(one) for one in run.calls.values()]
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
 
-    def _trace(self, handle: CompiledPipeline, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool) -> DryRun:
+    def _trace(self, handle: Plannable, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool) -> DryRun:
         """Runs the pipeline's code dry, as far as that goes."""
         run, pipe = DryRun(), handle.pipe
         devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
@@ -128,7 +144,7 @@ class Planner:
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, error)
         return run
 
-    def _lower(self, handle: CompiledPipeline, run: DryRun) -> Generation:
+    def _lower(self, handle: Plannable, run: DryRun) -> Generation:
         """Makes the programs of what was traced, and checks them together; keeps none of them on an error."""
         new = [one for one in run.calls.values() if one.key not in one.call.programs]
         made: list[DryCall] = []
@@ -146,7 +162,7 @@ class Planner:
             raise
         return generation
 
-    def _generation(self, handle: CompiledPipeline, run: DryRun) -> Generation:
+    def _generation(self, handle: Plannable, run: DryRun) -> Generation:
         calls = [
             PlannedCall(
                 one.title,
@@ -206,15 +222,27 @@ def _held(run: DryRun, one: DryCall, rig: Rig) -> Counter[Device]:
     return found
 
 
-def _is_there(one: DryCall) -> bool:
-    """Whether a call of this kind would find its program, if nothing but its arguments counts."""
-    call, component = one.call, one.component
-    if call.is_over or not isinstance(call.programs.get(one.key), CompiledModule):
-        return False
-    return component.is_as_planned(call, one.key)
+@dataclass(frozen=True)
+class _Met:
+    """A kind of call that a plan has; it keeps nothing alive, for what is compiled has the planner."""
+
+    component: weakref.ref[Component]
+    call: weakref.ref[Call]
+    key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, one: DryCall) -> _Met:
+        return cls(weakref.ref(one.component), weakref.ref(one.call), one.key)
+
+    def is_there(self) -> bool:
+        """Whether such a call would find its program, as far as its arguments do not count."""
+        component, call = self.component(), self.call()
+        if component is None or call is None or call.is_over:
+            return False
+        return isinstance(call.programs.get(self.key), CompiledModule) and component.is_as_planned(call, self.key)
 
 
-def _may_run_dry(handle: CompiledPipeline) -> bool:
+def _may_run_dry(handle: Plannable) -> bool:
     """Whether nobody but libraries is told of calls: hooks of others would see zeros."""
     if has_foreign_hooks():
         return False

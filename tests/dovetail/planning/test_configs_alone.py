@@ -1,0 +1,72 @@
+"""Planning from the configs of components, where there are no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dovetail.cli.app import app
+from dovetail.compiler.errors import WeightError
+from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.pipelines.loading import open_pipeline
+from testbed.pipelines import tiny_pipelines
+from tests.cases import slow_but
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+REQUEST = {"backend": "diffusion=cuda0&cuda1,te=cuda1,vae=cuda0", "rig": "cuda0=1GiB,cuda1=1GiB,cpu=8GiB"}
+
+
+def configs(name: str, folder: Path) -> dict[str, Any]:
+    """Saves a tiny pipeline without its weights; returns its call."""
+    pipe, call = tiny_pipelines.PIPELINES[name]()
+    pipe.save_pretrained(folder)
+    for file in folder.glob("*/*.safetensors"):
+        file.unlink()
+    return call
+
+
+@pytest.mark.parametrize("params_backend", [None, "*=disk"])
+@pytest.mark.parametrize("name", slow_but(["flux"], tiny_pipelines.PIPELINES))
+def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
+    call = configs(name, tmp_path)
+    pipe, origins = open_pipeline(tmp_path, dtype=torch.bfloat16, needs_files=False)
+    dry = DryPipeline(pipe, {**REQUEST, "params_backend": params_backend}, origins=origins)
+    assert dry(**call) is not None
+    assert any(name.startswith("vae") for name in dry.plans())
+
+
+def test_a_plan_without_weights_is_that_with_weights(tmp_path: Path) -> None:
+    pipe, call = tiny_pipelines.flux()
+    pipe.save_pretrained(tmp_path)
+    texts = []
+    for _ in range(2):
+        opened, origins = open_pipeline(tmp_path, dtype=torch.float32, needs_files=False)
+        dry = DryPipeline(opened, REQUEST, origins=origins)
+        dry(**call)
+        texts.append({name: str(plan) for name, plan in dry.plans().items()})
+        for file in tmp_path.glob("*/*.safetensors"):
+            file.unlink()
+    assert texts[0] == texts[1]
+
+
+def test_a_picture_needs_weights(tmp_path: Path) -> None:
+    configs("flux", tmp_path)
+    with pytest.raises(WeightError, match="has no weights"):
+        open_pipeline(tmp_path, dtype=torch.bfloat16)
+
+
+def test_the_command_line_says_in_which_type_it_plans(tmp_path: Path) -> None:
+    configs("flux", tmp_path)
+    plan = "compile", str(tmp_path), "--size", "16", "--json", "--rig", "cuda0=1GiB,cuda1=1GiB"
+    stated, wide = (CliRunner().invoke(app, [*plan, *dtype]) for dtype in ((), ("--dtype", "float32")))
+    assert (stated.exit_code, wide.exit_code) == (0, 0), stated.stderr
+    assert "bfloat16" in stated.stderr
+    assert wide.stderr == ""
+    counted = [json.loads(one.stdout)["transformer"]["weight_bytes"]["cuda0"] for one in (stated, wide)]
+    assert counted[1] == 2 * counted[0]
