@@ -99,7 +99,7 @@ def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux:
             tensor.nbytes
             for one in handle.components.values()
             for tensor in one.module.parameters()
-            if tensor.device == torch.device("sim", index)
+            if tensor.device == torch.device("sim", index) and tensor.is_contiguous()  # and no number that stands for it
         )
         assert arrived[index] < parameters <= placed <= sim.stats(index).bytes_in
     assert sum(not tensor.is_meta for tensor in handle.pipe.vae.encoder.parameters()) == 1
