@@ -95,11 +95,11 @@ def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux:
     paint(handle, {**call, "num_inference_steps": 1})
     for index in range(2):
         placed = sum(one.assigned.bytes_on()[f"sim{index}"] for one in handle.components.values())
-        parameters = sum(
+        parameters = sum(  # without the numbers that stand for weights
             tensor.nbytes
             for one in handle.components.values()
             for tensor in one.module.parameters()
-            if tensor.device == torch.device("sim", index) and tensor.is_contiguous()  # and no number that stands for it
+            if tensor.device == torch.device("sim", index) and tensor.is_contiguous()
         )
         assert arrived[index] < parameters <= placed <= sim.stats(index).bytes_in
     assert sum(not tensor.is_meta for tensor in handle.pipe.vae.encoder.parameters()) == 1
