@@ -23,7 +23,7 @@ _IMPORT = dis.opmap["IMPORT_NAME"]
 def digest_of(code: CodeType) -> str:
     """A digest of a code object and those in it: what was loaded, whatever its file says by now.
 
-    File name and line are in it, for they are in what a trace says of its nodes.
+    Lines are in it, for they are in what a trace says of its nodes; where its file lies is not.
     """
     known = _digests.get(id(code))
     if known is None:
@@ -81,7 +81,7 @@ def _digest(code: CodeType) -> str:
     found = hashlib.blake2b(code.co_code, digest_size=16)
     lists = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     numbers = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_firstlineno)
-    found.update(repr((code.co_filename, code.co_name, lists, numbers)).encode(errors="surrogatepass"))
+    found.update(repr((code.co_name, lists, numbers)).encode(errors="surrogatepass"))
     found.update(getattr(code, "co_exceptiontable", b""))
     for constant in code.co_consts:
         found.update(_constant(constant).encode(errors="surrogatepass"))

@@ -19,9 +19,10 @@ from ..compiler.ir.program import Program
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
 from .head import Head, NoEntry, read_head
+from .key import Key
 
 
-def written(key: str, program: Program) -> list[bytes]:
+def written(key: Key, program: Program) -> list[bytes]:
     """The bytes of an entry, in parts; raises NoEntry for a program that would not be read back as it is."""
     lines = list(lines_of(program))
     if any(" opaque " in line for line in lines) or any(not _is_kept(node.target) for node in program.ops()):
@@ -33,14 +34,17 @@ def written(key: str, program: Program) -> list[bytes]:
         tensors = save({name: one.detach().clone() for name, one in program.constants.items()})
     except (SafetensorError, KeyError, ValueError) as error:
         raise NoEntry(f"its constants cannot be saved: {error}") from error
-    head = Head(key, program.name, len(text), len(tensors), _digest(text, tensors))
+    head = Head(key.full, key.content, program.name, len(text), len(tensors), _digest(text, tensors))
     return [bytes(head), text, tensors]
 
 
-def read(path: Path, key: str) -> Program:
-    """The program of an entry; raises NoEntry for a file that is none of this key, OSError where there is no file."""
+def read(path: Path, key: Key, is_named: bool = False) -> Program:
+    """The program of an entry; raises NoEntry for a file that is none of this key, OSError where there is no file.
+
+    One in a file that somebody names may be of another machine.
+    """
     with path.open("rb") as file:
-        text, tensors = _parts(read_head(file), key, file.read())
+        text, tensors = _parts(read_head(file), key, is_named, file.read())
     try:
         program = parse_program(text.decode())
         found = load(tensors)
@@ -50,8 +54,9 @@ def read(path: Path, key: str) -> Program:
     return program
 
 
-def _parts(head: Head, key: str, rest: bytes) -> tuple[bytes, bytes]:
-    if head.key != key or head.program + head.tensors != len(rest):
+def _parts(head: Head, key: Key, is_named: bool, rest: bytes) -> tuple[bytes, bytes]:
+    is_of_key = head.content == key.content if is_named else head.key == key.full
+    if not is_of_key or head.program + head.tensors != len(rest):
         raise NoEntry("its head speaks of another entry")
     text, tensors = rest[: head.program], rest[head.program :]
     if _digest(text, tensors) != head.digest:

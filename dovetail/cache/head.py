@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-_FORM = b"dovetail trace 2\n"
+_FORM = b"dovetail trace 3\n"
 _LONGEST = 4096
 
 
@@ -19,6 +19,7 @@ class Head:
     """What the first lines of an entry say: its key, the class that was traced, and how the rest is to be read."""
 
     key: str
+    content: str
     name: str
     program: int
     tensors: int
@@ -36,7 +37,7 @@ def read_head(file: BinaryIO) -> Head:
         head = Head(**json.loads(file.readline(_LONGEST)))
     except (ValueError, TypeError, RecursionError) as error:
         raise NoEntry("its head cannot be read") from error
-    if not all(isinstance(one, str) for one in (head.key, head.name, head.digest)):
+    if not all(isinstance(one, str) for one in (head.key, head.content, head.name, head.digest)):
         raise NoEntry("its head has other types")
     if not all(type(one) is int and 0 <= one < 2**40 for one in (head.program, head.tensors)):
         raise NoEntry("its head has no lengths")

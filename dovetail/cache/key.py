@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..conventions.hooks import has_foreign_hooks
 from .content import Content
-from .surroundings import foreign_methods, is_within_modes, surroundings
+from .surroundings import call_settings, foreign_methods, is_within_modes, surroundings
 from .values import HasNoContent
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What tells a trace from others.
+
+    ``content`` is of the model, its code, the call and the version of PyTorch: it is the same on other machines, and is
+    what a plan goes by, which somebody names. ``full`` has all else beside, and is what the cache goes by.
+    """
+
+    content: str
+    full: str
 
 
 def key_of(
@@ -22,20 +37,22 @@ def key_of(
     kwargs: Mapping[str, Any],
     dynamic_shapes: Mapping[str, Any] | None,
     kind: str,
-) -> str | None:
+) -> Key | None:
     """The key of a trace with these arguments; None where something that it depends on cannot be told by content."""
     if has_foreign_hooks() or is_within_modes():
         return None
     content = Content()
     try:
-        content.say(*surroundings(kind))
+        content.say(torch.__version__.partition("+")[0], *call_settings(kind))
         content.module(module)
         content.arguments((list(args), dict(kwargs)))
         content.arguments(dynamic_shapes)
         for name, method in foreign_methods():
             content.say("method of tensors", name)
             content.arguments(method)
-        return content.finish()
+        told = content.finish()
     except (HasNoContent, RecursionError) as why:
         logger.debug("the trace of a %s is not kept on disk: it depends on %s", type(module).__name__, why)
         return None
+    around = repr((told, surroundings())).encode(errors="surrogatepass")
+    return Key(told, hashlib.blake2b(around, digest_size=20).hexdigest())

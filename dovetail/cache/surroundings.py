@@ -20,9 +20,14 @@ _OF_NO_EFFECT = frozenset({"TORCH_LOGS", "TORCH_HOME", "TRANSFORMERS_CACHE", "TO
 _SOURCES = ("cache", "components", "conventions", "lora")
 
 
-def surroundings(kind: str) -> tuple[Any, ...]:
-    """All of it in plain words, for a trace for one kind of device."""
-    return (*_of_process(), _settings(), autocast_state(kind), kind)
+def surroundings() -> tuple[Any, ...]:
+    """What is so on this machine and in this process, in plain words."""
+    return (*_of_process(), sorted((name, value) for name, value in os.environ.items() if _matters(name)))
+
+
+def call_settings(kind: str) -> tuple[Any, ...]:
+    """The settings of PyTorch under which a call is traced for a kind of device, in plain words."""
+    return (*_settings(), autocast_state(kind), kind)
 
 
 def foreign_methods() -> Iterator[tuple[str, Any]]:
@@ -50,7 +55,6 @@ def _settings() -> tuple[Any, ...]:
         chosen.cudnn_sdp_enabled(),
         torch.backends.mkldnn.enabled,
         torch.backends.mha.get_fastpath_enabled(),
-        sorted((name, value) for name, value in os.environ.items() if _matters(name)),
     )
 
 

@@ -7,10 +7,13 @@ of the process. What goes wrong with the folder is said once and costs nothing b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,13 +24,17 @@ from ..compiler.ir.program import Program
 from ..compiler.spec.devices import HOST
 from . import entry, folder
 from .head import NoEntry
-from .key import key_of
+from .key import Key, key_of
 from .surroundings import sources
 
 logger = logging.getLogger(__name__)
 
+Named = Mapping[str, Path]
+"""Entries beside the plans that somebody named: the content of a trace → its file."""
+
 _writers: set[threading.Thread] = set()
 _told: set[str] = set()
+_collecting: ContextVar[dict[Program, bytes] | None] = ContextVar("_collecting", default=None)
 
 
 def trace(
@@ -37,52 +44,61 @@ def trace(
     *,
     dynamic_shapes: Mapping[str, Any] | None = None,
     kind: str = HOST,
+    named: Named | None = None,
 ) -> Program:
     """What ``compiler.frontend.trace.trace`` yields of the same arguments, from disk where it is kept there.
 
     Raises TraceError where it does.
     """
     most = folder.limit() if folder.is_on() else 0
+    is_wanted = most or named or _collecting.get() is not None
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
-        key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if most else None
-    found = read(key, module) if key is not None else None
-    if found is not None:
-        return found
-    before = sources() if key is not None else ""
-    program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
-    if key is not None and before == sources():
+        key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
+    if key is None:
+        return tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+    program = _named(key, module, named or {}) or (read(key, module) if most else None)
+    if program is None:
+        before = sources()
+        program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        most = most if before == sources() else 0
+    else:
+        most = 0
+    if most or _collecting.get() is not None:
         keep(key, program, most)
     return program
 
 
-def read(key: str, module: nn.Module) -> Program | None:
-    """The program of an entry; None where there is none, or one that is damaged or does not fit the module."""
-    started = time.perf_counter()
-    path = folder.path_of(key)
-    try:
-        program = entry.read(path, key)
-    except FileNotFoundError:
-        return None
-    except (OSError, NoEntry) as error:
-        _tell(f"the kept trace {path} is not used: {error}; it is traced and written anew")
-        return None
-    if not _fits(program, module):
-        _tell(f"the kept trace {path} is not used: it is of other weights; it is traced and written anew")
-        return None
-    folder.touch(key)
-    logger.info("took the trace of a %s from %s in %.2f s", program.name, path, time.perf_counter() - started)
+def read(key: Key, module: nn.Module) -> Program | None:
+    """The program of an entry of the cache; None where there is none, or one that is damaged or does not fit."""
+    program = _read(folder.path_of(key.full), key, module)
+    if program is not None:
+        folder.touch(key.full)
     return program
 
 
-def keep(key: str, program: Program, most: int) -> None:
+@contextlib.contextmanager
+def collected() -> Iterator[Mapping[Program, bytes]]:
+    """Has the entries of programs that are traced or read meanwhile at hand, to be written beside plans."""
+    found: dict[Program, bytes] = {}
+    token = _collecting.set(found)
+    try:
+        yield found
+    finally:
+        _collecting.reset(token)
+
+
+def keep(key: Key, program: Program, most: int) -> None:
     """Writes a traced program to disk in a thread of its own, which the end of the process waits for."""
     try:
         parts = entry.written(key, program)
     except NoEntry as why:
         logger.debug("the trace of a %s is not kept on disk: %s", program.name, why)
         return
+    collecting = _collecting.get()
+    if collecting is not None:
+        collecting[program] = b"".join(parts)
     if sum(map(len, parts)) <= most:
-        writer = threading.Thread(target=_write, args=(key, parts, most), name="dovetail-cache")
+        writer = threading.Thread(target=_write, args=(key.full, parts, most), name="dovetail-cache")
         _writers.add(writer)
         writer.start()
 
@@ -93,12 +109,35 @@ def wait() -> None:
         writer.join()
 
 
+def _named(key: Key, module: nn.Module, named: Named) -> Program | None:
+    path = named.get(key.content)
+    return _read(path, key, module, is_named=True) if path is not None else None
+
+
+def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> Program | None:
+    started = time.perf_counter()
+    try:
+        program = entry.read(path, key, is_named)
+    except FileNotFoundError:
+        return None
+    except (OSError, NoEntry) as error:
+        _tell(f"the kept trace {path} is not used: {error}; it is traced and written anew")
+        return None
+    if not _fits(program, module):
+        _tell(f"the kept trace {path} is not used: it is of other weights; it is traced and written anew")
+        return None
+    logger.info("took the trace of a %s from %s in %.2f s", program.name, path, time.perf_counter() - started)
+    return program
+
+
 def _write(key: str, parts: list[bytes], most: int) -> None:
     try:
         folder.write(key, parts, most)
     except OSError as error:
-        _tell(f"traces are not kept in {folder.place()}: {error.strerror or error}: name another folder "
-              f"({folder.PLACE}), or switch the cache off ({folder.SWITCH}=0)")  # fmt: skip
+        _tell(
+            f"traces are not kept in {folder.place()}: {error.strerror or error}: name another folder "
+            f"({folder.PLACE}), or switch the cache off ({folder.SWITCH}=0)"
+        )
     finally:
         _writers.discard(threading.current_thread())
 
@@ -111,7 +150,7 @@ def _tell(message: str) -> None:
 
 
 def _fits(program: Program, module: nn.Module) -> bool:
-    """Whether a program has the weights of a module, and no others."""
+    """Whether the weights of a program are those of a module."""
     held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
     for weight in program.weights.values():
         one = held.get(weight.name)

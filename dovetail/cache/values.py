@@ -153,7 +153,8 @@ class Values:
         self.say("object")
         self._note_home(kind)
         self._value(kind)
-        is_of_torch = kind.__module__.partition(".")[0] == "torch" and kind.__module__ != Dim.__module__
+        told = (Dim.__module__, "torch.nn.")
+        is_of_torch = kind.__module__.partition(".")[0] == "torch" and not kind.__module__.startswith(told)
         if is_of_python(kind.__module__) or is_of_torch:
             if self._is_state:
                 raise HasNoContent(f"a {kind.__module__}.{kind.__qualname__}")

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dovetail.cache.key import key_of
+from dovetail.cache.key import Key, key_of
 
 Load = Callable[..., ModuleType]
 
 
-def key(module: nn.Module, *args: Any, kind: str = "cpu", shapes: Any = None, **kwargs: Any) -> str | None:
+def key(module: nn.Module, *args: Any, kind: str = "cpu", shapes: Any = None, **kwargs: Any) -> Key | None:
     return key_of(module.eval(), args or (torch.ones(2, 4),), kwargs, shapes, kind)
 
 
