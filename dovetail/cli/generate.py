@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..compiler.errors import NotHereError
+from ..compiler.errors import DovetailError, NotHereError
 from . import collect_from_now
 from .call import PICTURE, Size, call_arguments
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
-from .output import check_writable, print_json, progress
+from .output import check_writable, print_json, print_table, progress
+from .parts import planned
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
+
+if TYPE_CHECKING:
+    from ..planning.generation import Generation
 
 
 def generate(
@@ -40,6 +44,9 @@ def generate(
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -49,10 +56,16 @@ def generate(
     check_writable(output)
     check_suffix(output)
     pipeline = find_pipeline(model)
-    _check_rig(where, pipeline)
     prompt, adapters = loras.arguments(prompt, pipeline)
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
+    if dry_run:
+        where.check(pipeline.components)
+        with progress("planning"):
+            _, plan = planned(pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=adapters)
+        _print_plan(plan, json)
+        return
+    _check_rig(where, pipeline)
     with progress("loading the pipeline"):
         pipe = _load(pipeline, where, weights, dtype, variant, adapters)
     collect_from_now()
@@ -65,6 +78,19 @@ def generate(
         print_json({"files": list(map(str, files)), "seed": seed, "seconds": round(seconds, 3), "call": arguments})
     else:
         print(*files, sep="\n")
+
+
+def _print_plan(plan: Generation | None, json: bool) -> None:
+    from ..planning import table
+
+    if plan is None:
+        raise DovetailError("this call cannot be planned: nothing of it could be traced")
+    if json:
+        print_json(table.document(plan))
+        return
+    print_table(table.HEAD, table.rows(plan), table.RIGHT)
+    print()
+    print_table(table.HEAD_OF_DEVICES, table.rows_of_devices(plan), table.RIGHT_OF_DEVICES)
 
 
 def _check_rig(where: Where, pipeline: Pipeline) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
 from . import collect_from_now
@@ -15,6 +16,8 @@ from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
     from ..components.compiled import CompiledModule
+    from ..pipelines.dryrun import DryPipeline
+    from ..planning.generation import Generation
 
 
 def compiled_parts(
@@ -45,21 +48,38 @@ def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
     return {compiled.program.name: compiled}
 
 
-def _plan(
-    pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None
-) -> dict[str, CompiledModule]:
+def planned(
+    pipeline: Pipeline,
+    where: Where,
+    weights: WeightFiles,
+    given: Mapping[str, Any],
+    *,
+    dtype: str | None = None,
+    variant: str | None = None,
+    adapters: Mapping[str, Any] | None = None,
+) -> tuple[DryPipeline, Generation | None]:
+    """A pipeline that was run dry, from its configs alone if need be, and the plan of a call with these arguments."""
     from ..pipelines.dryrun import DryPipeline
     from ..pipelines.loading import open_pipeline
 
-    pipeline = located(pipeline)
+    pipeline = located(pipeline, variant)
     pipe, origins = open_pipeline(
-        pipeline.place, dtype=dtype_of(pipeline, dtype), weights=weights.given(pipeline), needs_files=False
+        pipeline.place,
+        dtype=dtype_of(pipeline, dtype, variant),
+        variant=variant,
+        weights=weights.given(pipeline),
+        needs_files=False,
     )
     collect_from_now()
-    pipe.set_progress_bar_config(disable=True)
+    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins, **(adapters or {}))
+    return dry, dry(**call_arguments(pipe, given, pipeline.defaults))
+
+
+def _plan(
+    pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None
+) -> dict[str, CompiledModule]:
     given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins)
-    dry(**call_arguments(pipe, given, pipeline.defaults))
+    dry, _ = planned(pipeline, where, weights, given, dtype=dtype)
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:
