@@ -89,6 +89,10 @@ class PassError(DovetailError):
     """A pass was asked for in a wrong way, or what it requires does not hold."""
 
 
+class SideEffectError(TraceError):
+    """A module changes itself at each call, so that a program, or a rehearsal, is not what the call is."""
+
+
 class CallError(DovetailError):
     """A compiled module was called with something that it was not compiled for."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import TraceError
+from ..errors import SideEffectError
 from .rollback import contents_of, restore
 
 _NUMBERS = (int, float, complex, str)
@@ -69,7 +69,7 @@ def noted_changes(module: nn.Module) -> Iterator[dict[Any, bool]]:
 
 
 def refuse_side_effects(module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object]) -> None:
-    """Raises TraceError for a module that a call has changed so, if every other call changes it again."""
+    """Raises SideEffectError for a module that a call has changed so, if every other call changes it again."""
     if not found:
         return
     try:
@@ -81,7 +81,7 @@ def refuse_side_effects(module: nn.Module, found: Mapping[Any, bool], call: Call
         again = [name for name, is_sure in found.items() if is_sure]
     if again:
         names = ", ".join(sorted(map(str, again))[:3])
-        raise TraceError(
+        raise SideEffectError(
             f"{type(module).__name__} changes {names} at each call, which no program does: return what is to be kept, "
             "or keep it in a hook"
         )

@@ -118,6 +118,7 @@ def _load(
         **adapters,
         weights=weights.given(pipeline),
         passes=where.passes or None,
+        vae_tiling=where.vae_tiling,
         dtype=dtype_of(pipeline, dtype, variant),
         variant=variant,
     )

@@ -14,6 +14,7 @@ import typer
 from ..compiler.printable import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..conventions.request import Request
+from ..planning.tiling import parse_tiling
 
 PLACEMENT = "Placement"
 
@@ -62,6 +63,9 @@ class Where:
     max_vram: Annotated[
         str, _placement("--max-vram", metavar="BUDGET", help="Memory to use: 6, cuda0=6,cuda1=80%, -1.")
     ] = ""
+    vae_tiling: Annotated[
+        str, _placement("--vae-tiling", metavar="TILES", help="Decode in tiles: auto, on, off, 512, 512x384x16.")
+    ] = "auto"
     rig: Rig = ""
     passes: Annotated[str, _placement("--passes", metavar="TEXT", help="Other passes: see `dovetail passes`.")] = ""
     clip_on_cpu: Annotated[bool, typer.Option("--clip-on-cpu", hidden=True)] = False
@@ -86,10 +90,11 @@ class Where:
         }
 
     def check(self, components: Mapping[str, str]) -> Request:
-        """The request for a pipeline of these components (attribute name → role).
+        """The request for a pipeline of these components (attribute name → role), once tiles are read too.
 
         Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
+        parse_tiling(self.vae_tiling)
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
             request.residency_for(attribute, role, request.devices_for(attribute, role))

@@ -71,7 +71,14 @@ def planned(
         needs_files=False,
     )
     collect_from_now()
-    dry = DryPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins, **(adapters or {}))
+    dry = DryPipeline(
+        pipe,
+        where.arguments,
+        passes=where.passes or None,
+        origins=origins,
+        vae_tiling=where.vae_tiling,
+        **(adapters or {}),
+    )
     return dry, dry(**call_arguments(pipe, given, pipeline.defaults))
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..compiler.errors import TraceError
+from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.fork import ForkSafeLock
@@ -68,6 +68,7 @@ class Parts(OfComponent):
     def __init__(self, component: Component) -> None:
         super().__init__(component)
         self.reasons: dict[str, str] = {}
+        self._changing: set[str] = set()
         self.turn = ForkSafeLock()
         self._is_used = False
         self._local = threading.local()
@@ -108,6 +109,8 @@ class Parts(OfComponent):
     def refuse(self, call: Call, error: TraceError) -> ByParts:
         """What answers a call that could not be traced: it runs by its parts; says so once."""
         call.failures += 1
+        if isinstance(error, SideEffectError):
+            self._changing.add(str(call))
         if call.failures >= _TRIES:
             call.whole = BY_PARTS
         why = str(error)
@@ -125,6 +128,8 @@ class Parts(OfComponent):
             dry = dry_run()
             if dry is None:
                 return self._run(call, args, kwargs)
+            if str(call) in self._changing:
+                raise CannotBePlannedError(f"{self.component.title(call)} changes itself at each call")
             if self._keeping:
                 raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
             return self._run_dry(dry, call, args, kwargs)

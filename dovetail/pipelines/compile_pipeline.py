@@ -25,6 +25,7 @@ def compile_pipeline(
     device_map: Any = None,
     lora: Any = None,
     lora_apply_mode: str = "auto",
+    vae_tiling: Any = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -48,6 +49,9 @@ def compile_pipeline(
         lora_apply_mode: ``immediately`` merges them into the weights, ``at_runtime`` computes them beside; ``auto``
             merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
             loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
+        vae_tiling: whether VAEs encode and decode in tiles, which changes the picture slightly: ``"auto"``, where the
+            whole does not fit; ``"on"``, in the tiles that they have; ``"off"``; or the size of a tile in pixels,
+            ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
 
@@ -74,6 +78,7 @@ def compile_pipeline(
         callbacks=callbacks,
         lora=lora,
         lora_apply_mode=lora_apply_mode,
+        vae_tiling=vae_tiling,
     )
 
 

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
 from ..planning.generation import Generation, numbered
+from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
+
+
+def _of_module(made: CompiledModule, module: nn.Module) -> CompiledModule:
+    """The same program, which finds its weights in the module also when the pipeline is gone."""
+    return CompiledModule(made.program, made.rig, ProgramWeights.of_module(module, made.program), made.base)
 
 
 class DryPipeline(CompiledPipeline):
@@ -42,7 +50,13 @@ class DryPipeline(CompiledPipeline):
         A name is the component (`transformer`), with its part or method where that is not the whole (`vae.decode`),
         and a number from the second shape on (`text_encoder.2`).
         """
-        known = {id(one.program): one for programs in self.programs.values() for one in programs}
+        known = {
+            id(made.program): _of_module(made, call.module)
+            for component in self.components.values()
+            for call in component.calls
+            for made in call.programs.values()
+            if isinstance(made, CompiledModule)
+        }
         calls = {id(call.program): call.title for generation in self._generations for call in generation.calls}
         return dict(zip(numbered(calls.values()), (known[program] for program in calls), strict=True))
 

@@ -46,6 +46,7 @@ def load_pipeline(
     device_map: Any = None,
     lora: Any = None,
     lora_apply_mode: str = "auto",
+    vae_tiling: Any = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -74,7 +75,7 @@ def load_pipeline(
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
         backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
-            rig, dynamic_shapes, passes, callbacks: as for ``compile_pipeline``.
+            vae_tiling, rig, dynamic_shapes, passes, callbacks: as for ``compile_pipeline``.
 
     Raises:
         UsageError: there is no such folder, no such variant, or no such component.
@@ -111,6 +112,7 @@ def load_pipeline(
         origins=origins,
         lora=loras,
         lora_apply_mode=lora_apply_mode,
+        vae_tiling=vae_tiling,
     )
 
 

@@ -27,6 +27,8 @@ from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
 from ..planning.generation import Generation
 from ..planning.planner import Planner
+from ..planning.tiles import Tiles
+from ..planning.tiling import parse_tiling
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
@@ -62,6 +64,7 @@ class CompiledPipeline:
         origins: Mapping[str, Origins] | None = None,
         lora: Any = None,
         lora_apply_mode: str = "auto",
+        vae_tiling: Any = None,
     ) -> None:
         self._kept = pipe
         self._pipe = weakref.ref(pipe)
@@ -81,7 +84,8 @@ class CompiledPipeline:
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         made: list[Component] = []  # each is kept by its module from _swap on
         store, sharing = Store(plain_name), Sharing()
-        self._planner = Planner(phase_of)
+        self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
+        self._planner = Planner(phase_of, self._tiles)
         ledger = Ledger(self._components, self._planner)
         for name, rig in share_out(self._request, modules, roles).items():
             one = Component(
@@ -149,7 +153,10 @@ class CompiledPipeline:
         Each call of the pipeline does so itself, once for each kind of call. Returns None where the call cannot be
         planned, or calls no component. Raises DoesNotFitError where it does not fit; all is as before then.
         """
-        return self._planner.plan(self, args, kwargs, strict=True)
+        try:
+            return self._planner.plan(self, args, kwargs, strict=True)
+        finally:
+            self._planner.end()
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
@@ -193,11 +200,13 @@ class CompiledPipeline:
             yield
         finally:
             self._running.pop()
+            self._planner.end()
             self.release()
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
         self._planner.forget()
+        self._tiles.undo()
         for component in self.components.values():
             component.restore()
             component.module.__dict__.pop(libraries.HOOK, None)

@@ -19,6 +19,7 @@ from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from ..passes.analysis.memory_needs import needs_of
+from .tiling import Tile
 
 PHASES = ("conditioning", "sampling", "decoding")
 
@@ -124,6 +125,8 @@ class Generation:
     ) -> None:
         self.calls = tuple(calls)
         self.rig = rig
+        self.tiles: Mapping[str, Tile] = {}
+        """The tiles in which VAEs encode and decode because the whole does not fit, by component."""
         self._rigs = rigs
         self._others = tuple(others)
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ..compiler.errors import DovetailError
+from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.ir.split import pieces
@@ -37,6 +37,8 @@ from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from .generation import Generation, Piece, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
+from .tiles import FitsError, Tiles, tell_of_tiles
+from .tiling import Tile
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +67,13 @@ class Planner:
 
     Args:
         phase_of: gives the phase in which a component works, by its name.
+        tiles: the tiles of VAEs.
     """
 
-    def __init__(self, phase_of: Callable[[str], str]) -> None:
+    def __init__(self, phase_of: Callable[[str], str], tiles: Tiles) -> None:
         self._phase_of = phase_of
-        self._known: OrderedDict[Any, tuple[Generation, list[_Met]]] = OrderedDict()
+        self._tiles = tiles
+        self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._lock = threading.RLock()
         self.planned = 0
@@ -102,27 +106,68 @@ class Planner:
         with self._lock:
             kind = kind_of(handle.pipe, args, kwargs)
             known = self._known.get(kind)
-            if known is not None and all(one.is_there() for one in known[1]):
-                self._known.move_to_end(kind)
-                return known[0]
+            if known is not None:
+                self._tiles.put(handle, known[2])
+                if all(one.is_there() for one in known[1]):
+                    self._known.move_to_end(kind)
+                    return known[0]
+                self._tiles.put_back()
             return self._make(handle, kind, args, kwargs, strict)
+
+    def end(self) -> None:
+        """Gives VAEs their own tiles back, after a call or a plan."""
+        with self._lock:
+            self._tiles.put_back()
 
     def _make(
         self, handle: Plannable, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool
     ) -> Generation | None:
+        """The plan, with the largest tiles of a VAE that fit where it does not fit whole, and that may be."""
+        self.planned += 1
+        tried: list[DryRun] = []
+
+        def attempt(tiles: Mapping[str, Tile], keeps: bool) -> Generation | None:
+            self._tiles.put(handle, tiles)
+            try:
+                return self._attempt(handle, (kind, args, kwargs, strict), tried, keeps)
+            except BaseException:
+                self._tiles.put_back()
+                raise
+
+        try:
+            return attempt({}, True)
+        except DoesNotFitError as refused:
+            tiles = self._tiles.found(
+                handle, tried[0].calls.values() if tried else (), lambda some: attempt(some, False)
+            )
+            if not tiles:
+                raise
+            generation = attempt(tiles, True)
+            tell_of_tiles(type(handle.pipe).__name__, tiles, refused)
+            return generation
+
+    def _attempt(
+        self,
+        handle: Plannable,
+        call: tuple[Any, Sequence[Any], Mapping[str, Any], bool],
+        tried: list[DryRun],
+        keeps: bool,
+    ) -> Generation | None:
+        kind, args, kwargs, strict = call
         components = list(handle.components.values())
         before = dict(self._values)
-        self.planned += 1
         with _as_before_on_error(components):
             run = self._trace(handle, args, kwargs, strict)
+            tried.append(run)
             try:
-                generation = self._lower(handle, run)
+                generation = self._lower(handle, run, keeps)
             except BaseException:
                 self._values = before
                 raise
         if not generation.calls:
             return None
-        self._known[kind] = generation, [_Met.of(one) for one in run.calls.values()]
+        generation.tiles = self._tiles.now
+        self._known[kind] = generation, [_Met.of(one) for one in run.calls.values()], self._tiles.now
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
@@ -144,8 +189,11 @@ class Planner:
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, error)
         return run
 
-    def _lower(self, handle: Plannable, run: DryRun) -> Generation:
-        """Makes the programs of what was traced, and checks them together; keeps none of them on an error."""
+    def _lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
+        """Makes the programs of what was traced, and checks them together; keeps none of them on an error.
+
+        Raises FitsError in place of a result where nothing is to be kept of a plan that fits.
+        """
         new = [one for one in run.calls.values() if one.key not in one.call.programs]
         made: list[DryCall] = []
         try:
@@ -156,6 +204,8 @@ class Planner:
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
             generation = self._generation(handle, run)
             generation.check()
+            if not keeps:
+                raise FitsError
         except BaseException:
             for one in made:
                 one.component.take_back(one.call, one.key)

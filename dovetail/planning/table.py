@@ -39,7 +39,8 @@ def rows_of_devices(generation: Generation) -> list[tuple[str, ...]]:
 
 def document(generation: Generation) -> dict[str, Any]:
     """All of it as data; sizes are in bytes."""
-    return {"components": list(facts(generation)), "devices": facts_of_devices(generation)}
+    tiles = {name: str(tile) for name, tile in generation.tiles.items()}
+    return {"components": list(facts(generation)), "devices": facts_of_devices(generation), "tiles": tiles}
 
 
 def facts(generation: Generation) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,7 @@ def saved(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder, call
 
 
+SMALL = {"backend": "unet=sim0,te=sim0,vae=sim1", "rig": "sim0=512MiB,sim1=1MiB,cpu=8GiB", "vae_tiling": "off"}
 FORESEEN = [name for name in tiny_pipelines.PIPELINES if name != "sd_img2img"]
 """Not the one of which a tiny convolution, of too few numbers for its usual kernel, leaves strides of its own."""
 
@@ -56,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
     fetched = counted(monkeypatch, stores, "_fetched")
-    handle = dovetail.load_pipeline(folder, "unet=sim0,te=sim0,vae=sim1", rig="sim0=512MiB,sim1=1MiB,cpu=8GiB")
+    handle = dovetail.load_pipeline(folder, **SMALL)
     handle.set_progress_bar_config(disable=True)
     steps: list[int] = []
 
@@ -117,7 +118,7 @@ def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
 
 def test_a_refused_call_leaves_everything_for_a_smaller_one(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
-    handle = dovetail.load_pipeline(folder, "unet=sim0,te=sim0,vae=sim1", rig="sim0=512MiB,sim1=1MiB,cpu=8GiB")
+    handle = dovetail.load_pipeline(folder, **SMALL)
     with pytest.raises(DoesNotFitError):
         handle.plan(**{**call, "height": 128, "width": 128})
     assert handle.programs == {}

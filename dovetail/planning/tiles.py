@@ -1,0 +1,126 @@
+"""The tiles of a pipeline's VAEs: those that were asked for, and those that a plan takes where a whole does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+
+from ..compiler.errors import DoesNotFitError
+from ..components.dry import DryCall
+from .tiling import AUTO, Asked, Tile, can_be_tiled, candidates, put_settings, settings, tile_vae
+
+logger = logging.getLogger(__name__)
+
+_VAE, _DECODE = "vae", "_decode"
+
+
+class FitsError(Exception):
+    """Ends an attempt that fits and of which nothing is to be kept."""
+
+
+class HasComponents(Protocol):
+    """Something with components, each with its module."""
+
+    @property
+    def components(self) -> Mapping[str, Any]:
+        """The components by name."""
+
+
+class Tiles:
+    """The tiles of the VAEs of one pipeline.
+
+    What was asked for holds from the beginning until `undo`. What a plan takes holds from `put` to `put_back`.
+
+    Args:
+        modules: the modules of the pipeline by name.
+        roles: what each is for.
+        asked: what a person asked for.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], roles: Mapping[str, str], asked: Asked) -> None:
+        self.asked = asked
+        self.now: Mapping[str, Tile] = {}
+        """The tiles that a plan has put."""
+        vaes = {name: one for name, one in modules.items() if roles[name] == _VAE and hasattr(one, "enable_tiling")}
+        self._names = [name for name, one in vaes.items() if can_be_tiled(one)]
+        self._own: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._before = [] if asked == AUTO else [(one, settings(one)) for one in vaes.values()]
+        for one, _ in self._before:
+            tile_vae(one, asked)
+
+    def undo(self) -> None:
+        """Gives the VAEs the tiles that they had at the beginning."""
+        self.put_back()
+        for module, before in self._before:
+            put_settings(module, before)
+        self._before = []
+
+    def put(self, handle: HasComponents, tiles: Mapping[str, Tile]) -> None:
+        """Has VAEs work in tiles, by name, until `put_back`."""
+        self.put_back()
+        for name, tile in tiles.items():
+            module = handle.components[name].module
+            self._own.append((module, settings(module)))
+            tile_vae(module, tile)
+        self.now = dict(tiles)
+
+    def put_back(self) -> None:
+        """Gives VAEs the tiles that they had before `put`."""
+        for module, before in self._own:
+            put_settings(module, before)
+        self._own, self.now = [], {}
+
+    def found(
+        self, handle: HasComponents, calls: Iterable[DryCall], attempt: Callable[[Mapping[str, Tile]], object]
+    ) -> dict[str, Tile]:
+        """The largest tiles of VAEs that fit, or none where tiles are not allowed or do not help.
+
+        Args:
+            handle: the pipeline.
+            calls: the calls of a dry run, in which VAEs decode whole.
+            attempt: plans with tiles; raises FitsError where they fit, DoesNotFitError where not.
+        """
+        sizes = self._sizes(handle, calls) if self.asked == AUTO else {}
+        most = max(map(len, sizes.values()), default=0)
+        steps = [{name: some[min(index, len(some) - 1)] for name, some in sizes.items()} for index in range(most)]
+        if not steps or not _fits(attempt, steps[-1]):
+            return {}
+        low, high = 0, len(steps) - 1  # the last fits; the first that does is searched
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _fits(attempt, steps[middle]) else (middle + 1, high)
+        return steps[high]
+
+    def _sizes(self, handle: HasComponents, calls: Iterable[DryCall]) -> dict[str, Sequence[Tile]]:
+        """The tiles to try of each VAE that decoded whole."""
+        found: dict[str, Sequence[Tile]] = {}
+        for one in calls:
+            name = one.component.name
+            if name in self._names and one.call.method == _DECODE and not one.component.module.use_tiling:
+                shape = one.traced.signature.tensors[0].shape
+                tiles = candidates(one.component.module, [int(size) for size in shape])
+                if tiles and len(tiles) > len(found.get(name, ())):
+                    found[name] = tiles
+        return found
+
+
+def _fits(attempt: Callable[[Mapping[str, Tile]], object], tiles: Mapping[str, Tile]) -> bool:
+    try:
+        attempt(tiles)
+    except FitsError:
+        return True
+    except DoesNotFitError:
+        return False
+    return True
+
+
+def tell_of_tiles(pipe: str, tiles: Mapping[str, Tile], refused: DoesNotFitError) -> None:
+    """Says that a picture is decoded in tiles, and why."""
+    logger.warning(
+        "%s decodes in tiles (%s), which changes the picture slightly, because the whole does not fit: %s; vae_tiling "
+        "off (--vae-tiling off) refuses instead",
+        pipe, ", ".join(f"{name}: {tile}" for name, tile in tiles.items()), str(refused).partition(": ")[0],
+    )  # fmt: skip
