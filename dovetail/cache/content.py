@@ -39,7 +39,7 @@ _OF_CLASSES = frozenset(
     __getstate__ __setstate__ __copy__ __deepcopy__ __del__ __dir__ __init_subclass__ __class_getitem__ __parameters__
     __orig_bases__ __abstractmethods__ __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__
     __static_attributes__ __annotate__ __annotate_func__ __annotations_cache__ __subclasshook__ __qualname__ _abc_impl
-    __signature__ __sizeof__ __format__ __getnewargs__ __orig_class__ __subclasscheck__ __instancecheck__
+    __signature__ __slotnames__ __sizeof__ __format__ __getnewargs__ __orig_class__ __subclasscheck__ __instancecheck__
     """.split()
 )
 """What classes have that no call of an object runs, or that says of them what their other members say too."""

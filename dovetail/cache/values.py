@@ -55,7 +55,9 @@ class Values:
 
     def _call(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.say("tensor", value.dtype, tuple(value.shape), value.stride(), type(value) is torch.Tensor)
+            if foreign_library(value):
+                raise HasNoContent(f"an argument that is a {type(value).__qualname__}")
+            self.say("tensor", value.dtype, tuple(value.shape), value.stride())
         elif type(value) in (list, tuple):
             self.say(type(value).__name__, len(value))
             for item in value:

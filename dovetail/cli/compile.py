@@ -17,6 +17,9 @@ from .subject import Component, Subject
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..compiler.ir.program import Program
     from ..components.compiled import CompiledModule
 
 Output = Annotated[
@@ -42,8 +45,11 @@ def compile(
     """
     if output is not None and output.suffix:
         check_writable(output)
-    parts = compiled_parts(subject, component, where, size, weights, dtype)
-    files = _save(parts, output) if output else {}
+    from ..cache.traces import collected
+
+    with collected() as traces:
+        parts = compiled_parts(subject, component, where, size, weights, dtype)
+    files = _save(parts, output, traces) if output else {}
     if json:
         print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})
         return
@@ -52,7 +58,7 @@ def compile(
     print_table(head, rows, right=(2, 3, 4))
 
 
-def _save(parts: dict[str, CompiledModule], output: Path) -> dict[str, Path]:
+def _save(parts: dict[str, CompiledModule], output: Path, traces: Mapping[Program, bytes]) -> dict[str, Path]:
     if output.suffix and len(parts) > 1:
         raise UsageError(
             f"{output} is one file, and there are {len(parts)} plans ({', '.join(parts)}): "
@@ -65,7 +71,20 @@ def _save(parts: dict[str, CompiledModule], output: Path) -> dict[str, Path]:
         files = {name: output / f"{name}.json" for name in parts}
     for name, part in parts.items():
         part.save(files[name])
+        _save_trace(files[name], traces.get(part.base) if part.base else None)
     return files
+
+
+def _save_trace(plan: Path, trace: bytes | None) -> None:
+    """Writes the trace of a plan beside it, so that a pipeline need not trace; none where it has no such form."""
+    from ..compiler.atomic_write import written_beside
+    from ..plans.folder import TRACE
+
+    if trace is None:
+        plan.with_suffix(TRACE).unlink(missing_ok=True)
+        return
+    with written_beside(plan.with_suffix(TRACE)) as draft:
+        draft.write_bytes(trace)
 
 
 def _make_folder(folder: Path) -> None:

@@ -47,6 +47,9 @@ def generate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
     ] = False,
+    plans: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Run by the plans that `dovetail compile -o FOLDER` wrote.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -67,7 +70,7 @@ def generate(
         return
     _check_rig(where, pipeline)
     with progress("loading the pipeline"):
-        pipe = _load(pipeline, where, weights, dtype, variant, adapters)
+        pipe = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
     collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
     started = time.perf_counter()

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from ..planning.generation import Generation
 
 
+class Parts(dict[str, "CompiledModule"]):
+    """What was compiled, by name, and the pipeline, whose modules have the buffers that are in no file."""
+
+    pipe: Any = None
+
+
 def compiled_parts(
     subject: str, component: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None = None
 ) -> dict[str, CompiledModule]:
@@ -91,4 +97,6 @@ def _plan(
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:
         raise UsageError(f"{pipeline.place} calls {wanted or 'nothing'} in no picture: there is nothing to compile")
-    return chosen
+    parts = Parts(chosen)
+    parts.pipe = dry.pipe
+    return parts

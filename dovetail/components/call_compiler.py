@@ -187,20 +187,20 @@ class CallCompiler(OfComponent):
         self, call: Call, state: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Program:
         """Traces a call, with the shapes that were given as dynamic, or those in which it differs from earlier ones."""
-        kind = self.component.devices[0].traced_as
+        kind, named = self.component.devices[0].traced_as, self.component.kept_traces
         if call.module is not self.component.module or call.method != "forward" or self._dynamic_shapes is not None:
             shapes = self._shapes(kwargs) if call.module is self.component.module and call.method == "forward" else None
-            return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind)
+            return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind, named=named)
         form = Form.of(module.forward, args, kwargs)
         varying = call.lengths.varying(state, form)
         if varying:
             try:
-                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind)
+                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind, named=named)
                 if call.lengths.is_of_use(varying, program):
                     return program
             except TraceError as error:
                 call.lengths.fix(varying, str(error))
-        return trace(module, args, kwargs, kind=kind)
+        return trace(module, args, kwargs, kind=kind, named=named)
 
     def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""

@@ -14,6 +14,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,6 +103,7 @@ class Component:
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
+        self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
         self.role = role
         self._module = weakref.ref(module)
         self.rig = rig

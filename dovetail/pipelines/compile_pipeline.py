@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def compile_pipeline(
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
     callbacks: Sequence[Callback] = (),
+    plans: str | os.PathLike[str] | None = None,
 ) -> CompiledPipeline:
     """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
 
@@ -54,12 +56,15 @@ def compile_pipeline(
             ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
+        plans: a folder that ``dovetail compile -o`` wrote: calls that a plan is of are placed by it, without tracing
+            them. Devices that are not given are those of the plans. What does not match is said.
 
     Returns:
         A handle that is called as the pipeline is, knows its components and undoes everything.
 
     Raises:
         SpecError: a spec is wrong; the message points at the place.
+        PlanFileError: a file in the folder of plans is none.
         UsageError: the pipeline is compiled or offloaded already.
     """
     return CompiledPipeline(
@@ -79,6 +84,7 @@ def compile_pipeline(
         lora=lora,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
+        plans=plans,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ from ..lora.adapters import plain_name
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
-from ..passes.pipeline import default_passes, parse_passes
+from ..passes.pipeline import default_passes, parse_passes, with_assignment
 from ..planning.generation import Generation
 from ..planning.planner import Planner
 from ..planning.tiles import Tiles
 from ..planning.tiling import parse_tiling
+from ..plans.folder import Plans
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
@@ -65,7 +67,10 @@ class CompiledPipeline:
         lora: Any = None,
         lora_apply_mode: str = "auto",
         vae_tiling: Any = None,
+        plans: str | os.PathLike[str] | None = None,
     ) -> None:
+        self._plans = Plans(plans) if plans is not None else None
+        request = self._plans.completed(request) if self._plans else request
         self._kept = pipe
         self._pipe = weakref.ref(pipe)
         inside = self._within_the_pipeline()
@@ -105,6 +110,7 @@ class CompiledPipeline:
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
+            one.kept_traces = self._plans.traces if self._plans else {}
             made.append(one)
             self._components[name] = one
         try:
@@ -298,6 +304,8 @@ class CompiledPipeline:
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
-        PassManager(given or default_passes(shares, split_mode=mode), self._callbacks).run(program)
+        steps = given or default_passes(shares, split_mode=mode)
+        planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
+        PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

@@ -1,0 +1,1 @@
+"""Plans that somebody made earlier, or elsewhere, and names for a pipeline to run by."""

@@ -1,0 +1,169 @@
+"""Plans of a pipeline's components, as ``dovetail compile -o FOLDER`` writes them, for the pipeline to run by.
+
+A plan says which device each weight is on and where it rests. It is taken for a call of the same form, of a component
+with the same weights on the same devices; the passes, the verifier and the check of memory then go over it as over any
+placement. Beside a plan lies the trace that it was made of: where the model and the call are the same by content, it is
+lowered without tracing. What does not match is said, and traced and placed anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..cache.head import NoEntry, read_head
+from ..compiler.errors import UsageError
+from ..compiler.ir.program import Program
+from ..compiler.ir.signature import Signature, TensorLeaf, is_same
+from ..compiler.ir.structure import is_leaf, show_structure
+from ..compiler.spec.residency import Residency
+from ..compiler.text.plan_file import load_plan
+from ..passes.assignment import Assigned, Assignment
+from ..passes.verify.verifier import verify
+
+logger = logging.getLogger(__name__)
+
+TRACE = ".trace"
+"""What the file of a trace beside a plan ends with."""
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """One plan file, and the component that its name says it is of."""
+
+    path: Path
+    program: Program
+
+    @property
+    def component(self) -> str:
+        """The attribute of the pipeline: ``vae`` of ``vae.decode.json``."""
+        return self.path.stem.partition(".")[0]
+
+
+class Plans:
+    """The plans in a folder, or one plan file.
+
+    Raises:
+        UsageError: there is no such folder, or no plan in it.
+        PlanFileError, ProgramTextError, VerificationError: a file is no plan, or breaks a rule.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = Path(place)
+        files = sorted(self.place.glob("*.json")) if self.place.is_dir() else [self.place]
+        if not files or not self.place.exists():
+            raise UsageError(f"{self.place} has no plans: make them with dovetail compile -o {self.place}")
+        self._plans = [KeptPlan(file, _read(file)) for file in files]
+        self._told: set[str] = set()
+        self.traces: Mapping[str, Path] = dict(_traces(files))
+
+    def completed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A request for devices in which what a person left out is as the plans have it."""
+        found = dict(request)
+        if not found.get("backend"):
+            found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
+            rows = {one.component: "row" for one in self._plans if one.program.is_sliced}
+            if rows and found.get("split_mode", "layer") == "layer":
+                found["split_mode"] = rows
+        if not found.get("params_backend"):
+            kept = {one.component: one.program.kept for one in self._plans}
+            away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}
+            found["params_backend"] = away or None
+        return found
+
+    def assignment(self, component: str, traced: Program, residency: Residency) -> Assignment | None:
+        """What a traced call's weights get by the plan of it; None, which is said with the reason, where none fits."""
+        reasons = []
+        for plan in (one for one in self._plans if one.component == component):
+            why = _why_not(plan.program, traced, residency)
+            if not why:
+                logger.info("%s is placed by the plan %s", component, plan.path)
+                return dict(_assigned(plan.program, traced))
+            reasons.append(f"in {plan.path.name} {why}")
+        problem = "; ".join(reasons) or "there is no plan of it"
+        self._tell(f"no plan in {self.place} is used for a call of {component}: {problem}: it is placed anew")
+        return None
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning(message)
+
+
+def _read(file: Path) -> Program:
+    program, _, _ = load_plan(file)
+    verify(program)
+    return program
+
+
+def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:
+    """The traces beside plans, by their content; what is no trace is left to be found so when it is asked for."""
+    for path in (file.with_suffix(TRACE) for file in files):
+        try:
+            with path.open("rb") as opened:
+                yield read_head(opened).content, path
+        except FileNotFoundError:
+            continue
+        except (OSError, NoEntry) as error:
+            logger.warning("the trace %s is not used: %s: compile the plan again", path, error)
+
+
+def _assigned(plan: Program, traced: Program) -> Iterator[tuple[str, Assigned]]:
+    for name, home in plan.home.items():
+        if name in traced.weights:
+            yield name, Assigned(home, plan.bounds.get(name, ()), plan.residency.get(name, Residency.DEVICE))
+
+
+def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
+    """Why a plan is not of a traced call: the first difference; empty where there is none."""
+    if plan.name != traced.name:
+        return f"is a {plan.name}, and here a {traced.name}"
+    why = _why_not_called_so(plan.signature, traced.signature)
+    if why:
+        return why
+    for name, weight in plan.weights.items():
+        mine = traced.weights.get(name)
+        if weight.kind in ("parameter", "buffer") and (mine is None or mine.stored != weight.stored):
+            here = "is not there" if mine is None else f"is {mine.stored[1]}{list(mine.stored[0])} here"
+            return f"the weight {name} is {weight.stored[1]}{list(weight.stored[0])}, and {here}"
+    if plan.main != traced.main or set(plan.devices) != set(traced.devices):
+        return f"it is on {' & '.join(map(str, plan.devices))}, and here on {' & '.join(map(str, traced.devices))}"
+    if plan.kept is not residency:
+        return f"weights rest on {_rests(plan.kept)}, and here on {_rests(residency)}"
+    moved = [name for name, home in traced.home.items() if name in plan.home and plan.home[name] != home]
+    return (
+        f"{moved[0]} is on {plan.home[moved[0]]}, and another call has it on {traced.home[moved[0]]}" if moved else ""
+    )
+
+
+def _rests(residency: Residency) -> str:
+    return "their devices" if residency is Residency.DEVICE else f"the {residency.value}"
+
+
+def _why_not_called_so(plan: Signature, traced: Signature) -> str:
+    """The first difference of two calls; empty where there is none."""
+    if plan.names != traced.names or _structures(plan) != _structures(traced):
+        return f"the arguments are {', '.join(plan.names)}, and here {', '.join(traced.names)}"
+    if len(plan.leaves) != len(traced.leaves):
+        return "the arguments have another structure"
+    for theirs, mine in zip(plan.leaves, traced.leaves, strict=True):
+        if isinstance(theirs, TensorLeaf) and isinstance(mine, TensorLeaf):
+            same = (theirs.shape, theirs.dtype, theirs.stride) == (mine.shape, mine.dtype, mine.stride)
+        else:
+            same = type(theirs) is type(mine) and is_same(theirs.value, mine.value)  # type: ignore[union-attr]
+        if not same:
+            return f"{theirs.path} is {_shown(theirs)}, and here {_shown(mine)}"
+    return ""
+
+
+def _structures(signature: Signature) -> list[str]:
+    return ["" if is_leaf(spec) else show_structure(spec) for spec in signature.specs]
+
+
+def _shown(leaf: Any) -> str:
+    if not isinstance(leaf, TensorLeaf):
+        return f"{leaf.value!r:.60}"
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]".removeprefix("torch.")

@@ -1,0 +1,162 @@
+"""A pipeline runs by plans that were made before: without tracing, placed as they say, and never by a wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dovetail
+from dovetail.cli.app import app
+from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
+from dovetail.compiler.frontend import trace as tracing
+from testbed.pipelines.tiny_pipelines import flux
+
+BACKEND = "sim0&sim1"
+
+
+def done(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny FLUX."""
+    place = tmp_path_factory.mktemp("model")
+    flux()[0].save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def plans(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its plans for two devices."""
+    place = tmp_path_factory.mktemp("plans")
+    done("compile", str(folder), "--backend", BACKEND, "-ts", "3,1", "--size", "16", "-o", str(place))
+    return place
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    own = tracing.trace
+
+    def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(type(module).__name__)
+        return own(module, *args, **kwargs)
+
+    monkeypatch.setattr(tracing, "trace", counted)
+    return found
+
+
+CALL = {"prompt": "a picture", "height": 16, "width": 16, "num_inference_steps": 2}
+
+
+def painted(handle: Any, **more: Any) -> torch.Tensor:
+    handle.pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(0)
+    return handle(**{**CALL, "output_type": "pt", "generator": generator, **more}).images
+
+
+def homes(handle: Any) -> dict[str, dict[str, str]]:
+    return {
+        name: {weight: str(home) for one in programs for weight, home in one.program.home.items()}
+        for name, programs in handle.programs.items()
+    }
+
+
+def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, traced: list[str]) -> None:
+    wanted = dovetail.load_pipeline(folder, BACKEND, tensor_split="3,1")
+    picture = painted(wanted)
+    assert traced
+    traced.clear()
+    handle = dovetail.load_pipeline(folder, plans=plans)
+    assert torch.equal(painted(handle), picture)
+    assert traced == []
+    assert homes(handle) == homes(wanted)
+    assert {str(device) for one in handle.components.values() for device in one.devices} == {"sim0", "sim1"}
+
+
+def test_a_pipeline_in_memory_takes_plans_too(folder: Path, plans: Path, traced: list[str]) -> None:
+    import diffusers
+
+    pipe = diffusers.FluxPipeline.from_pretrained(folder)
+    with dovetail.compile_pipeline(pipe, plans=plans) as handle:
+        painted(handle)
+        assert not {"FluxTransformer2DModel", "AutoencoderKL"} & {*traced}
+        assert "sim1" in set(homes(handle)["transformer"].values())
+
+
+def test_a_call_of_another_size_is_said_and_placed_anew(
+    folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = dovetail.load_pipeline(folder, plans=plans)
+    painted(handle, height=32, width=32)
+    assert "FluxTransformer2DModel" in traced
+    assert "in transformer.json img_ids is float32[16, 3], and here float32[64, 3]: it is placed anew" in caplog.text
+
+
+def test_other_devices_than_those_of_the_plan_are_said(
+    folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = dovetail.load_pipeline(folder, "sim0", plans=plans)
+    painted(handle)
+    assert traced == []
+    assert "it is on sim0 & sim1, and here on sim0" in caplog.text
+    assert set(homes(handle)["transformer"].values()) == {"sim0"}
+
+
+def test_a_changed_model_is_traced_although_there_is_a_plan(folder: Path, plans: Path, traced: list[str]) -> None:
+    handle = dovetail.load_pipeline(folder, plans=plans)
+    handle.pipe.transformer.time_text_embed.time_proj.scale = 2.0
+    other = dovetail.load_pipeline(folder, BACKEND)
+    other.pipe.transformer.time_text_embed.time_proj.scale = 2.0
+    assert torch.equal(painted(handle), painted(other))
+    assert traced[:1] == ["FluxTransformer2DModel"]
+
+
+def test_weights_rest_where_the_plans_say(folder: Path, tmp_path: Path) -> None:
+    words = ("--backend", "diffusion=sim0&sim1", "--params-backend", "diffusion=cpu", "--size", "16")
+    done("compile", str(folder), *words, "-o", str(tmp_path))
+    handle = dovetail.load_pipeline(folder, plans=tmp_path)
+    picture = painted(handle)
+    assert torch.equal(picture, painted(dovetail.load_pipeline(folder, "sim0")))
+    assert [program.program.kept.value for program in handle.programs["transformer"]] == ["cpu"]
+
+
+def test_a_folder_without_plans_is_an_error(folder: Path, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="has no plans"):
+            dovetail.load_pipeline(folder, plans=place)
+
+
+def test_a_damaged_plan_is_an_error_and_a_damaged_trace_is_said(
+    folder: Path, plans: Path, tmp_path: Path, traced: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in plans.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    trace = tmp_path / "transformer.trace"
+    trace.write_bytes(trace.read_bytes()[:-9])
+    painted(dovetail.load_pipeline(folder, plans=tmp_path))
+    assert traced == ["FluxTransformer2DModel"]
+    assert "transformer.trace is not used" in caplog.text
+    plan = json.loads((tmp_path / "transformer.json").read_text())
+    (tmp_path / "transformer.json").write_text(json.dumps({**plan, "program": ["nonsense"]}))
+    with pytest.raises(ProgramTextError):
+        dovetail.load_pipeline(folder, plans=tmp_path)
+    (tmp_path / "transformer.json").write_text("{}")
+    with pytest.raises(PlanFileError):
+        dovetail.load_pipeline(folder, plans=tmp_path)
+
+
+def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_path: Path) -> None:
+    words = ("generate", "a picture", "--model", str(folder), "--size", "16", "--steps", "2")
+    done(*words, "--plans", str(plans), "-o", str(tmp_path / "one.png"))
+    assert traced == []
+    done(*words, "--backend", BACKEND, "-ts", "3,1", "-o", str(tmp_path / "two.png"))
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
