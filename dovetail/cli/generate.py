@@ -113,7 +113,10 @@ def _load(
     adapters: dict[str, Any],
 ) -> Any:
     from .. import load_pipeline
+    from ..weights.ahead import read_ahead
 
+    if Path(pipeline.place).is_dir():
+        read_ahead(pipeline.place, variant, set(weights.given(pipeline) or {}))  # while diffusers is imported
     pipeline = located(pipeline, variant)
     handle = load_pipeline(
         pipeline.place,

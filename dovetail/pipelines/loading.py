@@ -23,6 +23,7 @@ from ..passes.base import Pass
 from ..passes.manager import Callback
 from ..runtime.store.reader import WeightReader
 from ..runtime.store.store import Origins
+from ..weights.ahead import read_ahead
 from ..weights.files import Given, open_weights
 from .building import Built, build
 from .pipeline import CompiledPipeline
@@ -61,7 +62,8 @@ def load_pipeline(
 
     Components are built without weights, and all files are checked by their headers. A weight is read when the first
     call that needs it has been compiled, for only then its device is known: the first picture waits for that, or
-    ``prepare(…)`` does it before. A weight that no call needs is never read.
+    ``prepare(…)`` does it before. A weight that no call needs is never read. Where the files take less than half of the
+    host's free memory, they are read into its page cache meanwhile.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or the name of a repository on the Hugging Face Hub, which
@@ -84,6 +86,7 @@ def load_pipeline(
         SpecError: a spec is wrong; the message points at the place.
     """
     check_mode(lora_apply_mode)
+    read_ahead(source, variant, {*(components or {}), *(weights or {})})
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     loras = read_loras(lora)
     pipe, origins = open_pipeline(
