@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters, Branches
 from ..lora.stand_ins import guard_module
-from ..passes.assignment import Assignment
+from ..passes.assignment import Assigned, Assignment
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 from .assigned import AssignedWeights
@@ -58,6 +58,18 @@ from .watch import Watch
 logger = logging.getLogger(__name__)
 
 _METHODS = VAE_METHODS
+
+
+class Recovering(Protocol):
+    """Recovers calls that ran out of memory."""
+
+    def once_more(self, component: Component, error: BaseException) -> bool:
+        """Frees memory after an error; says whether the call is to be made once more."""
+
+    def decode(
+        self, component: Component, original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Decodes as the module does; where memory runs out, with less of it."""
 
 
 class Component:
@@ -125,6 +137,11 @@ class Component:
         self._enter = enter
         self.whole_on = whole_on or rig.devices[0]
         self.view.moved = self._watch.renew
+        self.recovery: Recovering | None = None
+        """What is asked when memory runs out."""
+        self.is_decoding = False
+        self.streams = False
+        """Whether weights that rest elsewhere come and go with their blocks, and are not kept for a phase."""
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
@@ -243,6 +260,28 @@ class Component:
             self.sites.forget()
             self.view.rest()
 
+    def stream(self) -> bool:
+        """Has its weights rest in host memory, or in their files, and come block by block; says whether that is new.
+
+        Raises DoesNotFitError where even that is too much; all is as before then.
+        """
+        if self.streams or self.rows or self.parts.reasons or all(one.is_host for one in self.devices):
+            return False
+        rests = Residency.DISK if self.view.residency is Residency.DISK else Residency.HOST
+        assignment = {
+            one.name: Assigned(
+                one.home or self.devices[0], (), rests if isinstance(one.tensor, nn.Parameter) else one.residency
+            )
+            for one in self.view.weights()
+        }
+        self.streams = True
+        try:
+            self.assign(assignment)
+        except BaseException:
+            self.streams = False
+            raise
+        return True
+
     def put_back(self) -> None:
         """Compiles anew where the module's own functions stand in the place of compiled calls."""
         if any(call.is_displaced for call in list(self.calls)):
@@ -296,7 +335,7 @@ class Component:
             return self.parts.run(call, *args, **kwargs)
         with self.sharing.shared():
             if not has_ended(call):  # another thread may have undone it meanwhile
-                return self._run_with(branches, program, args, others)
+                return self._recovered(call, key, branches, program, args, others)
         return answer_late(call, args, kwargs)
 
     def _answer_dry(
@@ -321,6 +360,24 @@ class Component:
         with contextlib.suppress(KeyError):  # another thread may have forgotten it
             call.programs.move_to_end(key)
         return dry.answer(DryCall(self, call, key, answering), args, others)
+
+    def _recovered(
+        self,
+        call: Call,
+        key: tuple[Any, ...],
+        branches: Branches,
+        program: CompiledModule,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """What a program returns; where memory runs out, once more with less of it."""
+        try:
+            return self._run_with(branches, program, args, kwargs)
+        except Exception as error:
+            if self.recovery is None or not self.recovery.once_more(self, error):
+                raise
+        again = call.programs.get(key)
+        return self._run_with(branches, again if isinstance(again, CompiledModule) else program, args, kwargs)
 
     def _run_with(
         self, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]

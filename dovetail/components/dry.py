@@ -110,6 +110,30 @@ def running_dry(run: DryRun | None) -> Iterator[None]:
         _GOING_ON.reset(token)
 
 
+_SAVED: ContextVar[Mapping[str, torch.Tensor] | None] = ContextVar("dovetail saved latents", default=None)
+
+
+@contextlib.contextmanager
+def going_on_from(latents: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Runs dry until a VAE decodes, and really from there on, with these in the place of what it is given."""
+    token = _SAVED.set(latents)
+    try:
+        with running_dry(DryRun()):
+            yield
+    finally:
+        _SAVED.reset(token)
+
+
+def latents_to_go_on_from() -> Mapping[str, torch.Tensor] | None:
+    """The latents that VAEs decode in this thread in place of what they are given."""
+    return _SAVED.get()
+
+
+def leave_dry_run() -> None:
+    """Has components of this thread compute from now on."""
+    _GOING_ON.set(None)
+
+
 def zeros_of(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
     """What a program returns for inputs of a call, in the module's own structure, with nothing but zeros in it."""
     leaves = program.output.args[0]

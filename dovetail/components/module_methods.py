@@ -18,7 +18,7 @@ from ..conventions.replacements import put_method
 if TYPE_CHECKING:
     from .component import Component
 
-_GENERATE = "generate"
+_GENERATE, _DECODE = "generate", "decode"
 
 
 def put_methods(component: Component) -> list[nn.Module]:
@@ -28,6 +28,8 @@ def put_methods(component: Component) -> list[nn.Module]:
     put_method(module, "load_state_dict", functools.partial(_load_state, component))
     for name in ("to", "enable_group_offload"):
         put_method(module, name, functools.partial(_move, component, name))
+    if all(hasattr(type(component.module), name) for name in libraries.VAE_METHODS):
+        put_method(component.module, _DECODE, functools.partial(_decode, component))
     found = (one for one in module.modules() if callable(getattr(type(one), _GENERATE, None)))
     generating = [one for one in found if _GENERATE not in vars(one)]
     for one in generating:
@@ -75,6 +77,13 @@ def _immobile(component: Component, name: str) -> str:
         f"{component.name}.{name}() cannot move this component: dovetail placed its weights on "
         f"{' & '.join(map(str, component.devices))}: name other devices in backend, or call undo() first"
     )
+
+
+def _decode(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Decodes, and once more with less memory where that runs out."""
+    if component.recovery is None:
+        return original(*args, **kwargs)
+    return component.recovery.decode(component, original, args, kwargs)
 
 
 def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..compiler.errors import UsageError
+from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
+from ..components.dry import going_on_from
 from ..components.sharing import Sharing
 from ..conventions import libraries
 from ..conventions.request import Request
@@ -27,10 +28,12 @@ from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
 from ..planning.generation import Generation
+from ..planning.isolated import isolated
 from ..planning.planner import Planner
 from ..planning.tiles import Tiles
 from ..planning.tiling import parse_tiling
 from ..plans.folder import Plans
+from ..recovery.recovery import Recovery
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
@@ -90,6 +93,7 @@ class CompiledPipeline:
         made: list[Component] = []  # each is kept by its module from _swap on
         store, sharing = Store(plain_name), Sharing()
         self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
+        self._recovery = Recovery(self._components)
         self._planner = Planner(phase_of, self._tiles)
         ledger = Ledger(self._components, self._planner)
         for name, rig in share_out(self._request, modules, roles).items():
@@ -111,6 +115,7 @@ class CompiledPipeline:
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
             one.kept_traces = self._plans.traces if self._plans else {}
+            one.recovery = self._recovery
             made.append(one)
             self._components[name] = one
         try:
@@ -202,8 +207,10 @@ class CompiledPipeline:
         for component in self.components.values():
             component.put_back()
         self._running.append(None)
+        self._recovery.begin()
         try:
             yield
+            self._recovery.begin()
         finally:
             self._running.pop()
             self._planner.end()
@@ -296,8 +303,30 @@ class CompiledPipeline:
             if phase_of(other.name) != phase:
                 other.view.release()
 
+    def go_on(self, latents: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Decodes latents that an earlier call of the same arguments left, and returns what that would have returned.
+
+        Nothing is encoded or sampled.
+
+        Args:
+            latents: what the handle had in ``latents`` when that call had failed.
+            args, kwargs: the arguments of the call.
+
+        Raises UsageError where the latents are not those of such a call.
+        """
+        base = getattr(type(self.pipe), "_dovetail_base", type(self.pipe))
+        with self.running(), contextlib.suppress(DoesNotFitError):
+            self.plan_ahead(args, kwargs)  # for tiles; what is not decoded need not fit
+        with self.running(), isolated(self.pipe, base, args, kwargs, ()) as call, going_on_from(latents):
+            return call()
+
+    @property
+    def latents(self) -> dict[str, torch.Tensor]:
+        """What VAEs were given to decode in the last call, if that failed meanwhile; to be given to `go_on`."""
+        return dict(self._recovery.decoding)
+
     def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
-        traced.keeps_staged = True  # until the component's phase ends
+        traced.keeps_staged = not component.streams  # until the component's phase ends
         component.sites.place(module, traced)
         program = traced.copy()
         shares = self._request.shares_for(component.name, component.role, component.devices)

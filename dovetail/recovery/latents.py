@@ -1,0 +1,58 @@
+"""Files of latents: what a VAE was to decode, with the call that made it, as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compiler.errors import UsageError
+
+_FORMAT = "dovetail latents 1"
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Latents by component and number, the class of the pipeline that made them, and the arguments of its call."""
+
+    tensors: Mapping[str, torch.Tensor]
+    pipeline: str
+    call: Mapping[str, Any]
+
+
+def beside(output: Path) -> Path:
+    """Where latents go whose picture was to go to a file."""
+    return output.with_suffix(".latents.safetensors")
+
+
+def save_latents(path: Path, latents: Latents) -> Path:
+    """Writes latents; returns the path."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in latents.tensors.items()}
+    call = json.dumps({name: value for name, value in latents.call.items() if _is_plain(value)})
+    save_file(tensors, path, metadata={"format": _FORMAT, "pipeline": latents.pipeline, "call": call})
+    return path
+
+
+def read_latents(path: Path) -> Latents:
+    """Reads latents; raises UsageError for a file that holds none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if about.get("format") != _FORMAT:
+            raise UsageError(f"{path} holds no latents that dovetail saved")
+        return Latents(tensors, about["pipeline"], json.loads(about["call"]))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot read latents from {path}: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool, type(None)))

@@ -1,0 +1,151 @@
+"""Memory that runs out during a call though the plan fits, and calls that go on from their latents."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.errors import DovetailError, UsageError
+from dovetail.recovery.latents import Latents, beside, read_latents, save_latents
+from dovetail.runtime import sim
+from dovetail.runtime.sim.ledger import SimDevice
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
+from tests.cases import slow_but
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+SPREAD = "unet=sim0&sim1,te=sim1,vae=sim0"
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+class Injected:
+    """Has simulated devices be out of memory at chosen requests; counts all of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda _: False) -> None:
+        self.count, self.fails = 0, fails
+        original = SimDevice.require
+
+        def require(device: SimDevice, size: int) -> None:
+            self.count += 1
+            if self.fails(self.count):
+                raise torch.OutOfMemoryError(f"sim{device.index} is out of memory: injected at {self.count}")
+            original(device, size)
+
+        monkeypatch.setattr(SimDevice, "require", require)
+
+
+def sd(size: int = 32) -> tuple[Any, dict[str, Any]]:
+    pipe, call = tiny_pipelines.sd()
+    return pipe, {**call, "height": size, "width": size, "num_inference_steps": 2}
+
+
+def in_use() -> list[int]:
+    gc.collect()
+    return [sim.stats(index).in_use for index in range(2)]
+
+
+@pytest.mark.parametrize("part", slow_but([3, 11], range(16)))
+def test_memory_that_runs_out_anywhere_is_recovered_or_ends_with_one_error(
+    part: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe, call = sd()
+    expected = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    handle.plan(**call)
+    injected = Injected(monkeypatch)
+    paint(pipe, call)
+    whole = injected.count
+    handle.undo()
+    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    injected.count = 0
+    at = 1 + whole * part // 16
+    injected.fails = lambda count: count == at
+    try:
+        with caplog.at_level(logging.WARNING, "dovetail"):
+            found = paint(pipe, call).cpu()
+    except (DovetailError, torch.OutOfMemoryError) as error:
+        assert "injected" in str(error)
+        found = None
+    told = [one.getMessage() for one in caplog.records if "ran out of memory" in one.getMessage()]
+    if found is not None and not any("tiles" in one for one in told):
+        assert torch.equal(found, expected)
+    assert len(told) <= 1
+    del found
+    handle.undo()
+    del handle
+    assert in_use() == [0, 0]
+
+
+def test_a_component_that_runs_out_goes_on_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe, call = sd()
+    expected = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    paint(pipe, call)
+    injected = Injected(monkeypatch)
+    unet = handle.components["unet"]
+    injected.fails = lambda _: bool(unet.view._users) and not unet.streams
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        assert torch.equal(paint(pipe, call).cpu(), expected)
+    assert [one.getMessage() for one in caplog.records if "unet ran out of memory" in one.getMessage()]
+    assert unet.streams
+    assert torch.equal(paint(pipe, call).cpu(), expected)
+
+
+def test_a_vae_that_runs_out_decodes_in_tiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe, call = sd(64)
+    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    injected = Injected(monkeypatch)
+    vae = handle.components["vae"]
+    injected.fails = lambda _: vae.is_decoding
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        found = paint(pipe, call)
+    assert found.shape[-1] == 64
+    assert sum("decodes in tiles" in one.getMessage() for one in caplog.records) == 1
+    assert not pipe.vae.use_tiling
+
+
+def test_latents_survive_a_decode_that_fails_and_give_the_same_picture(tmp_path: Path) -> None:
+    pipe, call = sd()
+    expected = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    handle.plan(**call, output_type="pt")
+    original = type(pipe.vae)._decode
+    broken = pytest.MonkeyPatch()
+    broken.setattr(handle.components["vae"], "run", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        paint(pipe, call)
+    broken.undo()
+    assert type(pipe.vae)._decode is original
+    file = save_latents(beside(tmp_path / "out.png"), Latents(handle.latents, "StableDiffusionPipeline", call))
+    read = read_latents(file)
+    assert read.call["height"] == 32
+    before = {name: len(one.programs) for name, one in handle.components.items()}
+    generator = torch.Generator().manual_seed(0)
+    found = handle.go_on(read.tensors, **call, output_type="pt", generator=generator, return_dict=False)[0]
+    assert torch.equal(found.cpu(), expected)
+    assert {name: len(one.programs) for name, one in handle.components.items()} == before
+    with pytest.raises(UsageError, match="give the size"):
+        handle.go_on(read.tensors, **{**call, "height": 64})
+
+
+def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UsageError, match="cannot read latents"):
+        read_latents(tmp_path / "a.safetensors")
