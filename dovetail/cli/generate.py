@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import inspect
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..compiler.errors import DovetailError, NotHereError
+from ..compiler.errors import DovetailError, NotHereError, UsageError
+from ..progress.phases import Phases, begin
+from ..recovery.latents import Latents, beside, read_latents, save_latents
 from . import collect_from_now
 from .call import PICTURE, Size, call_arguments
+from .figures import document_of, line_of, peaks_of
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json, print_table, progress
@@ -19,6 +23,7 @@ from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
+    from ..pipelines.pipeline import CompiledPipeline
     from ..planning.generation import Generation
 
 
@@ -27,7 +32,7 @@ def generate(
     size: Size,
     weights: WeightFiles,
     loras: Loras,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")] = "",
     model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
         "out.png"
@@ -43,6 +48,9 @@ def generate(
     dtype: Dtype = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
+    ] = None,
+    latents: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Decode what an earlier call left when its decoding failed.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
@@ -62,6 +70,7 @@ def generate(
     prompt, adapters = loras.arguments(prompt, pipeline)
     given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
     given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
+    saved, seed = _saved(latents, given, seed)
     if dry_run:
         where.check(pipeline.components)
         with progress("planning"):
@@ -69,18 +78,36 @@ def generate(
         _print_plan(plan, json)
         return
     _check_rig(where, pipeline)
-    with progress("loading the pipeline"):
-        pipe = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
+    phases = Phases()
+    with progress("loading the pipeline"), phases.watching():
+        begin("loading")
+        handle = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
     collect_from_now()
-    arguments = call_arguments(pipe, given, pipeline.defaults)
-    started = time.perf_counter()
-    result = _paint(pipe, arguments, seed)
-    seconds = time.perf_counter() - started
-    files = save(result, output)
+    arguments = call_arguments(handle.pipe, given, pipeline.defaults)
+    result = _paint(handle, arguments, seed, phases, saved, output)
+    with phases.watching():
+        begin("writing")
+        files = save(result, output)
+    peaks = peaks_of(handle)
     if json:
-        print_json({"files": list(map(str, files)), "seed": seed, "seconds": round(seconds, 3), "call": arguments})
+        told = {"files": list(map(str, files)), "seed": seed, "seconds": round(sum(phases.seconds.values()), 3)}
+        print_json({**told, **document_of(phases, peaks), "call": arguments})
     else:
         print(*files, sep="\n")
+        print(line_of(phases, peaks), file=sys.stderr)
+
+
+def _saved(file: Path | None, given: dict[str, Any], seed: int) -> tuple[Latents | None, int]:
+    """The latents of a file, whose call takes the place of what was not typed; and the seed of that call."""
+    if file is None:
+        if not given["prompt"]:
+            raise UsageError("generate needs a prompt: what to paint, or --latents FILE to go on from")
+        return None, seed
+    saved = read_latents(file)
+    before = dict(saved.call)
+    seed = int(before.pop("seed", seed))
+    given.update({name: value for name, value in before.items() if not given.get(name)})
+    return saved, seed
 
 
 def _print_plan(plan: Generation | None, json: bool) -> None:
@@ -111,7 +138,7 @@ def _load(
     dtype: str | None,
     variant: str | None,
     adapters: dict[str, Any],
-) -> Any:
+) -> CompiledPipeline:
     from .. import load_pipeline
     from ..weights.ahead import read_ahead
 
@@ -129,23 +156,42 @@ def _load(
         variant=variant,
     )
     handle.pipe.set_progress_bar_config(disable=True)
-    return handle.pipe
+    return handle
 
 
-def _paint(pipe: Any, arguments: dict[str, Any], seed: int) -> Any:
-    """Calls the pipeline, with a progress bar that moves a step at a time where the pipeline tells of its steps."""
-    import inspect
+def _paint(
+    handle: CompiledPipeline,
+    arguments: dict[str, Any],
+    seed: int,
+    phases: Phases,
+    saved: Latents | None,
+    output: Path,
+) -> Any:
+    """Calls the pipeline, or goes on from latents; a bar says which phase is going on, and moves a step at a time.
 
+    Where decoding fails, what was to be decoded is written beside the picture's file.
+    """
     import torch
 
     generator = torch.Generator("cpu").manual_seed(seed)
-    parameters = inspect.signature(type(pipe).__call__).parameters
+    parameters = inspect.signature(type(handle.pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
-    with progress("painting", total=total if isinstance(total, int) else None) as bar:
+    with progress("planning", total=total if isinstance(total, int) else None) as bar:
 
         def tick(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
             bar.advance(bar.task_ids[0])
             return state
 
+        phases.told = lambda name: bar.update(bar.task_ids[0], description=name)
         told = {"callback_on_step_end": tick} if "callback_on_step_end" in parameters else {}
-        return pipe(**arguments, **told, generator=generator)
+        try:
+            with phases.watching():
+                if saved is not None:
+                    return handle.go_on(saved.tensors, **arguments, generator=generator)
+                return handle.pipe(**arguments, **told, generator=generator)
+        except BaseException:
+            if handle.latents:
+                made = Latents(handle.latents, type(handle.pipe).__name__, {**arguments, "seed": seed})
+                file = save_latents(beside(output), made)
+                print(f"what was to be decoded is in {file}: generate --latents {file} goes on there", file=sys.stderr)
+            raise

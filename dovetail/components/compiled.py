@@ -15,9 +15,11 @@ from ..compiler.frontend.autocast import autocast_set, autocast_state
 from ..compiler.ir.aliasing import writes_by_strides
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
+from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Rig
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
+from ..progress.phases import READING, note_read, phase
 from ..runtime.devices.accelerator import Event, accelerator_of
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import handed, home_of, start_copy
@@ -127,9 +129,16 @@ class CompiledModule:
         with self._loading:
             if self._executor.is_bound:  # another thread has brought them meanwhile
                 return
-            self._executor.bind(self._weights)
-            for device in self.program.devices:
-                accelerator_of(device.torch).synchronize()
+            with phase(READING):
+                self._executor.bind(self._weights)
+                note_read(self._bytes_brought())
+                for device in self.program.devices:
+                    accelerator_of(device.torch).synchronize()
+
+    def _bytes_brought(self) -> int:
+        """The bytes of weights that binding brings to accelerators; on the host, files are read when they are used."""
+        held = pieces(self.program).values()
+        return sum(one.nbytes for one, home in held if not home.is_host and not self.program.stages(one, home))
 
     def _load_once(self) -> None:
         """Loads, unless another thread has done it by now."""

@@ -33,6 +33,8 @@ from ..planning.planner import Planner
 from ..planning.tiles import Tiles
 from ..planning.tiling import parse_tiling
 from ..plans.folder import Plans
+from ..progress.phases import PLANNING, begin
+from ..progress.phases import phase as progress_phase
 from ..recovery.recovery import Recovery
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
@@ -171,7 +173,8 @@ class CompiledPipeline:
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
-        self._planner.plan(self, args, kwargs)
+        with progress_phase(PLANNING):
+            self._planner.plan(self, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Plans calls like this one, and brings all weights to their devices that stay there.
@@ -299,6 +302,7 @@ class CompiledPipeline:
         if phase == self._phase:
             return
         self._phase = phase
+        begin(phase)
         for other in self.components.values():
             if phase_of(other.name) != phase:
                 other.view.release()

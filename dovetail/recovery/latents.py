@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 _FORMAT = "dovetail latents 1"
 

@@ -1,0 +1,1 @@
+"""How long the phases of a call take, and what they read."""
