@@ -53,7 +53,8 @@ def compile(
             list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
-            in host memory, from which each is brought for the segment that reads it; ``disk``, for weights in files.
+            in host memory, from which each is brought for the stage that reads it; ``disk``, for weights in files. With
+            a budget as many stay on their devices as fit within it.
         device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
         split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of
             each large matrix of the blocks, which may change the last bits of the result.
@@ -100,9 +101,14 @@ def compile(
         offered = offered.only(dict.fromkeys(places.values()))
     residency = _residency_for(request, name, offered.devices, index is not None)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
+    keep = max_vram is not None or max_memory is not None  # what was granted is used
 
     def finish(traced: Program, mode: str, assignment: Assignment | None = None) -> Program:
-        steps = parse_passes(passes) if isinstance(passes, str) else passes or default_passes(shares, split_mode=mode)
+        steps = (
+            parse_passes(passes)
+            if isinstance(passes, str)
+            else passes or default_passes(shares, split_mode=mode, keep=keep)
+        )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 

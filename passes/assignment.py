@@ -23,8 +23,10 @@ from ..compiler.spec.units import format_bytes
 from .analysis.eligibility import bias_of, marked_weights
 from .analysis.memory_needs import Need, needs_of
 from .base import Change, Pass
+from .cut import Cut
 from .hoist import Hoist
-from .pin import Pin, pinned
+from .pin import Pin
+from .reuse import Reuse
 from .row_split_rewrite import split_matmuls
 from .sink import Sink
 
@@ -80,22 +82,27 @@ def assigned_whole(homes: Mapping[str, Device], residency: Mapping[str, Residenc
 
 
 def needs_under(program: Program, assignment: Assignment, headroom: int | None = None) -> dict[Device, Need]:
-    """What each device needs under an assignment, when nodes are placed by it; changes nothing.
+    """What each device needs at least under an assignment; changes nothing.
 
-    Where a weight is sliced, or on another device than the main one, it is tried on a copy, with the passes that move
-    nodes.
+    It is tried on a copy, with the passes that move nodes and those that let results share memory.
     """
-    homes = {name: one.device for name, one in assignment.items()}
-    kept = {name: one.residency for name, one in assignment.items() if one.residency is not Residency.DEVICE}
-    is_split = any(one.bounds for one in assignment.values())
-    if not is_split and kept == program.residency and all(device == program.main for device in homes.values()):
-        needs = needs_of(program, {node: device for node, (device, _) in pinned(program, homes).items()}, headroom)
-        return _with_others(program, assignment, needs)
+    trial = program.copy()
+    commit(trial, assignment)
+    _arrange(trial)
+    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom))
+
+
+def arranged(program: Program) -> Program:
+    """A copy of a program whose weights have their places, with nodes placed and memory shared as they will be."""
     copy = program.copy()
-    commit(copy, assignment)
-    for step in (Pin(),) if is_split else (Pin(), Hoist(), Sink()):
+    _arrange(copy)
+    return copy
+
+
+def _arrange(copy: Program) -> None:
+    moving = () if copy.is_sliced or len(copy.devices) == 1 else (Hoist(), Sink())
+    for step in (Pin(), *moving, Cut(), Reuse()):
         step.run(copy)
-    return _with_others(copy, assignment, needs_of(copy, copy.places(), headroom))
 
 
 def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device, Need]) -> dict[Device, Need]:

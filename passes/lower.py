@@ -2,9 +2,11 @@
 
 A copy is sent by the step that makes its value what it is then; it is awaited by the first step that reads it. A value
 is freed by the step that touches it last on that device, an input that nobody reads at once. Weights that stay on a
-device are loaded first. Those that rest elsewhere are loaded directly before the stage that reads them and awaited by
-its first reader; they are released directly after the stage, or kept until the caller ends its phase. Where the memory
-that a copy reads is written later, the step that writes it first waits for the copy.
+device are loaded first. Those that rest elsewhere are awaited by their first reader in a stage. What is kept until the
+caller ends its phase is loaded directly before the stage. The rest comes through the slots of its device: its load is
+started when the slot is released by the stage that had it before, or at the beginning of the call. How much is kept and
+how many slots there are is decided by what the device has left beside its values, which a first schedule tells. Where
+the memory that a copy reads is written later, the step that writes it first waits for the copy.
 
 One pass over the nodes, and one over all readings.
 """
@@ -12,8 +14,9 @@ One pass over the nodes, and one over all readings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
@@ -41,12 +44,14 @@ from ..compiler.ir.schedule import (
     read_by,
     resting_place,
 )
-from ..compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
+from ..compiler.ir.split import is_gathered, members, part_of, pieces, split_of, weight_on
 from ..compiler.spec.devices import Device
 from .analysis.liveness import ending_at, last_touches
 from .analysis.scratch import scratch_bytes
 from .analysis.stages import stages
 from .base import Change, Pass
+from .simulate.memory import simulate
+from .streaming import Streaming, stream
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,11 @@ class Lower(Pass):
 
     def run(self, program: Program) -> Change:
         """Collects what happens at each node, then lists stage after stage."""
-        program.schedule = Schedule(tuple(_Lowering(program).instructions()))
+        lowering = _Lowering(program)
+        program.schedule = lowering.schedule()
+        if lowering.is_streaming:
+            lowering.stream({device: usage.values + usage.scratch for device, usage in simulate(program).items()})
+            program.schedule = lowering.schedule()
         return Change(len(program.schedule), "instructions")
 
 
@@ -104,15 +113,36 @@ class _Lowering:
         self.resident: dict[Device, dict[str, None]] = {device: {} for device in program.devices}
         self._place_copies()
         self._place_weights()
-        self._place_loads()
+        self.streaming: dict[Device, Streaming] = {}
         self.frees = self._place_frees()
 
-    def instructions(self) -> Iterator[Instruction]:
-        """The whole schedule."""
+    @property
+    def is_streaming(self) -> bool:
+        """Whether weights come for stages."""
+        return any(stage.weights for stage in self.stages)
+
+    def stream(self, values: Mapping[Device, int]) -> None:
+        """Decides what is kept and how many slots there are, where values take so many bytes of each device."""
+        known, program = pieces(self.program), self.program
+        for device in program.devices:
+            coming = [stage.weights for stage in self.stages if stage.device == device and stage.weights]
+            if coming:
+                stays = sum(known[name][0].device_bytes for name in self.resident[device])
+                room = program.rig.free[device] - stays - values[device]
+                by_name = [{name: known[name][0] for name in weights} for weights in coming]
+                self.streaming[device] = stream(by_name, room, program.keeps_staged)
+
+    def schedule(self) -> Schedule:
+        """All instructions, with the loads as they are decided by now."""
+        self._place_loads()
+        return Schedule(tuple(self._instructions()))
+
+    def _instructions(self) -> Iterator[Instruction]:
         main, output = self.program.main, (self.program.output, self.program.main)
         inputs = [(node, main) for node in self.program.inputs()]
         yield Input(tuple(ValueRef(node) for node, _ in inputs), main)
         yield from self.loads
+        yield from self.ahead.get(None, ())
         for site in inputs:
             yield from (*self.sends[site], *self.frees.get(site, ()))
         for stage in self.stages:
@@ -159,22 +189,21 @@ class _Lowering:
                     self.first[value, version, device] = reader, device
 
     def _stage(self, stage: _Stage) -> Iterator[Instruction]:
-        """A run, between the loading and the release of the weights that come for it."""
+        """A run, between the loading of what is kept and the release of what is not, whose slot is filled again."""
         run = Run(stage.segment, stage.device, tuple(self._step(node, stage.device) for node in stage.nodes))
-        if not stage.weights:
-            yield run
-            return
-        load = self.load_of[stage]
-        yield load
+        loads = self.loads_of.get(stage, ())
+        yield from (load for load in loads if load.lifetime is Lifetime.PHASE)
         yield run
-        if load.lifetime is Lifetime.STAGE:
-            yield Release(load)
+        for load in loads:
+            if load.lifetime is Lifetime.STAGE:
+                yield Release(load)
+        yield from self.ahead.get(stage, ())
 
     def _step(self, node: Node, device: Device) -> Step:
         site = node, device
         return Step(
             node,
-            tuple(self.awaits.get(site, ())),
+            (*self.awaits.get(site, ()), *self.loaded.get(site, ())),
             tuple(self.sends.get(site, ())),
             tuple(self.frees.get(site, ())),
             scratch_bytes(self.program, node, device),
@@ -235,17 +264,38 @@ class _Lowering:
         return self.order[site]
 
     def _place_loads(self) -> None:
-        """The loads of what stays, and one for each stage that needs any, awaited by its first reader."""
+        """The loads of what stays, and those for each stage, awaited by their first readers."""
         held = [(device, names) for device, names in self.resident.items() if names]
         self.loads = [Load(number, tuple(names), device) for number, (device, names) in enumerate(held)]
-        lifetime, slot = (Lifetime.PHASE, -1) if self.program.keeps_staged else (Lifetime.STAGE, 0)
-        needing = [stage for stage in self.stages if stage.weights]
-        self.load_of = {
-            stage: Load(number, tuple(stage.weights), stage.device, lifetime, slot)
-            for number, stage in enumerate(needing, len(held))
-        }
-        for stage, load in self.load_of.items():
-            self.awaits[min(stage.weights.values(), key=self._at)].append(Await(load, load.device))
+        numbers = count(len(held))
+        self.loads_of = {stage: self._loads_of(stage, numbers) for stage in self.stages if stage.weights}
+        self._place_ahead()
+        self.loaded: dict[Site, list[Await]] = defaultdict(list)
+        for stage, loads in self.loads_of.items():
+            for load in loads:
+                first = min((stage.weights[name] for name in load.weights), key=self._at)
+                self.loaded[first].append(Await(load, load.device))
+
+    def _loads_of(self, stage: _Stage, numbers: Iterator[int]) -> list[Load]:
+        """What is kept of a stage's weights, and what comes through a slot that is chosen later."""
+        streaming = self.streaming.get(stage.device, Streaming())
+        kept = tuple(name for name in stage.weights if name in streaming.kept)
+        rest = tuple(name for name in stage.weights if name not in streaming.kept)
+        loads = [Load(next(numbers), kept, stage.device, Lifetime.PHASE)] if kept else []
+        return loads + ([Load(next(numbers), rest, stage.device, Lifetime.STAGE, 0)] if rest else [])
+
+    def _place_ahead(self) -> None:
+        """Which loads are started at the beginning (None), and after each stage: the next one for the stage's slot."""
+        self.ahead: dict[_Stage | None, list[Load]] = defaultdict(list)
+        before: dict[Device, list[_Stage]] = defaultdict(list)
+        for stage, loads in self.loads_of.items():
+            for index, load in enumerate(loads):
+                if load.lifetime is not Lifetime.STAGE:
+                    continue
+                slots, earlier = self.streaming.get(stage.device, Streaming()).slots, before[stage.device]
+                loads[index] = replace(load, slot=len(earlier) % slots)
+                self.ahead[earlier[-slots] if len(earlier) >= slots else None].append(loads[index])
+                earlier.append(stage)
 
     def _seen_outside(self) -> set[int]:
         """The storages of values that another stage reads, or the caller."""

@@ -16,6 +16,7 @@ from .base import Pass
 from .blocks import FindBlocks
 from .cut import Cut
 from .hoist import Hoist
+from .keep import Keep
 from .lora import Lora
 from .lower import Lower
 from .lower_packed import Quantize
@@ -30,15 +31,18 @@ from .verification import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step
-    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Pin, Hoist, Sink, Cut, Reuse, Lower, Verify)
+    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Keep, Pin, Hoist, Sink, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
 def default_passes(
-    shares: Sequence[float] = (), headroom: int | None = None, *, split_mode: str = "layer"
+    shares: Sequence[float] = (), headroom: int | None = None, *, split_mode: str = "layer", keep: bool = False
 ) -> tuple[Pass, ...]:
-    """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split."""
+    """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split.
+
+    With ``keep``, as many weights stay on their devices as fit there, wherever they would rest.
+    """
     place = {"layer": Place, "row": Rows}[split_mode]
     return (
         Simplify(),
@@ -46,6 +50,7 @@ def default_passes(
         FindBlocks(),
         Lora(),
         place(shares=tuple(shares), headroom=headroom),
+        *((Keep(),) if keep else ()),
         Pin(),
         Hoist(),
         Sink(),

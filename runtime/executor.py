@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -36,6 +37,7 @@ from ..compiler.ir.schedule import (
     ValueRef,
 )
 from ..compiler.ir.split import pieces
+from ..compiler.ir.staging import slot_bytes
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from . import quantized as quantized  # registers the kernels that packed weights need
@@ -48,6 +50,7 @@ from .listing import Listing, RunSource
 from .slots import Slots
 from .steps import Step, Values
 from .store.source import Ticket, WeightSource
+from .store.staging import StagedLoad
 from .transport import InProcess, Transport
 
 
@@ -66,6 +69,7 @@ class Executor:
         self._schedule = schedule.instructions
         self._pieces = pieces(program)
         self._slots = Slots.of(schedule)
+        self._slot_sizes = {device.torch: sizes for device, sizes in slot_bytes(program, schedule).items()}
         self._candidates = Candidates.of(program, self._slots.size)
         self._next_weights = self._following()
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
@@ -87,6 +91,8 @@ class Executor:
     def bind(self, weights: WeightSource) -> None:
         """Fetches each weight that stays to each device that loads it, and makes the steps."""
         self._source = weights
+        with self._slots_filled():
+            pass  # they are there before the first call
         self._held = {(one.name, device): self._fetch(one, device) for one, device in self._resident()}
         self._constants = {
             slot: self._held[item.meta["weight"], self._program.main]
@@ -125,7 +131,7 @@ class Executor:
         values.extend([None] * (self._slots.size - len(values)))
         values.append(look)
         try:
-            with torch.inference_mode():
+            with self._slots_filled(), torch.inference_mode():
                 for step in found or self._steps:
                     step(values)
         except Exception as error:
@@ -141,6 +147,10 @@ class Executor:
         if look is not None:
             self._settle(settled, layouts, frozenset(look.found))
         return [self._result(values, item, index) for index, item in enumerate(self._outputs)]
+
+    def _slots_filled(self) -> AbstractContextManager[None]:
+        """Slots for the weights that come and go in a call, if any come for one."""
+        return self._source.call(self._slot_sizes) if self._slots.loads and self._source else nullcontext()
 
     def _make_steps(self) -> None:
         """The steps of a call that looks; what earlier calls have found may not hold for other weights."""
@@ -268,13 +278,14 @@ class Executor:
     def _weights_of(self, load: Load) -> list[Weight]:
         return [self._pieces[name][0] for name in load.weights]
 
-    def _start(self, load: Load) -> Ticket:
+    def _start(self, load: Load) -> Ticket | StagedLoad:
         """Weights on their way to a device."""
         source = self._source
         assert source is not None
+        if load.lifetime is Lifetime.STAGE:
+            return source.stage(self._weights_of(load), load.device.torch, load.slot)
         ticket = source.start(self._weights_of(load), load.device.torch)
-        if load.lifetime is Lifetime.PHASE:
-            source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
+        source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
         return ticket
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import overwrites
+from ..compiler.ir.layouts import decides
 from ..compiler.ir.program import Program
 from ..compiler.ir.split import members
 from ..compiler.spec.devices import Device
@@ -95,25 +96,11 @@ class Look:
 
 
 def _decides(x: torch.Tensor, others: Sequence[Any]) -> bool:
-    """Whether an elementwise result of a tensor's shape, of which it is the first operand, must be laid out as it is.
-
-    Its strides decide the order of dimensions as far as they differ; but a dimension of size 1 may have the stride
-    of the one before it, and then the other operands decide.
-    """
-    if not _is_plain(x) or x.storage_offset() or x.is_conj() or x.is_neg():
+    """Whether an elementwise result of a tensor's shape, its first operand, must be laid out as it is."""
+    if x.storage_offset() or x.is_conj() or x.is_neg():
         return False
     tensors = [one for one in others if isinstance(one, torch.Tensor) and one.dim()]
-    return 1 not in x.shape[1:] or all(one.shape == x.shape and _is_plain(one) for one in tensors)
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is laid out row by row, dimensions of size 1 included."""
-    expected = 1
-    for size, step in zip(reversed(x.shape), reversed(x.stride()), strict=True):
-        if step != expected:
-            return False
-        expected *= max(size, 1)
-    return True
+    return decides((x.shape, x.stride()), [(one.shape, one.stride()) for one in tensors])
 
 
 def _layout(x: torch.Tensor) -> Any:

@@ -43,6 +43,11 @@ class Weight:
         return math.prod(shape) * dtype.itemsize
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes that it takes on a device that reads it; a number takes none."""
+        return 0 if self.is_number else self.nbytes
+
+    @property
     def is_number(self) -> bool:
         """Whether operations take it as a Python number: the scale of an adapter."""
         return self.kind == "adapter" and not self.shape

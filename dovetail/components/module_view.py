@@ -23,6 +23,7 @@ from ..lora.adapters import plain_name
 from ..runtime.store.origin import HOST
 from ..runtime.store.program_weights import ProgramWeights
 from ..runtime.store.source import tensors_of_module
+from ..runtime.store.staging import Staging
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 
@@ -75,6 +76,7 @@ class ModuleView:
         self.store = store or Store(plain_name)
         self.store.add(module, origins, residency)
         self._has_origins = origins is not None
+        self.staging = Staging()
         self._lent: set[StoredWeight] = set()
         self._users = 0
         self._is_due = False
@@ -121,7 +123,7 @@ class ModuleView:
                 store.survey()
                 return owner.by_name(part)
 
-        return ProgramWeights(store, program, find)
+        return ProgramWeights(store, program, find, staging=self.staging)
 
     @property
     def nbytes(self) -> int:
@@ -179,6 +181,7 @@ class ModuleView:
         self._is_due = self._users > 0
         if self._is_due:
             return
+        self.staging.drop()
         self.store.release([one for one in self.weights() if one.staged])
         if self._lent:
             for one in self._lent:

@@ -58,11 +58,17 @@ def _reserved(component: Component, read: Sequence[StoredWeight] | None) -> tupl
 
     With weights that are to be ``read``: those of the others that it has placed so far, in any case.
     """
-    if read is not None or len(component.devices) > 1 or component.assigned.is_planned:
-        return component.assigned.resident_on(read or ()), component.assigned.staged_on(read or ())
+    assigned = component.assigned
+    if read is not None:
+        return assigned.resident_on(read), assigned.staged_on(read)
+    if len(component.devices) > 1 or assigned.is_planned:
+        return assigned.resident_on(), assigned.staged_on() + assigned.slots_on
     (device,) = component.devices
     stays: Counter[str] = Counter()
-    comes: Counter[str] = Counter()
+    comes, planned = assigned.staged_on() + assigned.slots_on, assigned.planned
     for one in component.view.weights():
-        (comes if one.residency.stages_on(device) else stays)[device.name] += one.nbytes
+        if not one.residency.stages_on(device):
+            stays[device.name] += one.nbytes
+        elif one not in planned:
+            comes[device.name] += one.nbytes
     return stays, comes

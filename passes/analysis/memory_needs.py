@@ -1,9 +1,9 @@
 """How much memory each device needs to run a program whose nodes are on given devices; nothing is changed.
 
-What is counted is what the schedule will hold: a weight once on each device that reads it, wherever its home is; a
-weight that comes and goes while its stage runs; a value from the node that makes it to its last reading on each device,
-with the copies that arrive there; what an operation takes beside its operands and results while it runs. One pass over
-the nodes and one over the readings.
+What is counted is what the schedule will hold at least: a weight once on each device that reads it, wherever its home
+is; for weights that come and go one slot, as large as the largest stage needs; a value from the node that makes it to
+its last reading on each device, with the copies that arrive there; what an operation takes beside its operands and
+results while it runs. One pass over the nodes and one over the readings.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import readings
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
+from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
-from .scratch import scratch_bytes
+from .scratch import apart_bytes, scratch_bytes
 from .segments import runs
 from .stages import stages
 
@@ -30,9 +32,9 @@ Places = Mapping[Node, Device]
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a device must have: weights that stay or are there together, and what is needed beside them.
+    """The least bytes that a device must have: for weights, and for what is needed beside them.
 
-    ``weights`` is everything that lies there at the fullest moment and is a weight, ``values`` the rest of it.
+    ``weights`` stay, or are a slot for those that come and go; ``values`` is what else there is at the fullest moment.
     """
 
     weights: int = 0
@@ -49,20 +51,22 @@ def needs_of(program: Program, places: Places, headroom: int | None = None) -> d
 
     ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight.
     """
-    count = _Count(program, places)
+    count = Count(program, places)
     return {device: count.need(device, headroom) for device in program.devices}
 
 
 @dataclass
-class _Count:
-    """Counts once for all devices; a step is the place of an operation in the graph."""
+class Count:
+    """Counts once for all devices; a step is the place of an operation in the graph.
+
+    ``staged`` has the weights that come and go on each device, by the number of the stage that reads them.
+    """
 
     program: Program
     places: Places
     steps: dict[Node, int] = field(init=False)
     begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its segment
     stage: dict[tuple[Node, Device], int] = field(default_factory=dict)
-    spans: list[tuple[int, int]] = field(default_factory=list)  # of each stage the first and the last step
     resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
     staged: dict[Device, dict[int, dict[Weight, None]]] = field(default_factory=dict)
     values: dict[Device, list[int]] = field(default_factory=dict)
@@ -71,30 +75,26 @@ class _Count:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
         block_of = self.program.block_of()
+        numbers = count()
         for _, group, shared in runs(self.program, self.places.__getitem__):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
                 for nodes in stages(self.program, shared, device, block_of):
-                    self.stage.update(((node, device), len(self.spans)) for node in nodes)
-                    self.spans.append((self.steps[nodes[0]], self.steps[nodes[-1]]))
+                    self.stage.update(dict.fromkeys(((node, device) for node in nodes), next(numbers)))
         self._count_weights()
         self.values = _alive(len(ops) + 1, self._lives())
 
+    def resident_bytes(self, device: Device) -> int:
+        """The bytes of the weights that stay on a device."""
+        return sum(weight.device_bytes for weight in self.resident[device])
+
     def need(self, device: Device, headroom: int | None) -> Need:
-        resident = sum(weight.nbytes for weight in self.resident[device])
-        staged = self.staged.get(device, {})
-        held = {stage: sum(weight.nbytes for weight in some) for stage, some in staged.items()}
-        if self.program.keeps_staged:
-            resident, held = resident + sum(w.nbytes for w in {w: None for some in staged.values() for w in some}), {}
+        """The least that a device needs; ``headroom`` takes the place of values."""
+        resident = self.resident_bytes(device)
+        slot = max((offsets(list(some))[1] for some in self.staged.get(device, {}).values()), default=0)
         if headroom is not None:
-            most = resident + max(held.values(), default=0)
-            return Need(most, headroom if most else 0)
-        alive = self.values.get(device, [0])
-        moments = [Need(resident, max(alive, default=0))]
-        for stage, nbytes in held.items():
-            first, last = self.spans[stage]
-            moments.append(Need(resident + nbytes, max(alive[first : last + 1])))
-        return max(moments, key=lambda need: need.total)
+            return Need(resident + slot, headroom if resident + slot else 0)
+        return Need(resident + slot, max(self.values.get(device, [0]), default=0))
 
     def _devices(self, node: Node) -> tuple[Device, ...]:
         """The devices that run a node."""
@@ -134,7 +134,7 @@ class _Count:
                 for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
-                scratch = scratch_bytes(self.program, node, device)
+                scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
         for reader, value, version in readings(self.program):

@@ -9,6 +9,8 @@ from torch.fx import Node
 
 from ...compiler.checkpoints import unpacking
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
+from ...compiler.ir.aliasing import overwrites
+from ...compiler.ir.layouts import is_settled
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import weight_on
 from ...compiler.ir.value import TensorType
@@ -32,6 +34,14 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
     if node.target in _UNPACKING:
         return _unpacked(program, node, device)
     return _attention(node) if node.target is _ATTENTION and device.is_host else 0
+
+
+def apart_bytes(node: Node) -> int:
+    """The bytes of a result that the first call computes apart from the operand whose memory it may take.
+
+    So it does where the strides of the trace do not settle that the result is laid out as the operand is.
+    """
+    return sum(tensor.nbytes for tensor in tensors_of(node)) if overwrites(node) and not is_settled(node) else 0
 
 
 def _unpacked(program: Program, node: Node, device: Device) -> int:

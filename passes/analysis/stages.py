@@ -2,8 +2,7 @@
 
 A segment whose weights stay on its device is one stage. Where weights rest elsewhere, a stage ends where a node reads a
 weight of another block than the nodes before it, so that one block's weights are on the device at a time. Weights
-outside of blocks are a block of their own, but small ones come along with the stage that reads them. What is kept for a
-whole phase comes once, and needs no stages.
+outside of blocks are a block of their own, but small ones come along with the stage that reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def stages(
     program: Program, nodes: Sequence[Node], device: Device, block_of: Mapping[str, str]
 ) -> list[tuple[Node, ...]]:
     """Consecutive nodes on a device, cut into stages; one pass over their operands."""
-    if program.keeps_staged or not program.residency:
+    if not program.residency:
         return [tuple(nodes)]
     found: list[list[Node]] = [[]]
     current: str | None = None

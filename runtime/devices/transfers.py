@@ -116,6 +116,18 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return start_copy(tensor.detach(), device).wait()
 
 
+def land(tensor: torch.Tensor, place: torch.Tensor) -> None:
+    """Fills memory on a device with a tensor of its sizes, whose dtype may be another.
+
+    What comes from pinned host memory is on its way on the device's current stream when this returns.
+    """
+    here, there = accelerator_of(tensor.device), accelerator_of(place.device)
+    if here.is_host or there.is_host or tensor.device == place.device:
+        place.copy_(tensor.detach(), non_blocking=there.has_streams and here.is_host)
+    else:
+        start_copy(tensor.detach(), place.device, place).wait()
+
+
 def home_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     """Where the results of a call belong: with its first tensor that is on an accelerator, or else with its first.
 

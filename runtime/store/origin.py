@@ -13,7 +13,7 @@ from ...compiler.checkpoints.entries import WeightEntry
 from ...compiler.errors import WeightError
 from ...compiler.ir.weight import Weight
 from .. import quantized as quantized  # registers what unpacks packed weights
-from ..devices.transfers import moved
+from ..devices.transfers import land, moved
 from .reader import WeightReader
 
 HOST = torch.device("cpu")
@@ -34,6 +34,9 @@ class Origin(Protocol):
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program knows as a weight, on a device: all of it, some rows, or packed bytes; raises WeightError."""
+
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """Fills memory on a device with what a program knows as a weight, and takes none there; raises WeightError."""
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All numbers on a device, in a dtype; what is packed is unpacked."""
@@ -78,6 +81,10 @@ class TensorOrigin:
             tensor = rows.clone() if rows.device == device else rows
         return moved(tensor, device)
 
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """Copies the tensor, or its rows."""
+        land(self.read(weight, self.tensor.device), place)
+
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The tensor on a device."""
         return moved(self.tensor if self.tensor.dtype == dtype else self.tensor.to(dtype), device)
@@ -115,6 +122,10 @@ class FileOrigin:
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """What the file has of it on a device; on the host a view of the file, where no dtype is changed."""
         return self.reader.read(self.fitting(weight), weight.stored[1], device)
+
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """Reads straight into the memory, through pinned memory where the host cannot write it."""
+        self.reader.read_into(self.fitting(weight), place)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All numbers of it."""
@@ -181,6 +192,10 @@ class MergedOrigin:
         """The base with the updates of its rows."""
         self.check(weight)
         return self._updated(weight.rows, self.base.read(weight, device))
+
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """The base with the updates of its rows, added up in host memory."""
+        land(self.read(weight, HOST), place)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All of the base with the updates."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
+from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
@@ -20,6 +23,7 @@ from .origin import FileOrigin
 from .reader import WeightReader
 from .seen import ModuleWeights
 from .source import WeightSource
+from .staging import SlotSizes, StagedLoad, Staging
 from .store import Store
 from .stored_weight import StoredWeight
 
@@ -35,17 +39,27 @@ class ProgramWeights(WeightSource):
         program: the program.
         find: gives the weights by their names in the module or file; it is asked when weights are looked for anew.
         module: the module that shows them, if that stays somebody else's, who may change it.
+        staging: the slots through which weights come and go, which programs of one component share.
     """
 
-    def __init__(self, store: Store, program: Program, find: Find, module: ModuleWeights | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        program: Program,
+        find: Find,
+        module: ModuleWeights | None = None,
+        staging: Staging | None = None,
+    ) -> None:
         self.store = store
         self.adapters: Mapping[str, torch.Tensor] = {}
         self._program = program
         self._find = find
         self._module = module
+        self._staging = staging or Staging()
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
+        self._kept: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = {}
         self._homes: dict[str, Device] = {}
         self._slices: dict[str, list[Weight]] = {}
 
@@ -108,6 +122,41 @@ class ProgramWeights(WeightSource):
             data = self._on(self._stored(weight), weight, device).detach()
             return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
+    def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
+        """A call, for whose loads there are slots of so many bytes on each device meanwhile.
+
+        What another program of the component has kept for the phase leaves, unless this one keeps it too.
+        """
+        if self._staging.enter(self):
+            self._let_others_go()
+        return self._staging.call(sizes) if sizes else nullcontext()
+
+    def _let_others_go(self) -> None:
+        """Keeps of the weights that this program reads only what it keeps itself."""
+        with self.store.lock:
+            for name, one in (self._found or {}).items():
+                kept = self._kept.get(name, ())
+                one.staged = {key: data for key, data in one.staged.items() if (key[0], key[2]) in kept}
+
+    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int) -> StagedLoad:
+        """Starts to bring weights into a slot of a device; each has the strides that it has at rest."""
+        with self.store.lock:
+            found = [(self._stored(weight), weight) for weight in weights]
+
+        def fill(memory: torch.Tensor) -> list[torch.Tensor]:
+            starts, _ = offsets(weights)
+            return [self._landed(*one, memory[start:]) for one, start in zip(found, starts, strict=True)]
+
+        return self._staging.start(device, slot, fill, partial(self.release, weights, device))
+
+    def _landed(self, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
+        """A weight at the beginning of some memory of its device."""
+        place = memory[: weight.nbytes].view(weight.stored[1]).view(weight.stored[0])
+        if place.shape == one.tensor.shape:
+            place = place.as_strided(place.shape, torch.empty_like(one.tensor, device="meta").stride())
+        self.store.land(one, weight, place)
+        return place.detach().requires_grad_(self._requires_grad(weight))
+
     def advise(self, weights: Iterable[Weight]) -> None:
         """Has the system read ahead from files what is asked for next."""
         for file, weight in self._files(weights):
@@ -128,6 +177,7 @@ class ProgramWeights(WeightSource):
 
     def forget(self) -> None:
         """Lets go of what was brought and is in no module; it is read again."""
+        self._staging.drop()
         for one in (self._found or {}).values():
             self.store.drop(one)
 
@@ -145,6 +195,7 @@ class ProgramWeights(WeightSource):
             if weight.rows:
                 slices[weight.whole].append(weight)
         self._readers, self._staying = _readers(self._program), _staying(self._program)
+        self._kept = _kept(self._program)
         self._slices, self._homes, self._found = slices, homes, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
@@ -256,3 +307,14 @@ def _staying(program: Program) -> frozenset[tuple[str, torch.device]]:
     """The weights that the schedule keeps for the program, with the device of each."""
     loads = (one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM)
     return frozenset((name, load.device.torch) for load in loads for name in load.weights)
+
+
+def _kept(program: Program) -> dict[str, set[tuple[tuple[int, int] | None, torch.device]]]:
+    """The rows that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
+    known = pieces(program)
+    kept: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = defaultdict(set)
+    for load in program.schedule or ():
+        if isinstance(load, Load) and load.lifetime is Lifetime.PHASE:
+            for weight in (known[name][0] for name in load.weights):
+                kept[weight.whole].add((weight.rows, load.device.torch))
+    return kept

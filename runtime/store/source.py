@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from torch import nn
 from ...compiler.ir.program import Program
 from ...compiler.ir.weight import Weight
 from ..devices.accelerator import Accelerator, Event, accelerator_of
+from .staging import SlotSizes, StagedLoad
 
 
 class Ticket:
@@ -73,6 +75,12 @@ class WeightSource(Protocol):
             tensors = [self(weight, device) for weight in weights]
             done = there.record(stream)
         return Ticket(tensors, there, done, partial(self.release, weights, device))
+
+    def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
+        """A call, for whose loads there are slots of so many bytes on each device meanwhile."""
+
+    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int) -> StagedLoad:
+        """Starts to bring weights into a slot of a device, on the device's lane, for the call that goes on."""
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""

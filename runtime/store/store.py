@@ -25,7 +25,7 @@ from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
 from ..devices.out_of_memory import fetched, ran_out
-from ..devices.transfers import moved
+from ..devices.transfers import land, moved
 from .origin import HOST, Origin
 from .reader import WeightReader
 from .stored_weight import Part, StoredWeight, memory_of, version_of
@@ -192,6 +192,24 @@ class Store:
             one.staged[key] = staged
             self._coming.add(device)
         return staged
+
+    def land(self, one: StoredWeight, weight: Weight, place: torch.Tensor) -> None:
+        """Fills memory on a device with what a segment reads of a weight, from where it rests.
+
+        It is filled, or on its way on the current stream, when this returns. The store is not locked while bytes move.
+        """
+        device = place.device
+        with self.lock:
+            if one.residency is Residency.HOST and weight.quant:
+                resting: torch.Tensor | None = self._packed_at_rest(one, weight, device)
+            else:
+                one.check(weight)
+                self.rest(one, device)
+                resting = None if one.tensor.is_meta else one.tensor.detach()
+        if resting is None:
+            one.read_into(weight, place)
+        else:
+            land(resting[slice(*weight.rows)] if weight.rows else resting, place)
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""

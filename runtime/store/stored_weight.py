@@ -95,6 +95,10 @@ class StoredWeight:
         """What a program knows as a weight, on a device, from where it is: rows of it, packed bytes, or all."""
         return self._source().read(weight, device)
 
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """Fills memory on a device with what a program knows as a weight, from where it is."""
+        self._source().read_into(weight, place)
+
     def whole(self, device: torch.device) -> torch.Tensor:
         """All of it, dense, on a device, from where it is."""
         return self._source().whole(self.tensor.dtype, device)

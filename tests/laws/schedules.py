@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from dovetail.compiler.ir.schedule import Free, Instruction, Release, Run, Schedule, Step
+from dovetail.compiler.ir.schedule import Free, Instruction, Run, Schedule, Step
 
 
 def changed(schedule: Schedule, change: Callable[[Any], list[Any]]) -> Schedule:
@@ -62,8 +62,3 @@ def moved_before(schedule: Schedule, index: int, ahead: int) -> Schedule:
     kept = list(schedule.instructions)
     kept.insert(ahead, kept.pop(index))
     return Schedule(tuple(kept))
-
-
-def releases(schedule: Schedule) -> list[int]:
-    """Where weights are released."""
-    return [index for index, one in enumerate(schedule) if isinstance(one, Release)]

@@ -1,0 +1,49 @@
+"""Which strides decide the strides of what is computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from .program import tensors_of
+from .value import TensorType
+
+
+def is_plain(shape: Sequence[int], stride: Sequence[int | str]) -> bool:
+    """Whether a tensor is laid out row by row, dimensions of size 1 included."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if step != expected:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+def decides(
+    first: tuple[Sequence[int], Sequence[int | str]], others: Sequence[tuple[Sequence[int], Sequence[int | str]]]
+) -> bool:
+    """Whether an elementwise result must be laid out as its first operand is, whose shape it has.
+
+    Each operand is a shape and strides; numbers and tensors without dimensions are left out of the others. Strides
+    decide the order of dimensions as far as they differ; but a dimension of size 1 may have the stride of the one
+    before it, and then the other operands decide.
+    """
+    shape, _ = first
+    if not is_plain(*first):
+        return False
+    return 1 not in shape[1:] or all(tuple(one[0]) == tuple(shape) and is_plain(*one) for one in others)
+
+
+def is_settled(node: Node) -> bool:
+    """Whether the strides of the trace settle that an elementwise node's result is laid out as its first operand."""
+    operand = node.args[0]
+    assert isinstance(operand, Node)
+    (first,) = tensors_of(operand)
+    given = (one for one in (*node.args[1:], *node.kwargs.values()) if isinstance(one, Node))
+    others = [_layout(tensor) for one in given for tensor in tensors_of(one) if tensor.shape]
+    return decides(_layout(first), others)
+
+
+def _layout(tensor: TensorType) -> tuple[Sequence[int], Sequence[int | str]]:
+    return tensor.sizes, tensor.stride

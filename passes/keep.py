@@ -1,0 +1,54 @@
+"""Has as many of the weights that rest elsewhere stay on their devices as memory allows.
+
+Every weight that stays need not be brought again for each call. What is left to come and go is spread evenly over the
+stages, so that bringing it has computing to hide behind (`streaming`). Must run when weights have their places, and
+before nodes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..compiler.ir.program import Program
+from ..compiler.ir.split import pieces
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
+from .analysis.memory_needs import Count
+from .assignment import arranged
+from .base import Change, Pass
+from .streaming import stream
+
+
+@dataclass(frozen=True)
+class Keep(Pass):
+    """Changes where weights rest: on their device, as far as there is room."""
+
+    name: ClassVar[str] = "keep"
+    requires: ClassVar[frozenset[str]] = frozenset({"placed"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"pinned"})
+
+    def run(self, program: Program) -> Change:
+        """Decides on a copy, device after device; a weight of which rows are split stays on all devices or on none."""
+        if not program.residency:
+            return Change(0, "weights stay on their devices, for all do")
+        kept = staying(program, program.rig.free)
+        nbytes = program.nbytes_of(kept)
+        program.residency = {name: rests for name, rests in program.residency.items() if name not in kept}
+        return Change(len(kept), f"weights of {format_bytes(nbytes)} stay on their devices")
+
+
+def staying(program: Program, free: Mapping[Device, int]) -> set[str]:
+    """The names of weights that may stay on their devices, of a program whose weights have their places."""
+    copy = arranged(program)
+    count = Count(copy, copy.places())
+    kept: set[str] = set()
+    for device in program.devices:
+        need = count.need(device, None)
+        stages = [{one.name: one for one in some} for some in count.staged.get(device, {}).values()]
+        kept |= stream(stages, free[device] - count.resident_bytes(device) - need.values, keeps=True).kept
+    held = pieces(copy)
+    coming = {one.name for some in count.staged.values() for stage in some.values() for one in stage}
+    leaving = {held[name][0].whole for name in coming - kept}
+    return {held[name][0].whole for name in kept} - leaving

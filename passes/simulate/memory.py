@@ -1,0 +1,183 @@
+"""How much memory each device holds while a schedule runs, to the byte; nothing is computed.
+
+One walk over the instructions, in the order in which they take effect. Counted are the weights that stay, the slots of
+those that come and go, every piece of memory that a value lies in, from the operation that makes it, or the copy that
+brings it, until the last value in it is freed, and what a kernel takes while it runs.
+
+It predicts the first call, which needs most: what may be computed in its operand's memory is computed apart there where
+strides do not settle it, to be compared (see `runtime/in_place`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.schedule import (
+    Allocate,
+    Copy,
+    Free,
+    Input,
+    Instruction,
+    Lifetime,
+    Load,
+    Run,
+    Step,
+    ValueRef,
+    made_by,
+)
+from ...compiler.ir.split import pieces, type_on
+from ...compiler.ir.staging import slot_bytes
+from ...compiler.ir.value import flat
+from ...compiler.spec.devices import Device
+from ..analysis.memory_needs import arriving
+from ..analysis.scratch import apart_bytes
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The bytes on a device at its fullest moment, by what they are for.
+
+    ``weights`` stay for the program or a phase, ``staged`` are slots for weights that come and go, ``values`` are
+    inputs and intermediate results, ``scratch`` is what a kernel takes while it runs. ``node`` runs at that moment.
+    """
+
+    weights: int = 0
+    staged: int = 0
+    values: int = 0
+    scratch: int = 0
+    node: Node | None = None
+
+    @property
+    def total(self) -> int:
+        """All of it together."""
+        return self.weights + self.staged + self.values + self.scratch
+
+
+def simulate(program: Program) -> dict[Device, Usage]:
+    """The fullest moment of each device of a scheduled program, in a call whose inputs lie elsewhere before it.
+
+    Raises ValueError for a program that has no schedule.
+    """
+    if program.schedule is None:
+        raise ValueError(f"{program.name} has no schedule yet: lower it first")
+    walk = _Walk(program)
+    for instruction in program.schedule:
+        walk.carry_out(instruction)
+    return {device: memory.fullest for device, memory in walk.on.items()}
+
+
+@dataclass
+class _Memory:
+    """What lies on one device at a moment, and what lay there at the fullest one."""
+
+    staged: int = 0
+    weights: int = 0
+    values: int = 0
+    users: Counter[Hashable] = field(default_factory=Counter)  # of each piece of memory the values in it
+    sizes: dict[Hashable, int] = field(default_factory=dict)
+    fullest: Usage = Usage()
+
+    def hold(self, piece: Hashable, nbytes: int) -> None:
+        """Notes one more value in a piece of memory, which is of so many bytes if it is new."""
+        if not self.users[piece]:
+            self.sizes[piece] = nbytes
+            self.values += nbytes
+        self.users[piece] += 1
+
+    def let_go(self, piece: Hashable) -> None:
+        """Notes one value less in a piece of memory."""
+        self.users[piece] -= 1
+        if not self.users[piece]:
+            del self.users[piece]
+            self.values -= self.sizes.pop(piece)
+
+    def note(self, scratch: int = 0, node: Node | None = None) -> None:
+        """Compares this moment with the fullest one so far."""
+        now = Usage(self.weights, self.staged, self.values, scratch, node)
+        if now.total > self.fullest.total:
+            self.fullest = now
+
+
+class _Walk:
+    """The memory of all devices while the instructions are walked through."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.pieces = pieces(program)
+        slots = slot_bytes(program)
+        self.on = {device: _Memory(sum(slots.get(device, ()))) for device in program.devices}
+        self.of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
+        self.lying: dict[tuple[ValueRef, Device], list[Hashable]] = {}
+        self.kept: dict[Device, set[str]] = defaultdict(set)
+
+    def carry_out(self, one: Instruction) -> None:
+        """What an instruction does to memory."""
+        match one:
+            case Input(values, device):
+                for value in values:
+                    self.hold(value, device, self.made(value.node, device))
+            case Load():
+                self.load(one)
+            case Run():
+                for step in one.steps:
+                    self.step(step, one.device)
+            case Allocate(value, device):
+                self.hold(value, device, {("whole", value): sum(t.nbytes for t in tensors_of(value.node))})
+            case Copy():
+                self.copy(one)
+            case Free(value, device):
+                self.free(value, device)
+
+    def step(self, step: Step, device: Device) -> None:
+        """One node: its results beside its operands and scratch, then what it sends, then what is freed."""
+        node, memory = step.node, self.on[device]
+        self.hold(made_by(node), device, self.made(node, device))
+        memory.note(step.scratch + apart_bytes(node), node)
+        for copy in step.sends:
+            self.copy(copy)
+        for free in step.frees:
+            self.free(free.value, free.device)
+
+    def made(self, node: Node, device: Device) -> dict[Hashable, int]:
+        """The pieces of memory that what a node makes on a device lies in, with their bytes; none that weights have."""
+        found: dict[Hashable, int] = {}
+        for tensor in flat(type_on(self.program, node, device)):
+            if tensor.storage not in self.of_weights:
+                found.setdefault(tensor.storage, tensor.nbytes)
+        return found
+
+    def copy(self, copy: Copy) -> None:
+        """What arrives: in memory of its own, unless it has a place in a whole."""
+        if copy.into is not None:
+            return
+        found = {(copy.value, index): arriving(one) for index, one in enumerate(tensors_of(copy.value.node))}
+        self.hold(copy.value, copy.target, found)
+
+    def load(self, load: Load) -> None:
+        """Weights that stay, each once; slots are there from the beginning."""
+        if load.lifetime is Lifetime.STAGE:
+            return
+        memory, kept = self.on[load.device], self.kept[load.device]
+        memory.weights += sum(self.pieces[name][0].device_bytes for name in load.weights if name not in kept)
+        kept.update(load.weights)
+        memory.note()
+
+    def hold(self, value: ValueRef, device: Device, found: Mapping[Hashable, int]) -> None:
+        """Notes a value on a device, in pieces of memory of so many bytes."""
+        if device not in self.on:
+            return
+        memory = self.on[device]
+        self.lying[value, device] = list(found)
+        for piece, nbytes in found.items():
+            memory.hold(piece, nbytes)
+        memory.note()
+
+    def free(self, value: ValueRef, device: Device) -> None:
+        """Lets go of a value."""
+        for piece in self.lying.pop((value, device), ()):
+            self.on[device].let_go(piece)

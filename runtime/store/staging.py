@@ -1,0 +1,183 @@
+"""Slots: memory on a device through which weights come and go, and what is on its way into one.
+
+A slot is filled on the lane of its device. It is filled again only when the device has done what read it. So memory is
+made once for many loads, however deep they are brought ahead, and never more than was planned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from ...compiler.errors import DoesNotFitError
+from ...compiler.spec.devices import canonical_name
+from ...compiler.spec.units import format_bytes
+from ..devices.accelerator import Event, Stream, accelerator_of
+from ..devices.fork import ForkSafeLock
+from ..devices.out_of_memory import fetched, ran_out
+from .lane import lane_of
+
+Fill = Callable[[torch.Tensor], list[torch.Tensor]]
+"""Puts weights into the bytes of a slot, on the current stream of its device, and returns them."""
+
+SlotSizes = Mapping[torch.device, Sequence[int]]
+"""The bytes of each slot of each device."""
+
+
+class Slot:
+    """Bytes on a device, and the event after which nothing there reads them."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.there = accelerator_of(device)
+        with self.there.use(self.there.side_stream("weights")):
+            self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device))
+        self.free: Event = None
+        self._readers: list[Stream] = []
+
+    def read_on(self, stream: Stream) -> None:
+        """Notes that a stream reads it, which may use its memory longer than it is kept."""
+        if stream is not None and stream not in self._readers:
+            self._readers.append(stream)
+            self.there.keep(self.memory, stream)
+
+
+class StagedLoad:
+    """Weights on their way into a slot, as the lane brings them.
+
+    Args:
+        slot: the slot, which is not to be filled by another load before `release`.
+        fill: puts them there.
+        done: is called when nobody uses them any more.
+    """
+
+    def __init__(self, slot: Slot, fill: Fill, done: Callable[[], None]) -> None:
+        self._slot = slot
+        self._before = slot.free
+        self._fill: Fill | None = fill
+        self._finish = done
+        self._tensors: list[torch.Tensor] = []
+        self._arrived: Event = None
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        lane_of(slot.memory.device).submit(self._bring)
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors in order, to be used on the device's current stream, which waits for them; raises what failed."""
+        self._ready.wait()
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error
+        there = self._slot.there
+        stream = there.current_stream()
+        there.wait(stream, self._arrived)
+        self._slot.read_on(stream)
+        return self._tensors
+
+    def release(self) -> None:
+        """Lets go of the tensors: the slot is filled again after what the device does with them now."""
+        self._tensors = []
+        there = self._slot.there
+        self._slot.free = there.record(there.current_stream())
+        self._finish()
+
+    def abandon(self) -> None:
+        """Gives a load up whose call has failed: it is not begun, or waited for; then the slot is free."""
+        self._fill = None
+        self._ready.wait()
+        with contextlib.suppress(RuntimeError):  # of a device that is lost, which has been told
+            self.release()
+
+    def _bring(self) -> None:
+        fill, slot = self._fill, self._slot
+        try:
+            if fill is not None:
+                stream = slot.there.side_stream("weights")
+                with slot.there.use(stream), torch.inference_mode(False), torch.no_grad():
+                    slot.there.wait(stream, self._before)
+                    self._tensors = fill(slot.memory)
+                    self._arrived = slot.there.record(stream)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # which hold tensors
+            self._error = error
+        finally:
+            self._fill = None
+            self._ready.set()
+
+
+class Staging:
+    """The slots of all devices that a component, or a program, brings weights through; one call uses them at a time."""
+
+    def __init__(self) -> None:
+        self._turn = ForkSafeLock()
+        self._owner: object = None
+        self._slots: dict[torch.device, list[Slot]] = {}
+        self._loads: list[StagedLoad] = []
+
+    def enter(self, owner: object) -> bool:
+        """Notes whose call comes, and whether another's came before; then the slots of that are gone."""
+        if self._owner is owner:
+            return False
+        with self._turn:
+            self._owner = owner
+            self._reserve({})
+        return True
+
+    @contextlib.contextmanager
+    def call(self, sizes: SlotSizes) -> Iterator[None]:
+        """One call, for which there are slots of so many bytes; what it leaves behind when it fails is given up."""
+        with self._turn:
+            self._reserve(sizes)
+            try:
+                yield
+            finally:
+                for load in list(self._loads):
+                    load.abandon()
+
+    def start(self, device: torch.device, number: int, fill: Fill, done: Callable[[], None]) -> StagedLoad:
+        """Starts to fill a slot of a device, for the call that goes on."""
+
+        def finish() -> None:
+            self._loads.remove(load)
+            done()
+
+        load = StagedLoad(self._slots[device][number], fill, finish)
+        self._loads.append(load)
+        return load
+
+    def drop(self) -> None:
+        """Lets go of all slots, unless a call uses them now."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._slots.clear()
+            finally:
+                self._turn.release()
+
+    def _reserve(self, sizes: SlotSizes) -> None:
+        """Lets go of slots of other sizes, then makes those that lack."""
+        for device in list(self._slots):
+            if [slot.memory.nbytes for slot in self._slots[device]] != list(sizes.get(device, ())):
+                del self._slots[device]
+        for device, wanted in sizes.items():
+            if device not in self._slots:
+                self._slots[device] = _made(device, wanted)
+
+
+def _made(device: torch.device, sizes: Sequence[int]) -> list[Slot]:
+    """New slots; raises DoesNotFitError when there is no room for them."""
+    try:
+        return [Slot(device, nbytes) for nbytes in sizes]
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        there = canonical_name(device)
+        raise DoesNotFitError(
+            f"{len(sizes)} slots for the weights that come and go need {format_bytes(sum(sizes))} on {there}: {error}: "
+            f"list more devices, or give {there} a smaller share (tensor_split, max_vram)"
+        ) from error
