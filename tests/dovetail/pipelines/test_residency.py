@@ -303,6 +303,7 @@ def test_a_module_with_files_rests_on_disk(tmp_path: Path) -> None:
     x = torch.ones(2, 64)
     compiled = dovetail.compile(module, (x.to("meta"),), backend="sim0&sim1", params_backend="disk", weights=file)
     found = compiled(x)
+    compiled.unload()
     assert in_use() == [0, 0, 0]
     module.load_state_dict(load_file(file), assign=True)
     with torch.no_grad():
@@ -323,8 +324,8 @@ def test_a_module_whose_files_rest_in_host_memory_reads_them_once(
     with monkeypatch.context() as context:
         context.setattr(WeightReader, "read", lambda *_: pytest.fail("a weight was read again"))
         assert torch.equal(compiled(x), expected)
-        assert in_use() == [0, 0, 0]
     compiled.unload()
+    assert in_use() == [0, 0, 0]
     assert torch.equal(compiled(x), expected)
 
 

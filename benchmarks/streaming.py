@@ -1,0 +1,228 @@
+"""What it costs to bring weights from disk for each step, beside having them in memory, and beside other libraries.
+
+    python -m benchmarks.streaming [--rounds 9] [--tokens 128,512] [--threads 1] [--folder DIR]
+
+A transformer of diffusers (12 single-stream blocks of width 1024, float32, 0.75 GB) lies in a safetensors file in the
+page cache, and runs on the CPU. Every variant has a process of its own, which computes one step when it is its turn;
+the variants take turns, so that what disturbs the machine disturbs all. A ratio is the median over the rounds of the
+step's time over that of *resident* in the same round.
+
+- *resident*: all weights in memory, as copies, not as views of the file;
+- *45 %*, *0 %*: compiled with `params_backend="disk"` and a budget in which such a part of the weights can stay beside
+  two slots, or none;
+- *disk_offload*: accelerate's, which reads each layer's weights when its turn comes and drops them;
+- *group offload*: diffusers' `apply_group_offloading` by block, to disk (where it runs without an accelerator).
+
+*budget* is what the variant was granted, *predicted* what the schedule says that it takes, *memory* how far resident
+memory rose (VmHWM) from before the weights were there to after the last step. Before that the file was read by nobody
+in the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+VARIANTS = ("resident", "45 %", "0 %", "disk_offload", "group offload")
+FILE = "diffusion_pytorch_model.safetensors"
+MIB = 2**20
+
+
+def make_model() -> torch.nn.Module:
+    """The transformer, on meta."""
+    import accelerate
+    from diffusers import FluxTransformer2DModel
+
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = FluxTransformer2DModel(num_layers=0, num_single_layers=12, num_attention_heads=16,
+                                       attention_head_dim=64, axes_dims_rope=(16, 24, 24))  # fmt: skip
+    return model.eval().requires_grad_(False)
+
+
+def make_call(tokens: int) -> dict[str, Any]:
+    """A step over so many tokens in all."""
+    torch.manual_seed(0)
+    text = 16
+    return {
+        "hidden_states": torch.randn(1, tokens - text, 64),
+        "encoder_hidden_states": torch.randn(1, text, 4096),
+        "pooled_projections": torch.randn(1, 768),
+        "timestep": torch.tensor([0.5]),
+        "guidance": None,
+        "img_ids": torch.zeros(tokens - text, 3),
+        "txt_ids": torch.zeros(text, 3),
+        "return_dict": False,
+    }
+
+
+def write_file(folder: Path) -> None:
+    """Weights as a model has them that was just made, in the order of its modules."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    state = {name: torch.randn(t.shape) / max(t.shape[-1], 1) ** 0.5 for name, t in make_model().state_dict().items()}
+    save_file(state, folder / FILE)
+
+
+def read_memory(field: str) -> int:
+    """A field of this process's status, in bytes."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+
+def reset_peak() -> None:
+    """Starts VmHWM again from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def compiled(folder: Path, call: dict[str, Any], resident: float) -> tuple[Any, int, int]:
+    """The module over its file, the budget it was granted, and what its schedule takes."""
+    import dovetail
+    from dovetail.passes.simulate.memory import simulate
+
+    def make(**options: Any) -> Any:
+        return dovetail.compile(
+            make_model(), (), call, weights=folder / FILE, backend="cpu", params_backend="disk", **options
+        )
+
+    least = make()
+    usage = next(iter(simulate(least.program).values()))
+    weights = sum(one.nbytes for one in least.program.weights.values())
+    slots = usage.staged // 3 * 2  # it had room for three
+    budget = int(weights * resident) + usage.values + usage.scratch + slots + MIB
+    module = make(max_vram=f"cpu={budget}B")
+    usage = next(iter(simulate(module.program).values()))
+    return module, budget, usage.total
+
+
+def prepare(variant: str, folder: Path, call: dict[str, Any]) -> tuple[Any, int, int]:
+    """What a step of a variant calls, with its budget and prediction (0 where it has none)."""
+    if variant in ("45 %", "0 %"):
+        return compiled(folder, call, float(variant.rstrip(" %")) / 100)
+    if variant == "resident":
+        import dovetail
+        from safetensors.torch import load_file
+
+        model = make_model()
+        model.load_state_dict({name: t.clone() for name, t in load_file(folder / FILE).items()}, assign=True)
+        return dovetail.compile(model, (), call, backend="cpu"), 0, 0
+    if variant == "disk_offload":
+        import accelerate
+
+        model = make_model()
+        accelerate.load_checkpoint_and_dispatch(
+            model, str(folder / FILE), device_map={"": "disk"}, offload_folder=str(folder / "offload")
+        )
+        return model, 0, 0
+    return grouped(folder), 0, 0
+
+
+def grouped(folder: Path) -> Any:
+    """The module under diffusers' group offloading, from disk."""
+    from diffusers.hooks import apply_group_offloading
+    from safetensors.torch import load_file
+
+    model = make_model()
+    model.load_state_dict(load_file(folder / FILE), assign=True)
+    path = folder / "groups"
+    path.mkdir(exist_ok=True)
+    cpu = torch.device("cpu")
+    apply_group_offloading(model, onload_device=cpu, offload_device=cpu, offload_type="block_level",
+                           num_blocks_per_group=1, offload_to_disk_path=str(path))  # fmt: skip
+    return model
+
+
+def serve(variant: str, folder: Path, tokens: int, threads: int) -> None:
+    """A process of one variant: a line a step, with its seconds; the last line has its memory."""
+    torch.set_num_threads(threads)
+    call = make_call(tokens)
+    module, budget, predicted = prepare(variant, folder, call)
+    reset_peak()
+    before = read_memory("VmRSS")
+    with torch.no_grad():
+        for line in sys.stdin:
+            if line.strip() == "end":
+                break
+            started = time.perf_counter()
+            module(**call)
+            print(json.dumps(time.perf_counter() - started), flush=True)
+    print(json.dumps({"budget": budget, "predicted": predicted, "memory": read_memory("VmHWM") - before}), flush=True)
+
+
+class Process:
+    """A variant's process, which waits for its turn."""
+
+    def __init__(self, variant: str, folder: Path, tokens: int, threads: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.streaming", "--serve", variant, "--folder", str(folder)]
+        command += ["--tokens", str(tokens), "--threads", str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        stderr=subprocess.DEVNULL, env=environment)  # fmt: skip
+
+    def ask(self, word: str) -> Any:
+        """What it answers; None when it has died."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(word + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+def compare(folder: Path, tokens: int, threads: int, rounds: int) -> None:
+    """Prints the table of one number of tokens."""
+    processes = {variant: Process(variant, folder, tokens, threads) for variant in VARIANTS}
+    for one in processes.values():
+        one.ask("step")  # loads, and looks
+    alive = {variant: one for variant, one in processes.items() if one.ask("step") is not None}
+    seconds: dict[str, list[float]] = {variant: [] for variant in alive}
+    for _ in range(rounds):
+        for variant, one in alive.items():
+            seconds[variant].append(one.ask("step"))
+    table = Table("variant", "step s", "of resident", "budget MB", "predicted MB", "memory MB", title=f"{tokens} tokens")
+    for variant, one in processes.items():
+        if variant not in alive:
+            table.add_row(variant, "does not run here", "", "", "", "")
+            continue
+        memory = one.ask("end")
+        ratios = [a / b for a, b in zip(seconds[variant], seconds["resident"], strict=True)]
+        shown = [f"{memory[name] / 1e6:.0f}" if memory[name] else "" for name in ("budget", "predicted", "memory")]
+        table.add_row(variant, f"{statistics.median(seconds[variant]):.3f}", f"{statistics.median(ratios):.3f}", *shown)
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    """Reads the options and prints a table for each number of tokens."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", default="128,512")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.serve, given.folder, int(given.tokens), given.threads)
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        write_file(Path(folder))
+        for tokens in map(int, given.tokens.split(",")):
+            compare(Path(folder), tokens, given.threads, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
