@@ -113,29 +113,29 @@ def prepare(variant: str, folder: Path, call: dict[str, Any]) -> tuple[Any, int,
         return compiled(folder, call, float(variant.rstrip(" %")) / 100)
     if variant == "resident":
         import dovetail
-        from safetensors.torch import load_file
 
-        model = make_model()
-        model.load_state_dict({name: t.clone() for name, t in load_file(folder / FILE).items()}, assign=True)
-        return dovetail.compile(model, (), call, backend="cpu"), 0, 0
+        return dovetail.compile(loaded(folder), (), call, backend="cpu"), 0, 0
     if variant == "disk_offload":
         import accelerate
 
-        model = make_model()
-        accelerate.load_checkpoint_and_dispatch(
-            model, str(folder / FILE), device_map={"": "disk"}, offload_folder=str(folder / "offload")
-        )
-        return model, 0, 0
+        return accelerate.disk_offload(loaded(folder), str(folder / "offload"), torch.device("cpu")), 0, 0
     return grouped(folder), 0, 0
+
+
+def loaded(folder: Path) -> Any:
+    """The module with its weights."""
+    from safetensors.torch import load_file
+
+    model = make_model()
+    model.load_state_dict({name: tensor.clone() for name, tensor in load_file(folder / FILE).items()}, assign=True)
+    return model
 
 
 def grouped(folder: Path) -> Any:
     """The module under diffusers' group offloading, from disk."""
     from diffusers.hooks import apply_group_offloading
-    from safetensors.torch import load_file
 
-    model = make_model()
-    model.load_state_dict(load_file(folder / FILE), assign=True)
+    model = loaded(folder)
     path = folder / "groups"
     path.mkdir(exist_ok=True)
     cpu = torch.device("cpu")
@@ -194,7 +194,9 @@ def compare(folder: Path, tokens: int, threads: int, rounds: int) -> None:
     for _ in range(rounds):
         for variant, one in alive.items():
             seconds[variant].append(one.ask("step"))
-    table = Table("variant", "step s", "of resident", "budget MB", "predicted MB", "memory MB", title=f"{tokens} tokens")
+    table = Table(
+        "variant", "step s", "of resident", "budget MB", "predicted MB", "memory MB", title=f"{tokens} tokens"
+    )
     for variant, one in processes.items():
         if variant not in alive:
             table.add_row(variant, "does not run here", "", "", "", "")
