@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import makers_of, readings, writers_of
-from ..compiler.ir.ops import LINEAR
-from ..compiler.ir.program import Crossing, Program, Segment, device_of, tensors_of
-from ..compiler.ir.schedule import (
+from ...compiler.ir.aliasing import makers_of, readings, writers_of
+from ...compiler.ir.ops import LINEAR
+from ...compiler.ir.program import Crossing, Program, device_of, tensors_of
+from ...compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
@@ -33,7 +32,6 @@ from ..compiler.ir.schedule import (
     Input,
     Instruction,
     Lifetime,
-    Load,
     Output,
     Release,
     Run,
@@ -44,14 +42,14 @@ from ..compiler.ir.schedule import (
     read_by,
     resting_place,
 )
-from ..compiler.ir.split import is_gathered, members, part_of, pieces, split_of, weight_on
-from ..compiler.spec.devices import Device
-from .analysis.liveness import ending_at, last_touches
-from .analysis.scratch import scratch_bytes
-from .analysis.stages import stages
-from .base import Change, Pass
-from .simulate.memory import simulate
-from .streaming import Streaming, stream
+from ...compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
+from ...compiler.spec.devices import Device
+from ..analysis.liveness import ending_at, last_touches
+from ..analysis.scratch import scratch_bytes
+from ..analysis.stages import stages
+from ..base import Change, Pass
+from ..simulate.memory import simulate
+from .loads import Loads, Stage, decide
 
 
 @dataclass(frozen=True)
@@ -79,16 +77,6 @@ Site: TypeAlias = Turn | Allocate | ValueRef
 """Where something happens: at a node's turn, where a whole is allocated, or where its parts have been gathered."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    """Nodes of a segment on one device whose weights come and go together, and the weights that come for it."""
-
-    segment: Segment
-    device: Device
-    nodes: tuple[Node, ...]
-    weights: dict[str, Site] = field(default_factory=dict)  # by name, with their first reader
-
-
 class _Lowering:
     """What happens at which site; the placeholders stand for the beginning of the call, the output for its end."""
 
@@ -96,7 +84,7 @@ class _Lowering:
         self.program = program
         block_of = program.block_of()
         self.stages = [
-            _Stage(segment, device, nodes)
+            Stage(segment, device, nodes)
             for segment in program.segments
             for device in segment.group
             for nodes in stages(program, segment.nodes, device, block_of)
@@ -113,7 +101,8 @@ class _Lowering:
         self.resident: dict[Device, dict[str, None]] = {device: {} for device in program.devices}
         self._place_copies()
         self._place_weights()
-        self.streaming: dict[Device, Streaming] = {}
+        self.loads = Loads(self.stages, self.resident, {})
+        self.loaded: dict[Site, list[Await]] = {}
         self.frees = self._place_frees()
 
     @property
@@ -123,26 +112,24 @@ class _Lowering:
 
     def stream(self, values: Mapping[Device, int]) -> None:
         """Decides what is kept and how many slots there are, where values take so many bytes of each device."""
-        known, program = pieces(self.program), self.program
-        for device in program.devices:
-            coming = [stage.weights for stage in self.stages if stage.device == device and stage.weights]
-            if coming:
-                stays = sum(known[name][0].device_bytes for name in self.resident[device])
-                room = program.rig.free[device] - stays - values[device]
-                by_name = [{name: known[name][0] for name in weights} for weights in coming]
-                self.streaming[device] = stream(by_name, room, program.keeps_staged)
+        streaming = decide(self.program, self.stages, self.resident, values)
+        self.loads = Loads(self.stages, self.resident, streaming)
 
     def schedule(self) -> Schedule:
         """All instructions, with the loads as they are decided by now."""
-        self._place_loads()
+        self.loaded = defaultdict(list)
+        for stage, loads in self.loads.of.items():
+            for load in loads:
+                first = min((stage.weights[name] for name in load.weights), key=self._at)  # type: ignore[arg-type]
+                self.loaded[first].append(Await(load, load.device))  # type: ignore[index]
         return Schedule(tuple(self._instructions()))
 
     def _instructions(self) -> Iterator[Instruction]:
         main, output = self.program.main, (self.program.output, self.program.main)
         inputs = [(node, main) for node in self.program.inputs()]
         yield Input(tuple(ValueRef(node) for node, _ in inputs), main)
-        yield from self.loads
-        yield from self.ahead.get(None, ())
+        yield from self.loads.resident
+        yield from self.loads.ahead.get(None, ())
         for site in inputs:
             yield from (*self.sends[site], *self.frees.get(site, ()))
         for stage in self.stages:
@@ -152,16 +139,16 @@ class _Lowering:
         yield from self.awaits[output]
         yield Output(tuple(self.reads[output]), main)
 
-    def _wholes(self, stage: _Stage | None) -> Iterator[Instruction]:
+    def _wholes(self, stage: Stage | None) -> Iterator[Instruction]:
         """What stands before a stage: wholes that are gathered by then, and memory for those that it has a part in."""
         for site in self.before.get(stage, ()):
             yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
             yield from (*self.sends[site], *self.frees.get(site, ()))
 
-    def _place_wholes(self) -> dict[_Stage | None, list[Allocate | ValueRef]]:
+    def _place_wholes(self) -> dict[Stage | None, list[Allocate | ValueRef]]:
         """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
-        first: dict[int | None, _Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
-        found: dict[_Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
+        first: dict[int | None, Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
+        found: dict[Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
         for crossing in self.program.crossings:
             whole = ValueRef(crossing.value)
             if is_gathered(crossing):
@@ -188,16 +175,16 @@ class _Lowering:
                 if not read.part and (known is None or self.order[reader, device] < self.order[known]):
                     self.first[value, version, device] = reader, device
 
-    def _stage(self, stage: _Stage) -> Iterator[Instruction]:
+    def _stage(self, stage: Stage) -> Iterator[Instruction]:
         """A run, between the loading of what is kept and the release of what is not, whose slot is filled again."""
         run = Run(stage.segment, stage.device, tuple(self._step(node, stage.device) for node in stage.nodes))
-        loads = self.loads_of.get(stage, ())
+        loads = self.loads.of.get(stage, ())
         yield from (load for load in loads if load.lifetime is Lifetime.PHASE)
         yield run
         for load in loads:
             if load.lifetime is Lifetime.STAGE:
                 yield Release(load)
-        yield from self.ahead.get(stage, ())
+        yield from self.loads.ahead.get(stage, ())
 
     def _step(self, node: Node, device: Device) -> Step:
         site = node, device
@@ -263,40 +250,6 @@ class _Lowering:
     def _at(self, site: Site) -> int:
         return self.order[site]
 
-    def _place_loads(self) -> None:
-        """The loads of what stays, and those for each stage, awaited by their first readers."""
-        held = [(device, names) for device, names in self.resident.items() if names]
-        self.loads = [Load(number, tuple(names), device) for number, (device, names) in enumerate(held)]
-        numbers = count(len(held))
-        self.loads_of = {stage: self._loads_of(stage, numbers) for stage in self.stages if stage.weights}
-        self._place_ahead()
-        self.loaded: dict[Site, list[Await]] = defaultdict(list)
-        for stage, loads in self.loads_of.items():
-            for load in loads:
-                first = min((stage.weights[name] for name in load.weights), key=self._at)
-                self.loaded[first].append(Await(load, load.device))
-
-    def _loads_of(self, stage: _Stage, numbers: Iterator[int]) -> list[Load]:
-        """What is kept of a stage's weights, and what comes through a slot that is chosen later."""
-        streaming = self.streaming.get(stage.device, Streaming())
-        kept = tuple(name for name in stage.weights if name in streaming.kept)
-        rest = tuple(name for name in stage.weights if name not in streaming.kept)
-        loads = [Load(next(numbers), kept, stage.device, Lifetime.PHASE)] if kept else []
-        return loads + ([Load(next(numbers), rest, stage.device, Lifetime.STAGE, 0)] if rest else [])
-
-    def _place_ahead(self) -> None:
-        """Which loads are started at the beginning (None), and after each stage: the next one for the stage's slot."""
-        self.ahead: dict[_Stage | None, list[Load]] = defaultdict(list)
-        before: dict[Device, list[_Stage]] = defaultdict(list)
-        for stage, loads in self.loads_of.items():
-            for index, load in enumerate(loads):
-                if load.lifetime is not Lifetime.STAGE:
-                    continue
-                slots, earlier = self.streaming.get(stage.device, Streaming()).slots, before[stage.device]
-                loads[index] = replace(load, slot=len(earlier) % slots)
-                self.ahead[earlier[-slots] if len(earlier) >= slots else None].append(loads[index])
-                earlier.append(stage)
-
     def _seen_outside(self) -> set[int]:
         """The storages of values that another stage reads, or the caller."""
         return {
@@ -307,7 +260,7 @@ class _Lowering:
             for tensor in tensors_of(state.node)
         }
 
-    def _made_in(self, state: ValueRef, site: Turn) -> _Stage | None:
+    def _made_in(self, state: ValueRef, site: Turn) -> Stage | None:
         """The stage that makes what a site reads, by itself or as its part."""
         return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
 

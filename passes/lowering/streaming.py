@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..compiler.ir.staging import offsets
-from ..compiler.ir.weight import Weight
+from ...compiler.ir.staging import offsets
+from ...compiler.ir.weight import Weight
 
 DEEPEST = 3
 """Slots of a device: one is read, one filled, and one evens out stages of different lengths; more hide nothing more."""

@@ -1,0 +1,85 @@
+"""The loads of a schedule: what stays, what comes for each stage, and when each load is started."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from torch.fx import Node
+
+from ...compiler.ir.program import Program, Segment
+from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.split import pieces
+from ...compiler.spec.devices import Device
+from .streaming import Streaming, stream
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Nodes of a segment on one device whose weights come and go together, and the weights that come for it.
+
+    ``weights`` has by each name the site of its first reader.
+    """
+
+    segment: Segment
+    device: Device
+    nodes: tuple[Node, ...]
+    weights: dict[str, Hashable] = field(default_factory=dict)
+
+
+Resident = Mapping[Device, Mapping[str, None]]
+"""The names of the weights that stay on each device."""
+
+
+def decide(
+    program: Program, stages: Sequence[Stage], resident: Resident, values: Mapping[Device, int]
+) -> dict[Device, Streaming]:
+    """What is kept for a phase on each device, and how many slots it has, where values take so many bytes there."""
+    known = pieces(program)
+    found: dict[Device, Streaming] = {}
+    for device in program.devices:
+        coming = [stage.weights for stage in stages if stage.device == device and stage.weights]
+        if coming:
+            stays = sum(known[name][0].device_bytes for name in resident[device])
+            room = program.rig.free[device] - stays - values[device]
+            by_name = [{name: known[name][0] for name in weights} for weights in coming]
+            found[device] = stream(by_name, room, program.keeps_staged)
+    return found
+
+
+class Loads:
+    """All loads: ``resident`` stay for the program, ``of`` has those of each stage.
+
+    ``ahead`` says which loads into slots are started after each stage, the one that had the slot before, and which at
+    the beginning (None).
+    """
+
+    def __init__(self, stages: Sequence[Stage], resident: Resident, streaming: Mapping[Device, Streaming]) -> None:
+        self._streaming = streaming
+        numbers = count()
+        held = [(device, names) for device, names in resident.items() if names]
+        self.resident = [Load(next(numbers), tuple(names), device) for device, names in held]
+        self.of = {stage: self._of(stage, numbers) for stage in stages if stage.weights}
+        self.ahead: dict[Stage | None, list[Load]] = defaultdict(list)
+        self._place_ahead()
+
+    def _of(self, stage: Stage, numbers: Iterator[int]) -> list[Load]:
+        """What is kept of a stage's weights, and what comes through a slot that is chosen later."""
+        streaming = self._streaming.get(stage.device, Streaming())
+        kept = tuple(name for name in stage.weights if name in streaming.kept)
+        rest = tuple(name for name in stage.weights if name not in streaming.kept)
+        loads = [Load(next(numbers), kept, stage.device, Lifetime.PHASE)] if kept else []
+        return loads + ([Load(next(numbers), rest, stage.device, Lifetime.STAGE, 0)] if rest else [])
+
+    def _place_ahead(self) -> None:
+        """Slots are taken in turn."""
+        earlier: dict[Device, list[Stage]] = defaultdict(list)
+        for stage, loads in self.of.items():
+            for index, load in enumerate(loads):
+                if load.lifetime is Lifetime.STAGE:
+                    slots, before = self._streaming.get(stage.device, Streaming()).slots, earlier[stage.device]
+                    loads[index] = replace(load, slot=len(before) % slots)
+                    self.ahead[before[-slots] if len(before) >= slots else None].append(loads[index])
+                    before.append(stage)
