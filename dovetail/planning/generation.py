@@ -18,7 +18,7 @@ from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
-from ..passes.analysis.memory_needs import needs_of
+from ..passes.simulate.memory import simulate
 from .tiling import Tile
 
 PHASES = ("conditioning", "sampling", "decoding")
@@ -80,11 +80,7 @@ class Peak:
 
 def values_of(program: Program) -> dict[Device, int]:
     """What a lowered program has on each device at its fullest moment beside weights that outlive the call."""
-    kept: Counter[Device] = Counter()
-    for weight, device, lasts in loads_of(program):
-        kept[device] += weight if lasts is not Lifetime.STAGE else 0
-    needs = needs_of(program, program.places())
-    return {device: max(0, need.total - kept[device]) for device, need in needs.items()}
+    return {device: usage.total - usage.weights for device, usage in simulate(program).items()}
 
 
 def loads_of(program: Program) -> Iterator[tuple[int, Device, Lifetime]]:

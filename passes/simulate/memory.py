@@ -155,7 +155,9 @@ class _Walk:
         """What arrives: in memory of its own, unless it has a place in a whole."""
         if copy.into is not None:
             return
-        found = {(copy.value, index): arriving(one) for index, one in enumerate(tensors_of(copy.value.node))}
+        found: dict[Hashable, int] = {
+            (copy.value, index): arriving(one) for index, one in enumerate(tensors_of(copy.value.node))
+        }
         self.hold(copy.value, copy.target, found)
 
     def load(self, load: Load) -> None:
