@@ -1,6 +1,7 @@
 """What it costs to bring weights from disk for each step, beside having them in memory, and beside other libraries.
 
     python -m benchmarks.streaming [--rounds 9] [--tokens 128,512] [--threads 1] [--folder DIR]
+    python -m benchmarks.streaming --modelled
 
 A transformer of diffusers (12 single-stream blocks of width 1024, float32, 0.75 GB) lies in a safetensors file in the
 page cache, and runs on the CPU. Every variant has a process of its own, which computes one step when it is its turn;
@@ -208,6 +209,44 @@ def compare(folder: Path, tokens: int, threads: int, rounds: int) -> None:
     Console(width=100).print(table)
 
 
+def modelled() -> None:
+    """Prints the predicted seconds of a step of a full-size transformer, with less and less of it resident."""
+    from dataclasses import replace
+
+    from dovetail.compiler.spec.devices import Rig
+    from dovetail.compiler.spec.residency import Residency
+    from dovetail.compiler.spec.speeds import Speeds, speeds_of
+    from dovetail.passes.manager import PassManager
+    from dovetail.passes.pipeline import default_passes
+    from dovetail.passes.simulate.memory import simulate
+    from dovetail.passes.simulate.timeline import timeline
+    from testbed.zoo.full_size import FULL_SIZE, trace_entry
+
+    base = trace_entry(FULL_SIZE["flux-dev"])[0]
+    weights = sum(one.nbytes for one in base.weights.values())
+    rig = Rig.parse("cuda0=24GiB@RTX 3090,cpu=64GiB")
+    found = speeds_of(rig)
+    (card,) = rig.gpus
+    known = Speeds({**found.devices, card: replace(found[card], link=12e9)}, found.disk)
+    table = Table("resident", "peak GiB", "step s", "of resident", "busy loading s", "waited s", title="FLUX.1-dev")
+    first = 0.0
+    for part in (1.0, 0.75, 0.45, 0.2, 0.0):
+        program = base.copy()
+        program.rig = Rig.of(cuda0=2**45)
+        program.keep(Residency.HOST if part < 1 else Residency.DEVICE)
+        if part < 1:
+            usage = simulate(PassManager(default_passes()).run(program.copy()))[card]
+            room = int(weights * part) + usage.total - usage.staged + 2 * usage.staged // 3 + MIB
+            program.rig = Rig.of(cuda0=room)
+        program = PassManager(default_passes(keep=part < 1)).run(program)
+        line, peak = timeline(program, known), simulate(program)[card].total
+        first = first or line.seconds
+        shown = (f"{line.seconds:.3f}", f"{line.seconds / first:.3f}", f"{line.busy(f'loads to {card}'):.3f}")
+        waited = f"{sum(line.waited.values()):.3f}"
+        table.add_row(f"{part:.0%}", f"{peak / 2**30:.2f}", *shown, waited)
+    Console(width=100).print(table)
+
+
 def main() -> None:
     """Reads the options and prints a table for each number of tokens."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -215,8 +254,12 @@ def main() -> None:
     parser.add_argument("--tokens", default="128,512")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--modelled", action="store_true")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.modelled:
+        modelled()
+        return
     if given.serve:
         serve(given.serve, given.folder, int(given.tokens), given.threads)
         return

@@ -8,14 +8,13 @@ holds of earlier results. The host counts as a device, and has besides the weigh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
-from ..compiler.ir.schedule import Lifetime, Load
-from ..compiler.ir.split import pieces
+from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from ..passes.simulate.memory import simulate
@@ -81,15 +80,6 @@ class Peak:
 def values_of(program: Program) -> dict[Device, int]:
     """What a lowered program has on each device at its fullest moment beside weights that outlive the call."""
     return {device: usage.total - usage.weights for device, usage in simulate(program).items()}
-
-
-def loads_of(program: Program) -> Iterator[tuple[int, Device, Lifetime]]:
-    """The bytes, the device and the lifetime of each weight that the schedule loads."""
-    known = pieces(program)
-    for item in program.schedule or ():
-        for name in item.weights if isinstance(item, Load) else ():
-            weight = known[name][0] if name in known else program.weights[name]
-            yield weight.nbytes, item.device, item.lifetime
 
 
 def numbered(titles: Iterable[str]) -> list[str]:
