@@ -29,6 +29,7 @@ from ...compiler.ir.aliasing import readings
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
+    Await,
     Copy,
     Destination,
     Free,
@@ -99,9 +100,10 @@ class _FakeRun:
         count, device, home = 0, self.program.main, self.program.main
         for one in self.program.schedule.flat() if self.program.schedule else ():
             match one:
-                case Load(_, weights, device):
-                    for name in weights:
-                        self.weights[name, device] = self.make(self.stored(name), device)
+                case Load(lifetime=Lifetime.PROGRAM | Lifetime.PHASE) as load:
+                    self.bring(load)
+                case Await(Load(lifetime=Lifetime.STAGE) as load):  # others of its weights may be there until then
+                    self.bring(load)
                 case Allocate(value, device):
                     self.held[value, device] = self.make(value_of(value.node), device)
                 case Copy(value, source, target, into):
@@ -126,6 +128,11 @@ class _FakeRun:
                     for name in load.weights:
                         del self.weights[name, load.device]
         return count
+
+    def bring(self, load: Load) -> None:
+        """The weights of a load are on their device."""
+        for name in load.weights:
+            self.weights[name, load.device] = self.make(self.stored(name), load.device)
 
     def stored(self, name: str) -> Value:
         """What holds a weight, or rows of one: that of its placeholder, with fewer rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -116,16 +117,16 @@ class Staging:
 
     def __init__(self) -> None:
         self._turn = ForkSafeLock()
-        self._owner: object = None
+        self._owner: weakref.ref[object] | None = None  # which has this
         self._slots: dict[torch.device, list[Slot]] = {}
         self._loads: list[StagedLoad] = []
 
     def enter(self, owner: object) -> bool:
         """Notes whose call comes, and whether another's came before; then the slots of that are gone."""
-        if self._owner is owner:
+        if self._owner is not None and self._owner() is owner:
             return False
         with self._turn:
-            self._owner = owner
+            self._owner = weakref.ref(owner)
             self._reserve({})
         return True
 
