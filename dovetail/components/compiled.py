@@ -45,7 +45,7 @@ class CompiledModule:
         self._weights = weights
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
-        self._needs_strides = len(program.segments) > 1 and writes_by_strides(program)
+        self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
         self.turn = ForkSafeLock()
 
     @property
@@ -79,7 +79,7 @@ class CompiledModule:
         if self._weights:
             self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
-        if self._needs_strides:
+        if self.needs_strides:
             self.program.signature.check_strides(inputs)
         home = home_of(inputs)
         main = self.program.main.torch
