@@ -12,7 +12,7 @@ from .compiler.checkpoints.index import WeightIndex
 from .compiler.text.plan_file import load_plan
 from .components.compiled import CompiledModule
 from .conventions.request import switch_on
-from .passes.lowering.lower import Lower
+from .passes.lower import Lower
 from .passes.manager import PassManager
 from .passes.verification import Verify
 from .passes.verify.verifier import verify

@@ -1,7 +1,7 @@
 """Has as many of the weights that rest elsewhere stay on their devices as memory allows.
 
 Every weight that stays need not be brought again for each call. What is left to come and go is spread evenly over the
-stages, so that bringing it has computing to hide behind (`lowering/streaming`). Must run when weights have their
+stages, so that bringing it has computing to hide behind (`streaming/spread`). Must run when weights have their
 places, and before nodes do.
 """
 
@@ -18,7 +18,7 @@ from ..compiler.spec.units import format_bytes
 from .analysis.memory_needs import Count
 from .assignment import arranged
 from .base import Change, Pass
-from .lowering.streaming import stream
+from .streaming.spread import stream
 
 
 @dataclass(frozen=True)

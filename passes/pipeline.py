@@ -18,8 +18,8 @@ from .cut import Cut
 from .hoist import Hoist
 from .keep import Keep
 from .lora import Lora
+from .lower import Lower
 from .lower_packed import Quantize
-from .lowering.lower import Lower
 from .manager import Callback, PassManager
 from .pin import Pin
 from .place import Place

@@ -16,7 +16,7 @@ from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.base import Change, Pass
 from dovetail.passes.cut import Cut
-from dovetail.passes.lowering.lower import Lower
+from dovetail.passes.lower import Lower
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.verify.deep import verify_deep

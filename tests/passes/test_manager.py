@@ -13,7 +13,7 @@ from dovetail.compiler.errors import DoesNotFitError, PassError, UsageError
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.base import Change, Pass
 from dovetail.passes.cut import Cut
-from dovetail.passes.lowering.lower import Lower
+from dovetail.passes.lower import Lower
 from dovetail.passes.manager import PassManager
 from dovetail.passes.pin import Pin
 from dovetail.passes.pipeline import PASSES, default_passes, parse_passes

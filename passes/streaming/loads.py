@@ -13,7 +13,7 @@ from ...compiler.ir.program import Program, Segment
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
 from ...compiler.spec.devices import Device
-from .streaming import Streaming, stream
+from .spread import Streaming, stream
 
 
 @dataclass(frozen=True, eq=False)

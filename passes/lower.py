@@ -20,10 +20,10 @@ from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import makers_of, readings, writers_of
-from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import Crossing, Program, device_of, tensors_of
-from ...compiler.ir.schedule import (
+from ..compiler.ir.aliasing import makers_of, readings, writers_of
+from ..compiler.ir.ops import LINEAR
+from ..compiler.ir.program import Crossing, Program, device_of, tensors_of
+from ..compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
@@ -42,14 +42,14 @@ from ...compiler.ir.schedule import (
     read_by,
     resting_place,
 )
-from ...compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
-from ...compiler.spec.devices import Device
-from ..analysis.liveness import ending_at, last_touches
-from ..analysis.scratch import scratch_bytes
-from ..analysis.stages import stages
-from ..base import Change, Pass
-from ..simulate.memory import simulate
-from .loads import Loads, Stage, decide
+from ..compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
+from ..compiler.spec.devices import Device
+from .analysis.liveness import ending_at, last_touches
+from .analysis.scratch import scratch_bytes
+from .analysis.stages import stages
+from .base import Change, Pass
+from .simulate.memory import simulate
+from .streaming.loads import Loads, Stage, decide
 
 
 @dataclass(frozen=True)

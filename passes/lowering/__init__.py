@@ -1,1 +1,0 @@
-"""From a cut program to its schedule."""
