@@ -142,6 +142,8 @@ class ProgramWeights(WeightSource):
         """Starts to bring weights into a slot of a device; each has the strides that it has at rest."""
         with self.store.lock:
             found = [(self._stored(weight), weight) for weight in weights]
+            for one, weight in found:
+                self._check_whole(one, weight)
 
         def fill(memory: torch.Tensor) -> list[torch.Tensor]:
             starts, _ = offsets(weights)
@@ -214,8 +216,7 @@ class ProgramWeights(WeightSource):
     def _on(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What this program reads of a weight on a device, brought there unless it is there."""
         program, store = self._program, self.store
-        if weight.rows:  # which a tensor of more rows has too
-            one.check(program.weights.get(weight.whole, weight))
+        self._check_whole(one, weight)
         if one.borrowed:
             one.check(weight)
             return one.tensor if weight.is_number else store.fetch(one, weight, device)
@@ -236,6 +237,11 @@ class ProgramWeights(WeightSource):
         one.check(weight)
         placed = store.place(one, home)
         return placed if placed.device == device else store.part(one, weight, device)
+
+    def _check_whole(self, one: StoredWeight, weight: Weight) -> None:
+        """Raises WeightError where rows are read of what is not the weight, though it has such rows too."""
+        if weight.rows:
+            one.check(self._program.weights.get(weight.whole, weight))
 
     def _slice(self, one: StoredWeight, weight: Weight) -> None:
         """Cuts all slices of a weight at once; its data then lies nowhere else, unless a program reads it whole."""

@@ -59,7 +59,7 @@ class StagedLoad:
         self._slot = slot
         self._before = slot.free
         self._fill: Fill | None = fill
-        self._finish = done
+        self._finish: Callable[[], None] | None = done
         self._tensors: list[torch.Tensor] = []
         self._arrived: Event = None
         self._error: BaseException | None = None
@@ -86,7 +86,9 @@ class StagedLoad:
         self._tensors = []
         there = self._slot.there
         self._slot.free = there.record(there.current_stream())
-        self._finish()
+        finish, self._finish = self._finish, None  # which knows this load
+        if finish is not None:
+            finish()
 
     def abandon(self) -> None:
         """Gives a load up whose call has failed: it is not begun, or waited for; then the slot is free."""
