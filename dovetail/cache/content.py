@@ -100,7 +100,7 @@ class Content(Values):
             self.say("part", name)
             self._value(child)
         for name in _HOOKS:
-            self.say(name, len(own[name]))
+            self.say(name, len(own[name]), len(own[f"{name}_with_kwargs"]))
             for hook in own[name].values():
                 self._value(hook)
         self._settings(own)

@@ -200,7 +200,7 @@ class Values:
             raise HasNoContent(f"a tensor of the layout {tensor.layout}")
         if not tensor.is_meta:
             plain = tensor.detach().cpu().contiguous()
-            self._digest.update(memoryview(plain.view(-1).view(torch.uint8).numpy()))
+            self._digest.update(plain.view(-1).view(torch.uint8).numpy().data)
 
     def _array(self, array: Any) -> None:
         if array.dtype.hasobject:

@@ -9,6 +9,7 @@ lowered without tracing. What does not match is said, and traced and placed anew
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Plans:
         PlanFileError, ProgramTextError, VerificationError: a file is no plan, or breaks a rule.
     """
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str | os.PathLike[str]) -> None:
         self.place = Path(place)
         files = sorted(self.place.glob("*.json")) if self.place.is_dir() else [self.place]
         if not files or not self.place.exists():
