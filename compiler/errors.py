@@ -5,6 +5,9 @@ A message names what was asked, what is there and the way out. `exit_code` is wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .printable import printable
 
 
@@ -58,9 +61,16 @@ class SpecError(UsageError):
 
 
 class DoesNotFitError(DovetailError):
-    """What was asked needs more memory than a device, a budget or the machine has."""
+    """What was asked needs more memory than a device, a budget or the machine has.
+
+    ``over`` has by how many bytes each device is exceeded, as far as that is known.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, over: Mapping[Any, int] | None = None) -> None:
+        self.over: Mapping[Any, int] = over or {}
+        super().__init__(message)
 
 
 class VerificationError(DovetailError):

@@ -211,7 +211,8 @@ def _check_room(
         values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
         raise DoesNotFitError(
             f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
-            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}: {_ways_out(rig, device, need)}"
+            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}: {_ways_out(rig, device, need)}",
+            {device: need.total - free[device]},
         )
 
 

@@ -79,7 +79,7 @@ CARDS = (
     Card("Apple GPU", 16, 5.3, 5.3, 150, 150.0),
 )
 
-BY_MEMORY = ("RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 3060", "RTX 4060 Ti", "RX 7900 XT", "RTX 3090",
+BY_MEMORY = ("RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 4070", "RTX 4070 Ti SUPER", "RX 7900 XT", "RTX 3090",
              "RTX 5090", "L40S", "MI250X", "A100 80GB PCIe", "H200", "MI300X")  # fmt: skip
 """The card that an unnamed one of so much memory is taken for: a common one, none of the fastest of its size."""
 

@@ -6,6 +6,7 @@ file that is damaged, of another form or too large counts as empty. It is writte
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -23,25 +24,32 @@ logger = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
+_LEAST = 1e-5  # seconds to start an operation: one that is large enough to count starts threads besides
 
 
-def cache_folder() -> Path:
-    """Where measurements are kept: DOVETAIL_CACHE, or the place that the system has for such files."""
-    given = os.environ.get("DOVETAIL_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(given) if given else Path(base) / "dovetail"
+def cache_folder() -> Path | None:
+    """Where measurements are kept: DOVETAIL_CACHE_DIR, or the system's place for such; None where nothing is kept."""
+    if os.environ.get("DOVETAIL_CACHE", "1") in ("0", "no", "off", "false"):
+        return None
+    given, base = os.environ.get("DOVETAIL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or ""
+    home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return Path(given).expanduser() if given else home / "dovetail"
 
 
+@functools.cache
 def measured_host(file: Path | None = None) -> Speed:
     """The speed of this machine's host: from the file, or measured now, which takes a fraction of a second.
 
-    A file that cannot be written costs measuring again next time, and nothing else.
+    Where no file can be written, it is measured again by the next process, and nothing else.
     """
-    path = file or cache_folder() / "speeds.json"
-    key, known = _key(), read_speeds(path)
+    folder = cache_folder()
+    path = file or (folder / "speeds.json" if folder else None)
+    key, known = _key(), read_speeds(path) if path else {}
     if key in known:
         return known[key]
     found = measure_host()
+    if path is None:
+        return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, {**dict(list(known.items())[1 - _MOST :]), key: found})
@@ -104,7 +112,7 @@ def measure_host() -> Speed:
         bandwidth = 3 * large.nbytes / _best(lambda: torch.add(large, large, out=out))
         small = torch.ones(1)
         launch = _best(lambda: [small + small for _ in range(100)]) / 100
-    return Speed(flops, bandwidth, bandwidth / 2, launch, "measured")
+    return Speed(flops, bandwidth, bandwidth / 2, max(launch, _LEAST), "measured")
 
 
 def _best(work: Callable[[], object], times: int = 3) -> float:

@@ -1,8 +1,8 @@
 """How fast a device computes, reads its memory, and is reached from the host: what predictions of time rest on.
 
 A card that PyTorch names, or that a rig names (`cuda0=24GiB@RTX 3090`), has its maker's figures; an unnamed one of a
-typed rig those of a common card with as much memory and a slow slot. The host, and what is simulated on it, is
-measured once where it is here (`measured_host`), and has stated figures on a rig that is not this machine.
+typed rig those of a common card with as much memory and a slow slot. So has a simulated device: it rehearses such a
+card. The host is measured once where it is here (`measured_host`), and has stated figures on a rig that is elsewhere.
 
 Makers publish what nothing exceeds. What large operations reach is a part of that, and is what a `Speed` says.
 """
@@ -66,7 +66,7 @@ class Speeds:
         return min(ends, default=self[source].link)
 
 
-HOST_SPEED = Speed({"float32": 0.5 * TERA, "bfloat16": 0.5 * TERA, "float16": 0.1 * TERA}, 40 * GIGA, 10 * GIGA, 1e-6)
+HOST_SPEED = Speed({"float32": 0.5 * TERA, "bfloat16": 0.5 * TERA, "float16": 0.1 * TERA}, 40 * GIGA, 10 * GIGA, 1e-5)
 """A desktop processor of eight cores with two channels of memory, for the host of a rig that is not this machine."""
 
 
@@ -78,7 +78,7 @@ def speeds_of(rig: Rig, host: Speed | None = None, disk: float = DISK) -> Speeds
 
 
 def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
-    if device.is_host or device.is_simulated:
+    if device.is_host:
         return host
     card = card_of(memory.label)
     if card is not None:

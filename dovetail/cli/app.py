@@ -16,6 +16,7 @@ from .generate import generate
 from .options import Debug, expanded, set_up_logging
 from .outcome import Commands
 from .passes import passes
+from .plan import plan
 from .show import show
 from .verify import verify
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, devices, compile, convert, show, verify, passes, cache, env):
+for command in (generate, plan, devices, compile, convert, show, verify, passes, cache, env):
     app.command()(expanded(command))
 
 

@@ -66,6 +66,9 @@ class Where:
     vae_tiling: Annotated[
         str, _placement("--vae-tiling", metavar="TILES", help="Decode in tiles: auto, on, off, 512, 512x384x16.")
     ] = "auto"
+    auto_fit: Annotated[
+        bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
+    ] = False
     rig: Rig = ""
     passes: Annotated[str, _placement("--passes", metavar="TEXT", help="Other passes: see `dovetail passes`.")] = ""
     clip_on_cpu: Annotated[bool, typer.Option("--clip-on-cpu", hidden=True)] = False

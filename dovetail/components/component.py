@@ -145,6 +145,14 @@ class Component:
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
+    def move(self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency) -> None:
+        """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
+        self.rig, self.devices = rig, rig.devices
+        self.whole_on = whole_on
+        self.shares = shares
+        self.rows = rows and len(rig.devices) > 1
+        self.view.rest_in(residency)
+
     @property
     def turn(self) -> AbstractContextManager[Any]:
         """Held while the component runs by its parts or is changed."""

@@ -88,6 +88,19 @@ class ModuleView:
             self._check_files()
 
     @property
+    def is_in_files(self) -> bool:
+        """Whether all parameters lie in files, so that they may rest on disk."""
+        return self._has_origins and all(self.store.of(one).file is not None for one in self.module.parameters())
+
+    @locked
+    def rest_in(self, residency: Residency) -> None:
+        """Has parameters rest elsewhere from now on; raises UsageError where they shall rest on disk without files."""
+        self.residency = residency
+        self.store.rest_in(self.module, residency)
+        if residency is Residency.DISK:
+            self._check_files()
+
+    @property
     def module(self) -> nn.Module:
         """The component's module; raises ReferenceError when nobody has it any more."""
         module = self._module()

@@ -154,6 +154,4 @@ def one_backend(backend: Any, device_map: Any) -> Any:
     """What was given of two names for one thing; raises UsageError when both were."""
     if backend is not None and device_map is not None:
         raise UsageError("backend and device_map say the same thing twice: give one of them")
-    if device_map == "auto":  # as in transformers and accelerate: all devices, where backend="auto" is the first GPU
-        return "balanced"
     return device_map if backend is None else backend

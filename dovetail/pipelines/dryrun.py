@@ -63,3 +63,10 @@ class DryPipeline(CompiledPipeline):
     def _whole_on(self, main: Device) -> Device:
         """The host: what cannot be traced must really run to say what it returns."""
         return self.rig.host
+
+
+class SearchedPipeline(DryPipeline):
+    """A dry pipeline of which all that was not asked for is searched, and what was asked for is kept to."""
+
+    def _leaves_open(self) -> bool:
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +17,14 @@ from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..components.dry import going_on_from
+from ..components.dry import DryRun, going_on_from
 from ..components.sharing import Sharing
 from ..conventions import libraries
 from ..conventions.request import Request
 from ..conventions.roles import role_of_module
+from ..fitting.asked import leaves_devices_open
+from ..fitting.decide import Decision
+from ..fitting.fitted import fitted
 from ..lora.adapters import plain_name
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
@@ -88,6 +91,9 @@ class CompiledPipeline:
         self._passes = passes
         self._callbacks = callbacks
         self._request.switch_on()
+        self._roles = roles
+        self._is_open = self._leaves_open()
+        self.decision: Decision | None = None
         check_names(self._request, roles, dynamic_shapes or {})
         self._phase = ""
         self._running: list[None] = []
@@ -145,6 +151,8 @@ class CompiledPipeline:
     @property
     def main(self) -> Device:
         """The device of the pipeline's own tensors: the main device of its largest diffusion component."""
+        if self._is_open:
+            return self.rig.host
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
         return max(chosen, key=lambda one: one.view.nbytes).devices[0]
 
@@ -273,29 +281,74 @@ class CompiledPipeline:
         return inside
 
     def _swap(self, inside: CompiledPipeline) -> None:
-        hook = ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
         for component in self.components.values():
             component.swap()
-            if self.rig.present:
+        self._settle()
+        become_compiled(self.pipe, inside)
+
+    def _settle(self) -> None:
+        """Tells libraries where the components are, and reads what they look at; where that is known."""
+        hook = ExecutionDevice(self.main.torch if self.rig.present and not self._is_open else torch.device("cpu"))
+        for component in self.components.values():
+            if self.rig.present and not self._is_open:
                 component.settle()
             component.module.__dict__[libraries.HOOK] = hook
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         self.pipe.__dict__[libraries.DEVICE_MAP] = places
-        become_compiled(self.pipe, inside)
+
+    def _leaves_open(self) -> bool:
+        """Whether the devices of some components are to be searched."""
+        return leaves_devices_open(self._request, self._roles)
+
+    def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
+        """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
+
+        Raises DoesNotFitError as lowering does, and where the search finds nothing; devices stay open then.
+        """
+        if not self._is_open:
+            return lower()
+        asked, name = self._request, type(self.pipe).__name__
+        self._is_open = False
+        try:
+            generation, self.decision = fitted(name, self.components, asked, phase_of, run, self._place, lower)
+        except BaseException:
+            self._is_open = True
+            self._place(asked)
+            raise
+        self._settle()
+        return generation
+
+    def _place(self, request: Request) -> None:
+        """Gives the components the devices of a request, and their weights the places where they rest."""
+        self._request = request
+        modules = {name: one.module for name, one in self.components.items()}
+        for name, rig in share_out(request, modules, self._roles).items():
+            role = self._roles[name]
+            self._components[name].move(
+                rig,
+                whole_on=self._whole_on(rig.devices[0]),
+                shares=request.shares_for(name, role, rig.devices),
+                rows=request.mode_for(name, role) == "row",
+                residency=request.residency_for(name, role, rig.devices),
+            )
 
     def splits_rows(self, component: Component) -> bool:
         """Whether a component's weights are to be split by rows over several devices."""
         return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
 
     def _whole_on(self, main: Device) -> Device:
-        """The device of calls that cannot be compiled."""
-        return main
+        """The device of calls that cannot be compiled; while devices are open, the host."""
+        return self.rig.host if self._is_open else main
 
     def _enter(self, component: Component) -> None:
         """Lets go of what was staged for another phase, when a component of a new one is called.
 
         A component that is called outside a call of the pipeline takes its adapters' weights anew each time.
         """
+        if self._is_open:  # a call that could not be planned
+            self._is_open = False
+            self._place(self._request)
+            self._settle()
         if not self._running:
             component.adapters.forget()
         phase = phase_of(component.name)

@@ -180,7 +180,8 @@ class Generation:
                 peak = self.peak_of(call, device)
                 is_own = device in call.program.devices
                 if (is_own or peak.resident) and peak.total > memory.free and (is_own or _rests(self, device)):
-                    raise DoesNotFitError(self._refusal(call, device, peak, memory.free, memory.total))
+                    over = {device: peak.total - memory.free}
+                    raise DoesNotFitError(self._refusal(call, device, peak, memory.free, memory.total), over)
 
     def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> str:
         here = self.resident.get(device, Counter()) + self.staged.get((call.phase, device), Counter())

@@ -61,6 +61,9 @@ class Plannable(Protocol):
     def rig(self) -> Rig:
         """The devices it was compiled for."""
 
+    def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
+        """What lowering makes of the calls of a dry run, once devices that were left open are decided."""
+
 
 class Planner:
     """Plans the calls of one compiled pipeline, each kind of call once.
@@ -160,7 +163,7 @@ class Planner:
             run = self._trace(handle, args, kwargs, strict)
             tried.append(run)
             try:
-                generation = self._lower(handle, run, keeps)
+                generation = handle.decided(run, lambda: self._lower(handle, run, keeps))
             except BaseException:
                 self._values = before
                 raise

@@ -22,7 +22,16 @@ from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load
 
 SLOTS = 2
-_PARTS = 20  # of a chain that is split over several devices while ways are looked for
+LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
+PARTS = 16
+"""Of a chain that is split over several devices while ways are looked for."""
+
+WHOLE = 10**9
+"""More parts than any chain has."""
+
+EXPOSED = 0.1
+"""The part of loading, or of computing where that is shorter, that does not go on beside the other."""
+
 _LISTS = 24  # of devices that are tried for one component
 
 
@@ -83,92 +92,104 @@ class Machine:
         return [*singles, *kept[:_LISTS]]
 
 
-def options_of(load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]]) -> Iterator[Option]:
-    """All ways to place a component on some lists of devices under some budgets, those that do not fit left out."""
-    wanted = [load.asked.devices] if load.asked.devices else lists
-    for devices in wanted:
-        for residency in residencies(load, devices, machine.host):
+def options_of(
+    load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]], places: Sequence[Residency]
+) -> Iterator[Option]:
+    """All ways to place a component on some lists of devices under some budgets, those that do not fit left out.
+
+    ``places`` are those where weights may rest that were not told where. Several devices are left out where the fastest
+    of them takes all: what they leave of it to others counts when others have taken their part of the budgets.
+    """
+    alone: set[tuple[Device, Residency, bool]] = set()
+    for devices in sorted([load.asked.devices] if load.asked.devices else lists, key=len):
+        fastest = min(devices, key=lambda device: _seconds(load, machine, device))
+        for residency in (
+            one for one in residencies(load, devices, machine.host) if one in places or load.asked.residency
+        ):
             for tiled in load.ways():
+                if (fastest, residency, tiled) in alone and not load.asked.devices:
+                    continue
                 found = option(load, machine, budgets, devices, residency, tiled)
                 if found is not None:
+                    if len(devices) == 1 and not any(found.streamed.values()):
+                        alone.add((fastest, residency, tiled))
                     yield found
+
+
+def _seconds(load: Load, machine: Machine, device: Device) -> float:
+    chain, _ = load.coarse(False, WHOLE)
+    rest, parts = load.seconds(chain, machine.speeds[device])
+    return rest + sum(parts)
 
 
 def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Residency]:
     """Where the weights of a component on some devices may rest, by what was asked."""
     if load.asked.residency is not None:
         return [load.asked.residency]
-    others = [Residency.DISK] if all(device == host for device in devices) else [Residency.HOST, Residency.DISK]
-    return [Residency.DEVICE, *others]
+    others = [] if all(device == host for device in devices) else [Residency.HOST]
+    return [Residency.DEVICE, *others, *([Residency.DISK] if load.in_files else [])]
 
 
 def option(
-    load: Load,
-    machine: Machine,
-    budgets: Budgets,
-    devices: tuple[Device, ...],
-    residency: Residency,
-    tiled: bool,
-    most: int = _PARTS,
-) -> Option | None:
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
+    most: int = PARTS,
+) -> Option | None:  # fmt: skip
     """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit."""
-    chain, times = load.way(tiled)
-    is_asked = bool(load.asked.shares or load.asked.rows)
-    counts = [1] * len(chain.parts)
-    if len(devices) > 1 and not is_asked:
-        counts = [len(group) for group in chain.groups(most)]
-    coarse = chain.coarsened(len(counts))
-    problem = problem_of(coarse, machine, budgets, devices, residency)
-    split = _asked(load, chain, problem) if is_asked else partition(problem)
+    is_asked = bool(load.asked.shares or load.asked.rows) or len(load.asked.devices) > 1
+    chain, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most)
+    problem = problem_of(load, chain, machine, budgets, devices, residency)
+    split = _asked(load, chain, problem) if is_asked else None
+    if not (load.asked.shares or load.asked.rows):
+        split = split or partition(problem)
     if split is None:
         return None
-    return _option(load, coarse, times, machine, devices, residency, tiled, split, counts)
+    return _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts)
 
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     """The way in which each device is filled in proportion to what it offers, with weights that stay."""
-    chain, times = load.way(False)
-    problem = problem_of(chain, machine, budgets, devices, Residency.DEVICE)
+    chain, counted = load.coarse(False, WHOLE)
+    problem = problem_of(load, chain, machine, budgets, devices, Residency.DEVICE)
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
     counts = split_parts(parts, [Offer(budgets.of(one)) for one in devices], Placed(chain.rest.nbytes, chain.rest.live))
     split = _of_counts(problem, counts)
     if split is None:
         return None
-    return _option(load, chain, times, machine, devices, Residency.DEVICE, False, split, [1] * len(chain.parts))
+    return _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
 
 
 def problem_of(
-    chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency
+    load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency
 ) -> Problem:
     """The chain on a list of devices as a problem of partition."""
     speeds = machine.speeds
     return Problem(
         [Piece(part.nbytes, part.largest, part.live, part.boundary) for part in chain.parts],
-        [_room(chain, machine, budgets, device, residency, index == 0) for index, device in enumerate(devices)],
+        [_room(load, chain, machine, budgets, device, residency, index == 0) for index, device in enumerate(devices)],
         Piece(chain.rest.nbytes, chain.rest.nbytes, chain.rest.live, chain.rest.boundary),
         {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
         host=chain.nbytes,
         slots=SLOTS,
+        latency=LATENCY,
+        exposed=EXPOSED,
     )
 
 
 def _room(
-    chain: Chain, machine: Machine, budgets: Budgets, device: Device, residency: Residency, is_main: bool
+    load: Load, chain: Chain, machine: Machine, budgets: Budgets, device: Device, residency: Residency, is_main: bool
 ) -> Room:
-    speed = machine.speeds[device]
+    rest, seconds = load.seconds(chain, machine.speeds[device])
     streams = residency is Residency.DISK or (residency is Residency.HOST and device != machine.host)
     loads = {residency: 1 / machine.speeds.loading(device, residency is Residency.DISK)} if streams else {}
-    seconds = [part.seconds(speed) for part in chain.parts]
-    return Room(budgets.of(device), seconds, chain.rest.seconds(speed) if is_main else 0.0, loads)
+    return Room(budgets.of(device), seconds, rest if is_main else 0.0, loads)
 
 
 def _asked(load: Load, chain: Chain, problem: Problem) -> Split | None:
-    """The split that a person asked for: by shares, or rows in proportion to what devices offer."""
-    shares = load.asked.shares or [room.budget for room in problem.rooms]
-    offers = [*shares, *[0.0] * len(problem.rooms)][: len(problem.rooms)]
+    """The split that a person asked for: by shares, or in proportion to what the devices of the list offer."""
+    shares = [*load.asked.shares, *[0.0] * len(problem.rooms)][: len(problem.rooms)] if load.asked.shares else ()
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
-    counts = split_parts(parts, [Offer(0)] * len(offers), Placed(chain.rest.nbytes), offers)
-    return _of_counts(problem, counts)
+    rooms = [Offer(room.budget) for room in problem.rooms]
+    return _of_counts(problem, split_parts(parts, rooms, Placed(chain.rest.nbytes, chain.rest.live), shares))
 
 
 def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:

@@ -5,10 +5,11 @@ Variables
     throughout, or brought there in every step from the host's memory or from disk.
 
 Objective, least
-    the sum over the devices of max(seconds of computing its parts, seconds of bringing what is streamed to them), for
-    loads overlap computing when they are spread evenly (`Problem.seconds_of`), plus the crossings: between a device
-    and the next one that has parts, and from the last one back to the main device (`Problem.crossing`). The devices
-    work one after another, because one picture is made at a time. The main device, the first one, also has the rest.
+    the sum over the devices of the longer one of the seconds of computing its parts and of bringing what is streamed to
+    them, and ``exposed`` times the shorter one, for loads overlap computing, but not wholly (`Problem.seconds_of`), and
+    of the crossings: between a device and the next one that has parts, and from the last one back to the main device
+    (`Problem.crossing`). The devices work one after another, because one picture is made at a time. The main device is
+    the first one, and also has the rest.
 
 Constraints
     on each device its resident weights, ``slots`` times the largest block that is streamed to it, and the most values
@@ -58,7 +59,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Problem:
-    """A chain, the rest of it on the first room, the rooms in order, and how long a byte takes between two of them."""
+    """A chain, the rest of it on the first room, the rooms in order, and how long a byte takes between two of them.
+
+    ``latency`` is how long any crossing takes besides.
+    """
 
     pieces: Sequence[Piece]
     rooms: Sequence[Room]
@@ -66,6 +70,8 @@ class Problem:
     crossings: Mapping[tuple[int, int], float]
     host: int = 0
     slots: int = 2
+    latency: float = 0.0
+    exposed: float = 0.0
 
     @cached_property
     def unit(self) -> int:
@@ -77,9 +83,10 @@ class Problem:
         return 0 if room else self.rest.nbytes
 
     def seconds_of(self, room: int, computing: float, streamed: Mapping[Residency, int]) -> float:
-        """The time of a room with pieces: computing, or loading where that takes longer."""
+        """The time of a room with pieces: of computing or loading, whichever is longer, and a part of the other."""
         loads = self.rooms[room].loads
-        return max(computing, sum(nbytes * loads[place] for place, nbytes in streamed.items() if nbytes))
+        loading = sum(nbytes * loads[place] for place, nbytes in streamed.items() if nbytes)
+        return max(computing, loading) + self.exposed * min(computing, loading)
 
     def fits(self, room: int, resident: int, slot: int, live: int) -> bool:
         """Whether a room has memory for resident pieces, slots for the largest streamed block, and live values."""
@@ -87,7 +94,7 @@ class Problem:
 
     def crossing(self, source: int, target: int, nbytes: int) -> float:
         """The seconds that some bytes take from one room to another."""
-        return nbytes * self.crossings[source, target] if source != target else 0.0
+        return self.latency + nbytes * self.crossings[source, target] if source != target else 0.0
 
 
 @dataclass(frozen=True, slots=True)

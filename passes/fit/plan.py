@@ -139,11 +139,12 @@ def _listed(values: Mapping[str, str], of: Mapping[str, object]) -> str:
 
 
 def _shares(load: Load, way: Option) -> str:
-    """Shares with which a layer split has these ranges: the bytes of each in MiB, which is checked."""
+    """Shares with which a layer split has these ranges: the bytes of each, which is checked."""
     chain = load.way(way.tiled)[0]
     nbytes = [sum(part.nbytes for part in chain.parts[start:end]) for start, end in way.ranges]
     nbytes[0] += chain.rest.nbytes
-    exact = [max(1, round(one / 2**20)) for one in nbytes]
+    unit = min(2**20, max(1, sum(nbytes) // 1000))
+    exact = [max(1, round(one / unit)) for one in nbytes]
     counts = [end - start for start, end in way.ranges]
     parts = [Placed(part.nbytes) for part in chain.parts]
     found = split_parts(parts, [Room(0)] * len(exact), Placed(chain.rest.nbytes), exact)

@@ -6,8 +6,8 @@ Variables
 
 Objective, least
     the sum of x times the way's seconds a picture: calls times the seconds of a call, crossings and streaming included,
-    and the bringing of what stays for the phase. Ties go to ways that take less memory and fewer devices
-    (`_prices`).
+    and the bringing of what stays for the phase. Of the plans that take at most a five-hundredth more, the simplest is
+    taken: the program is solved once more with these seconds as a constraint (`_Model.burdens`).
 
 Constraints
     one way for each component (`_one_each`); on each device and in each phase, the weights of all components that stay
@@ -17,20 +17,24 @@ Constraints
 The ways are columns, and there is one for each budget under which a component may be placed. They are made as they are
 needed: first for all of the budgets, for what is left when components are placed one after another by the partition
 alone, and for the proportional split; then, for what a solution leaves of the budgets to each component, until no
-component finds a better way (`_improved`). So a solution is never worse than the partition composed, nor than the
+component finds a better way. So a solution is never worse than the partition composed, nor than the
 proportional split, for these are among the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
 from .options import Machine, Option, option, options_of, proportional
 from .workload import Budgets, Load
+
+SLACK = 1.002
+"""How much longer than the least a simpler plan may take."""
 
 _ROUNDS = 4
 _SECONDS = 2.0
@@ -52,41 +56,62 @@ class Solution:
 def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution | None:
     """The ways of least seconds that fit together, or None where no ways do."""
     alike = {one: (budgets.of(one), machine.speeds[one], one == machine.host) for one in machine.devices}
-    lists = machine.lists(alike)
+    trial = Trial(loads, machine, budgets, machine.lists(alike), places_of(loads, budgets))
     columns: dict[str, list[Option]] = {}
     for load in loads:
-        columns[load.name] = list(options_of(load, machine, budgets, lists))
-        columns[load.name] += filter(None, (proportional(load, machine, budgets, one) for one in _free(load, lists)))
-    composed = compose(loads, machine, budgets, lists)
+        columns[load.name] = list(trial.options(load, budgets))
+        columns[load.name] += filter(None, (proportional(load, machine, budgets, one) for one in trial.several(load)))
+    composed = compose(trial)
     for name, way in (composed.ways if composed else {}).items():
         columns[name].append(way)
-    composed = composed if composed and fits(composed, budgets) else None
-    best = _better(composed, solve(columns, budgets))
+    best = _better(composed if composed and fits(composed, budgets) else None, solve(columns, budgets))
     for _ in range(_ROUNDS if best else 0):
         assert best is not None
-        found = _improved(best, columns, loads, machine, budgets, lists)
-        if found is None or found.seconds >= best.seconds - 1e-9:
+        for load in loads:
+            columns[load.name] += trial.options(load, left_for(load, best.ways, budgets))
+        found = solve(columns, budgets)
+        if found is None or found.seconds >= best.seconds * (1 - 1e-4):
             break
         best = found
-    return best and _refined(best, loads, machine, budgets)
+    if best is None:
+        return None
+    return _refined(solve(columns, budgets, best.seconds * SLACK) or best, loads, machine, budgets)
 
 
-def _free(load: Load, lists: Iterable[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
-    """The lists of a proportional split of a component of which nothing was asked."""
-    said = load.asked
-    if said.devices or said.residency or said.shares or said.rows or said.tiled:
-        return []
-    return [one for one in lists if len(one) > 1]
+@dataclass(frozen=True)
+class Trial:
+    """What a search is about: components, devices, budgets, the lists of devices to try, and where weights may rest."""
+
+    loads: Sequence[Load]
+    machine: Machine
+    budgets: Budgets
+    lists: Sequence[tuple[Device, ...]]
+    places: Sequence[Residency]
+
+    def options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
+        """The ways to place a component under some budgets."""
+        return options_of(load, self.machine, budgets, self.lists, self.places)
+
+    def several(self, load: Load) -> list[tuple[Device, ...]]:
+        """The lists of a proportional split of a component of which nothing was asked."""
+        said = load.asked
+        if said.devices or said.residency or said.shares or said.rows or said.tiled:
+            return []
+        return [one for one in self.lists if len(one) > 1]
 
 
-def compose(
-    loads: Sequence[Load], machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]]
-) -> Solution | None:
+def places_of(loads: Sequence[Load], budgets: Budgets) -> list[Residency]:
+    """Where weights may rest: on disk only where the host's memory may not have all of them."""
+    has_room = sum(load.nbytes for load in loads) + max(load.chain.live for load in loads) <= budgets.of(budgets.host)
+    return [Residency.DEVICE, Residency.HOST, *([] if has_room else [Residency.DISK])]
+
+
+def compose(trial: Trial) -> Solution | None:
     """Components placed one after another, the largest first, each by its best way in what is left, if it has one."""
     ways: dict[str, Option] = {}
-    for load in sorted(loads, key=lambda one: -one.nbytes):
-        left = left_for(load, ways, budgets)
-        best = min(options_of(load, machine, left, lists), key=lambda way: way.seconds, default=None)
+    for load in sorted(trial.loads, key=lambda one: -one.nbytes):
+        left = left_for(load, ways, trial.budgets)
+        best = min(trial.options(load, left), key=lambda way: way.seconds, default=None)
         if best is None:
             return None
         ways[load.name] = best
@@ -136,8 +161,11 @@ def fits(solution: Solution, budgets: Budgets) -> bool:
     return all(nbytes <= budgets.devices[device] for (_, device), nbytes in peaks(solution, budgets).items())
 
 
-def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets) -> Solution | None:
-    """The program over some columns, by HiGHS; None if no ways fit together."""
+def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets, seconds: float | None = None) -> Solution | None:
+    """The program over some columns, by HiGHS; None if no ways fit together.
+
+    With ``seconds`` it is the simplest solution that takes no longer.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     kept = {name: undominated(ways) for name, ways in columns.items()}
@@ -146,12 +174,14 @@ def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets) -> Solution
     ways = [way for some in kept.values() for way in some]
     places = [(phase, device) for phase in dict.fromkeys(way.phase for way in ways) for device in budgets.devices]
     model = _Model(ways, places, budgets)
+    rows = [model.one_each(), model.within(), model.covering()]
+    rows += [] if seconds is None else [(model.seconds(), -np.inf, seconds)]
     result = milp(
-        model.prices(),
-        constraints=[LinearConstraint(*rows) for rows in (model.one_each(), model.within(), model.covering())],
+        model.seconds() if seconds is None else model.burdens(),
+        constraints=[LinearConstraint(*one) for one in rows],
         integrality=[1] * len(ways) + [0] * len(places),
         bounds=Bounds(0, [1] * len(ways) + [np.inf] * len(places)),
-        options={"time_limit": _SECONDS, "mip_rel_gap": 1e-6},
+        options={"time_limit": _SECONDS, "mip_rel_gap": 1e-9},
     )
     if result.x is None:
         return None
@@ -168,13 +198,22 @@ class _Model:
         self.ways, self.places, self.budgets = ways, places, budgets
         self.width = len(ways) + len(places)
 
-    def prices(self) -> np.ndarray:
-        """Seconds; a millionth of them for each GiB, and a thousandth for each device behind the first."""
+    def seconds(self) -> np.ndarray:
+        """The seconds of each way."""
+        return np.array([way.seconds for way in self.ways] + [0.0] * len(self.places))
+
+    def burdens(self) -> np.ndarray:
+        """What a way is to a person: each device behind the first, weights that rest elsewhere, tiles, the host.
+
+        Ties go to the first device of the rig, and to less memory.
+        """
+        order = {device: index for index, device in enumerate(self.budgets.devices)}
         found = np.zeros(self.width)
-        scale = max((way.seconds for way in self.ways), default=1.0)
         for index, way in enumerate(self.ways):
-            held = sum(way.stays.values()) + sum(way.comes.values()) + way.host
-            found[index] = way.seconds + scale * (1e-9 * held / 2**30 + 1e-7 * (len(way.devices) - 1))
+            moved = way.residency is not Residency.DEVICE
+            on_host = way.devices[0] == self.budgets.host
+            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + 0.01 * order[way.devices[0]]
+            found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
         return found
 
     def one_each(self) -> tuple[np.ndarray, float, float]:
@@ -228,21 +267,6 @@ def undominated(ways: Sequence[Option]) -> list[Option]:
         if not any((facts[other] <= facts[index]).all() for other in kept):
             kept.append(int(index))
     return [ways[index] for index in kept]
-
-
-def _improved(
-    best: Solution,
-    columns: dict[str, list[Option]],
-    loads: Sequence[Load],
-    machine: Machine,
-    budgets: Budgets,
-    lists: Sequence[tuple[Device, ...]],
-) -> Solution | None:
-    """The program with more columns: for each component those under what the others leave now."""
-    for load in loads:
-        left = left_for(load, best.ways, budgets)
-        columns[load.name] += options_of(load, machine, left, lists)
-    return solve(columns, budgets)
 
 
 def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution:

@@ -1,8 +1,8 @@
 """What to do where nothing fits: the same search with one thing that a person asked for left out, or made smaller.
 
-Each way out is named only after the search with it has found a plan. They are tried in the order in which they cost a
-person least: other devices, weights that rest elsewhere, decoding in tiles, more of the memory that is there, weights
-in a packed type, a smaller size.
+Each way out is named only after the search with it has found a plan. They are named in the order in which they cost a
+person least: what places things otherwise (other devices, weights that rest elsewhere, decoding in tiles), the quickest
+first; more of the memory that is there; weights in a packed type, which are not the same weights; a smaller size.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from .workload import Asked, Budgets, Load
 TYPES = ("Q8_0", "Q4_K")
 """The packed types that are tried, in bits a number from most to least."""
 
+_PLACEMENTS = (
+    "other devices", "weights that rest elsewhere", "decoding in tiles",
+    "devices and places of weights left to dovetail",
+)  # fmt: skip
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -72,8 +76,11 @@ def ways_out(
         if solution is not None:
             found.append(_way_out(what, solution, changed, given))
             kinds.add(kind)
-        if len(found) == most:
-            return found
+            if kind not in _PLACEMENTS and len(found) >= most:
+                break
+    placed = [out for out in found if out.what in _PLACEMENTS]
+    others = [out for out in found if out.what not in _PLACEMENTS]
+    found = [*sorted(placed, key=lambda out: out.solution.seconds), *others][:most]
     if not found and smaller is not None:
         size = smaller()
         solution = size and search(size[1], machine, budgets)
@@ -91,13 +98,13 @@ def _relaxed(
     loads: Sequence[Load], budgets: Budgets, free: Mapping[Device, int] | None
 ) -> Iterator[tuple[str, str, list[Load], Budgets]]:
     """One thing left out or made smaller at a time, with its kind: of each kind one way out is enough."""
-    single: list[tuple[str, Callable[[Asked], Asked]]] = [
-        ("other devices", lambda asked: replace(asked, devices=(), shares=(), rows=False)),
-        ("weights that rest elsewhere", lambda asked: replace(asked, residency=None)),
-        ("decoding in tiles", lambda asked: replace(asked, tiled=None)),
-        ("devices and places of weights left to dovetail", lambda asked: Asked()),
+    changes: list[Callable[[Asked], Asked]] = [
+        lambda asked: replace(asked, devices=(), shares=(), rows=False),
+        lambda asked: replace(asked, residency=None),
+        lambda asked: replace(asked, tiled=None),
+        lambda asked: Asked(),
     ]
-    for what, change in single:
+    for what, change in zip(_PLACEMENTS, changes, strict=True):
         for some in _groups(loads):
             changed = [_with(load, change(load.asked)) if load.name in some else load for load in loads]
             if [load.asked for load in changed] != [load.asked for load in loads]:

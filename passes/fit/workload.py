@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
+from ...compiler.spec.speeds import Speed
 from .chain import Chain, Part
 
 TILED = "tiled"
@@ -31,7 +33,8 @@ class Asked:
 class Load:
     """A component: its chain, how often that is called for a picture, and the same when it works in tiles.
 
-    ``nbytes`` are all its weights, with those that no call reads. ``phase`` is the part of the pipeline's call in which
+    ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
+    ``phase`` is the part of the pipeline's call in which
     it works; what is brought for a phase leaves with it.
     """
 
@@ -43,6 +46,7 @@ class Load:
     tiles: tuple[Chain, float] | None = None
     nbytes: int = 0
     asked: Asked = field(default_factory=Asked)
+    in_files: bool = True
 
     @property
     def unread(self) -> int:
@@ -54,6 +58,30 @@ class Load:
         chain, times = self.tiles if tiled and self.tiles else (self.chain, self.times)
         missing = max(0, max(self.nbytes, self.chain.nbytes) - chain.nbytes)
         return replace(chain, rest=replace(chain.rest, nbytes=chain.rest.nbytes + missing)), times
+
+    def coarse(self, tiled: bool, most: int) -> tuple[Chain, tuple[int, ...]]:
+        """The chain in at most so many parts, and how many blocks each has; made once."""
+        key = tiled, most
+        if key not in self._coarse:
+            chain, _ = self.way(tiled)
+            self._coarse[key] = chain.coarsened(most), tuple(len(group) for group in chain.groups(most))
+        return self._coarse[key]
+
+    def seconds(self, chain: Chain, speed: Speed) -> tuple[float, list[float]]:
+        """The seconds of the rest and of each part of one of its chains; added up once."""
+        key = id(chain), id(speed)
+        if key not in self._seconds:
+            found = chain.rest.seconds(speed), [part.seconds(speed) for part in chain.parts]
+            self._seconds[key] = chain, speed, found  # which keeps both, so that their numbers are theirs alone
+        return self._seconds[key][2]
+
+    @cached_property
+    def _coarse(self) -> dict[tuple[bool, int], tuple[Chain, tuple[int, ...]]]:
+        return {}
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[int, int], tuple[Chain, Speed, tuple[float, list[float]]]]:
+        return {}
 
     def ways(self) -> Sequence[bool]:
         """In tiles, or not: what is possible, and was asked for."""

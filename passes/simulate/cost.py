@@ -95,7 +95,7 @@ def _linear(shapes: Sequence[Any], out: Shape) -> float:
 
 
 def _matmul(shapes: Sequence[Any], out: Shape) -> float:
-    return 2.0 * math.prod(out) * shapes[0][-1]
+    return 2.0 * math.prod(out) * int(shapes[0][-1])
 
 
 def _convolution(shapes: Sequence[Any], out: Shape) -> float:

@@ -65,6 +65,14 @@ class Store:
         self.survey()
         self._join_ranges()
 
+    def rest_in(self, module: nn.Module, residency: Residency) -> None:
+        """Has the parameters of a module that was taken in rest elsewhere."""
+        self._modules = [
+            (known, origins, residency if known() is module else before) for known, origins, before in self._modules
+        ]
+        for tensor in module.parameters():
+            self.of(tensor).residency = residency
+
     def survey(self) -> None:
         """Looks where the modules hold weights; to be called when their structure may have changed."""
         known, self._weights = self._weights, {}

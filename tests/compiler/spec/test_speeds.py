@@ -11,6 +11,12 @@ from dovetail.compiler.spec.devices import Device, Memory, Rig
 from dovetail.compiler.spec.measured_speeds import measured_host, read_speeds
 from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, speeds_of
 
+
+@pytest.fixture(autouse=True)
+def _measure_anew() -> None:
+    measured_host.cache_clear()
+
+
 SLOW = Speed({"float32": 1e9, "bfloat16": 2e9, "float16": 3e9}, 4e9, 2e9, 1e-6, "measured")
 
 
@@ -38,7 +44,7 @@ def test_pytorchs_names_of_cards_are_known(label: str, name: str) -> None:
 
 def test_an_unnamed_card_is_taken_for_a_common_one_of_its_size() -> None:
     assert [card_of_size(size).name for size in (8, 10, 11, 12, 16, 23.6, 24, 500)] == [
-        "RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 3060", "RTX 4060 Ti", "RTX 3090", "RTX 3090", "MI300X",
+        "RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 4070", "RTX 4070 Ti SUPER", "RTX 3090", "RTX 3090", "MI300X",
     ]  # fmt: skip
 
 
@@ -66,8 +72,9 @@ def test_a_detected_card_is_known_by_its_label_and_the_host_here_as_measured() -
     assert speeds[Device("cpu")] == SLOW
 
 
-def test_simulated_devices_compute_as_the_host_does() -> None:
-    assert speeds_of(Rig.parse("sim0=1GiB"), SLOW)[Device("sim")] == SLOW
+def test_simulated_devices_rehearse_cards_of_their_size() -> None:
+    speeds = speeds_of(Rig.parse("sim0=16GiB,cuda0=16GiB"), SLOW)
+    assert speeds[Device("sim")] == speeds[Device("cuda")]
 
 
 def test_a_card_without_units_for_bfloat16_computes_it_as_float32() -> None:
@@ -85,6 +92,7 @@ def test_the_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file = tmp_path / "new" / "speeds.json"
     first = measured_host(file)
     monkeypatch.setattr(measured_speeds, "measure_host", lambda: pytest.fail("measured again"))
+    measured_host.cache_clear()
     again = measured_host(file)
     assert (dict(again.flops), again.bandwidth) == (dict(first.flops), first.bandwidth)
     assert all(value > 0 for value in first.flops.values())
@@ -109,6 +117,7 @@ def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(measured_speeds, "measure_host", lambda: SLOW)
     for number in range(40):
         monkeypatch.setattr(measured_speeds, "_key", lambda number=number: f"host {number}")
+        measured_host.cache_clear()
         measured_host(tmp_path / "speeds.json")
     kept = read_speeds(tmp_path / "speeds.json")
     assert len(kept) == 32

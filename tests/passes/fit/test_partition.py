@@ -39,7 +39,8 @@ def random_problem(rng: random.Random) -> Problem:
     rest = Piece(rng.randint(0, 10), 0, rng.randint(0, 10), rng.randint(0, 10))
     return Problem(pieces, [random_room(rng, count, places) for _ in range(rooms)], rest,
                    {pair: rng.random() / 5 for pair in itertools.product(range(rooms), repeat=2)},
-                   host=rng.choice([0, 10, 40, 200]), slots=rng.randint(1, 3))  # fmt: skip
+                   host=rng.choice([0, 10, 40, 200]), slots=rng.randint(1, 3),
+                   latency=rng.random(), exposed=rng.choice([0.0, 0.1]))  # fmt: skip
 
 
 def random_room(rng: random.Random, count: int, places: tuple[Residency, ...]) -> Room:
@@ -77,13 +78,14 @@ def evaluate(problem: Problem, ranges: tuple[tuple[int, int], ...], residency: t
             return None
         loading = sum(piece.nbytes * room.loads[where] for piece, where in streamed)
         host += sum(piece.nbytes for piece, where in streamed if where is Residency.HOST)
-        seconds += max(sum(room.seconds[start:end]), loading)
+        computing = sum(room.seconds[start:end])
+        seconds += max(computing, loading) + problem.exposed * min(computing, loading)
         if end > start and index != at:
             nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-            seconds += nbytes * problem.crossings[at, index]
+            seconds += problem.latency + nbytes * problem.crossings[at, index]
         at = index if end > start else at
     if at:
-        seconds += problem.pieces[-1].boundary * problem.crossings[at, 0]
+        seconds += problem.latency + problem.pieces[-1].boundary * problem.crossings[at, 0]
     return seconds if host <= problem.host else None
 
 

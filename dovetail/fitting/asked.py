@@ -1,0 +1,82 @@
+"""What a person said, as constraints of the search; and the request that a plan amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
+from ..compiler.spec.backend import AUTO
+from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
+from ..compiler.spec.units import format_bytes
+from ..conventions.request import Request
+from ..passes.fit.plan import Plan
+from ..passes.fit.workload import Asked, Budgets
+
+PROCESS = 2 * 2**30
+"""Bytes of the host's memory that Python, PyTorch, diffusers and the drivers take themselves."""
+
+
+def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
+    """Whether the search decides: some component has no devices of its own, and there is more than the host."""
+    return bool(request.rig.gpus) and any(_is_open(request, name, role) for name, role in roles.items())
+
+
+def _is_open(request: Request, name: str, role: str) -> bool:
+    words = request.backend.get(name, role)
+    return words is None or [word.text for word in words] == [AUTO]
+
+
+def asked_of(request: Request, name: str, role: str) -> Asked:
+    """What was said of one component: where its devices are named, its weights rest there unless it is said."""
+    is_open = _is_open(request, name, role)
+    devices = () if is_open else request.backend.devices_for(name, role, request.rig)
+    word = request.params_backend.get(name, role)
+    residency = None
+    if devices or (word is not None and word.text != AUTO):
+        residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
+    shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
+    return Asked(devices, residency, tuple(shares), request.mode_for(name, role) == "row" and len(devices) > 1)
+
+
+def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
+    """The bytes that may be used of each device, and what could be without what was typed."""
+    rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
+    limits = request.budget.limits(rig)
+    within = {device: rig[device].within(limits.get(device, rig[device].free)) for device in rig}
+    free = {device: max(0, rig[device].free - rig[device].reserve) for device in rig}
+    typed = str(request.budget)
+    why = {
+        device: f"--max-vram {typed} leaves {format_bytes(memory.free)}" if memory.free < free[device] else memory.why
+        for device, memory in within.items()
+    }
+    devices = {device: memory.free for device, memory in within.items()}
+    process = min(PROCESS, devices[rig.host] // 4) if rig.gpus else 0
+    return Budgets(devices, rig.host, process, why, typed), free
+
+
+def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:
+    """The request with what the plan decided in the place of what was left open; what was said stays as it was said."""
+    settings = plan.settings
+    backend = parse_backend(settings.get("--backend"), roles)
+    resting = parse_params_backend(settings.get("--params-backend"), roles)
+    split = parse_tensor_split(settings.get("--tensor-split"), roles)
+    is_open = [name for name, role in roles.items() if _is_open(request, name, role)]
+
+    def chosen(setting: Any) -> tuple[tuple[str, Any], ...]:
+        found = ((name, setting.get(name, roles[name])) for name in is_open)
+        return tuple((name, value) for name, value in found if value is not None)
+
+    return replace(
+        request,
+        backend=replace(request.backend, named=(*request.backend.named, *chosen(backend))),
+        params_backend=replace(request.params_backend, named=(*request.params_backend.named, *chosen(resting))),
+        tensor_split=replace(request.tensor_split, named=(*request.tensor_split.named, *chosen(split))),
+    )
+
+
+def where_resting(residency: Residency) -> str:
+    """The words of a table for where weights rest."""
+    return {Residency.DEVICE: "", Residency.HOST: "host memory", Residency.DISK: "disk"}[residency]

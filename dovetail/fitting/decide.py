@@ -1,0 +1,152 @@
+"""Decides where the components of a traced pipeline run and rest, or says what does not fit and what would."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.ir.program import Program
+from ..compiler.spec.devices import Device
+from ..compiler.spec.measured_speeds import measured_host
+from ..compiler.spec.speeds import speeds_of
+from ..compiler.spec.units import format_bytes
+from ..conventions.request import Request
+from ..passes.blocks import FindBlocks
+from ..passes.fit.chain import REST, Chain, Part, chain_of
+from ..passes.fit.options import Machine
+from ..passes.fit.plan import Plan, plan_of
+from ..passes.fit.search import Solution, search
+from ..passes.fit.ways_out import Smaller, lacking, refusal, ways_out
+from ..passes.fit.workload import Asked, Budgets, Load, joined
+from ..passes.lower_packed import Quantize
+from ..passes.manager import PassManager
+from ..passes.simplify import Simplify
+from .asked import asked_of, budgets_of
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A program of a component as it was traced, and how often a picture calls it."""
+
+    component: str
+    program: Program
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Member:
+    """A component of a pipeline: its role, its phase, the bytes of all its weights, and whether these are in files."""
+
+    role: str
+    phase: str
+    nbytes: int
+    in_files: bool = True
+
+
+def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request) -> list[Load]:
+    """The components as the search takes them, with what was asked of each."""
+    chains: dict[str, list[tuple[Chain, float]]] = defaultdict(list)
+    for call in calls:
+        chains[call.component].append((chain_of_trace(call.program), call.times))
+    loads = []
+    for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
+        chain, times = joined(chains[name]) if name in chains else (_uncalled(name), 0.0)
+        asked = asked_of(request, name, member.role)
+        loads.append(Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files))
+    return loads
+
+
+def _order(phase: str) -> int:
+    """Phases in the order of a picture, those of other names between conditioning and sampling."""
+    return {"conditioning": 0, "sampling": 2, "decoding": 3}.get(phase, 1)
+
+
+def _uncalled(name: str) -> Chain:
+    """A component that no call was traced of: weights and nothing else."""
+    return Chain(name, Part(str(REST), 0, 0, 0, 0, ()), ())
+
+
+def chain_of_trace(traced: Program) -> Chain:
+    """The chain of a program as it was traced, which stays as it is."""
+    return chain_of(PassManager((Simplify(), Quantize(), FindBlocks())).run(traced.copy()))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan, the seconds of the search for it, and what it was searched with."""
+
+    plan: Plan
+    searched: float
+    loads: tuple[Load, ...]
+    machine: Machine
+    budgets: Budgets
+    solution: Solution
+
+    def explained(self) -> Plan:
+        """The plan with notes on why devices are not used; a search for each of them."""
+        return replace(self.plan, notes=tuple(why_not_used(self.solution, self.loads, self.machine, self.budgets)))
+
+
+def decide(
+    name: str, loads: Sequence[Load], request: Request, over: Mapping[Device, int] | None = None,
+    smaller: Smaller | None = None,
+) -> Decision:  # fmt: skip
+    """The plan of least seconds.
+
+    Args:
+        name: of the pipeline, for messages.
+        loads: its components.
+        request: the rig, the budgets, and what was asked.
+        over: by how many bytes a plan that was made before turned out to exceed a device when it was lowered; so much
+            less is used of it.
+        smaller: gives the same at a smaller size, to name that as a way out.
+
+    Raises:
+        DoesNotFitError: no plan does what was asked within the budgets; the message says which component takes the
+            space, and what would fit, each of which was searched.
+    """
+    started = time.perf_counter()
+    machine = machine_of(request)
+    budgets, free = budgets_of(request)
+    tight = {device: max(0, n - (over or {}).get(device, 0)) for device, n in budgets.devices.items()}
+    budgets = replace(budgets, devices=tight)
+    solution = search(loads, machine, budgets)
+    if solution is None:
+        total = {device: request.rig[device].total for device in machine.devices}
+        outs = ways_out(loads, machine, budgets, free, smaller)
+        lack = lacking(loads, machine, budgets)
+        raise DoesNotFitError(f"{name} does not fit: {refusal(lack, loads, budgets, total, outs)}")
+    searched = time.perf_counter() - started
+    return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution)
+
+
+def machine_of(request: Request) -> Machine:
+    """The devices of a request with their speeds; this machine's host is measured once, where the rig is here."""
+    rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
+    return Machine(rig.devices, speeds_of(rig, measured_host() if rig.present else None), rig.host)
+
+
+def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
+    """For each device but the host that has nothing to do, what a picture would take if it had."""
+    used = {device for way in solution.ways.values() for device in way.devices}
+    idle = [device for device in machine.devices if device not in used and device != machine.host]
+    heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
+    return [_why(device, heavy, solution, loads, machine, budgets) for device in idle if not heavy.asked.devices]
+
+
+def _why(
+    device: Device, heavy: Load, solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets
+) -> str:
+    devices = (*solution.ways[heavy.name].devices, device)
+    forced = [replace(one, asked=Asked(devices)) if one is heavy else one for one in loads]
+    other = search(forced, machine, budgets)
+    way = other.ways[heavy.name] if other else None
+    if other is None or way is None:
+        free = format_bytes(budgets.of(device))
+        return f"{device} is not used: with a part of {heavy.name} in its {free} nothing fits"
+    if device not in way.devices:
+        return f"{device} is not used: a picture takes as long or longer with a part of {heavy.name} there"
+    return f"{device} is not used: with a part of {heavy.name} there a picture takes {other.seconds:.3g} s"

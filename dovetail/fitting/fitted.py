@@ -1,0 +1,80 @@
+"""Fits a pipeline whose devices were left open, once its calls are traced: searches, places, lowers, and checks.
+
+The search knows a program as a chain of parts. What its schedule needs is known when it is lowered, to the byte. Where
+that is more than a budget, so much less is taken for granted of the device, and the search is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.devices import Device
+from ..components.component import Component
+from ..components.dry import DryRun
+from ..conventions.request import Request
+from .asked import request_of
+from .decide import Decision, Member, TracedCall, decide, loads_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_TRIES = 5
+_MARGIN = 1.02
+
+
+def members_of(components: Mapping[str, Component], phase_of: Callable[[str], str]) -> dict[str, Member]:
+    """The components as the search wants to know them."""
+    return {
+        name: Member(one.role, phase_of(name), one.view.nbytes, one.view.is_in_files)
+        for name, one in components.items()
+    }
+
+
+def calls_of(run: DryRun) -> list[TracedCall]:
+    """The programs that a dry run has met."""
+    return [TracedCall(one.component.name, one.traced, run.times[one.call, one.key]) for one in run.calls.values()]
+
+
+def fitted(
+    name: str,
+    components: Mapping[str, Component],
+    request: Request,
+    phase_of: Callable[[str], str],
+    run: DryRun,
+    place: Callable[[Request], None],
+    lower: Callable[[], T],
+) -> tuple[T, Decision]:
+    """What lowering makes of the best plan that is found to fit when it is lowered, and the plan.
+
+    Args:
+        name: of the pipeline, for messages.
+        components: by name.
+        request: what was asked, in which devices are open.
+        phase_of: gives the phase in which a component works, by its name.
+        run: has the traced calls.
+        place: gives the components the devices and the residency of a request.
+        lower: lowers all calls and checks them together; raises DoesNotFitError, and keeps nothing then.
+
+    Raises DoesNotFitError where no plan fits; the message names what would.
+    """
+    members = members_of(components, phase_of)
+    roles = {one: member.role for one, member in members.items()}
+    loads = loads_of(members, calls_of(run), request)
+    over: Counter[Device] = Counter()
+    for _ in range(_TRIES):
+        decision = decide(name, loads, request, over)
+        logger.info("searched %.2f s: %s", decision.searched, decision.plan.line)
+        place(request_of(request, decision.plan, roles))
+        try:
+            return lower(), decision
+        except DoesNotFitError as error:
+            if not error.over:
+                raise
+            logger.info("the plan needs more than was foreseen, and is searched again: %s", error)
+            over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
+            last = error
+    raise last

@@ -1,0 +1,39 @@
+"""`dovetail plan`."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dovetail.cli.app import app
+
+RIG = "cuda0=64MiB,cuda1=64MiB,cpu=16GiB"
+
+
+def run(*options: str) -> Any:
+    return CliRunner().invoke(app, ["plan", "--steps", "2", *options])
+
+
+def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
+    result = run("--rig", RIG)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].split() == "component device what of it weights activations streamed rests in seconds".split()
+    assert [line.split()[0] for line in lines[1:5]] == ["text_encoder", "text_encoder_2", "transformer", "vae"]
+    assert lines[-1] == "--backend cuda0"
+
+
+def test_a_plan_as_json_has_bytes_and_options() -> None:
+    plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").output)
+    assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
+    assert plan["options"]["--backend"].startswith("text_encoder=cpu")
+    assert plan["peak_bytes"]["cuda0"] <= plan["budget_bytes"]["cuda0"]
+    assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
+
+
+@pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=3MiB"])
+def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
+    result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)
+    assert result.exit_code == 3
+    assert "what fits: " in result.output + str(result.stderr)

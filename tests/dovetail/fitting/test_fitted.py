@@ -1,0 +1,121 @@
+"""Pipelines whose devices are left open: what is searched is what runs, and what was said is kept to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import demo, load_pipeline
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.spec.residency import Residency
+from dovetail.pipelines.dryrun import SearchedPipeline
+from dovetail.pipelines.loading import open_pipeline
+from dovetail.runtime.sim import device_module as sim
+
+CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
+SIM0, SIM1 = Device("sim"), Device("sim", 1)
+
+
+def paint(handle: Any) -> torch.Tensor:
+    handle.pipe.set_progress_bar_config(disable=True)
+    return handle("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu()
+
+
+def opened(rig: str, **request: Any) -> Any:
+    return load_pipeline(demo.folder(), dtype=torch.float32, rig=rig, **request)
+
+
+def searched(rig: str, **request: Any) -> SearchedPipeline:
+    pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
+    pipe.set_progress_bar_config(disable=True)
+    dry = SearchedPipeline(pipe, {"rig": rig, **request}, origins=origins)
+    dry("a red circle", **CALL)
+    assert dry.decision is not None
+    return dry
+
+
+@pytest.fixture(scope="module")
+def expected() -> torch.Tensor:
+    return paint(load_pipeline(demo.folder(), dtype=torch.float32, backend="cpu"))
+
+
+@pytest.mark.parametrize("rig", ["sim0=1GiB,sim1=1GiB", "sim0=20MiB,sim1=16MiB,cpu=2500MiB", "sim0=9MiB,cpu=3GiB"])
+def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expected: torch.Tensor) -> None:
+    handle = opened(rig)
+    assert torch.equal(paint(handle), expected)
+    decision = handle.decision
+    assert decision is not None
+    for placed in decision.plan.components:
+        assert handle.components[placed.name].devices == placed.devices
+        assert handle.components[placed.name].view.residency is placed.residency
+    assert all(peak <= decision.budgets.devices[device] for device, peak in decision.plan.peak.items())
+
+
+def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
+    handle = opened("sim0=64MiB,sim1=64MiB,cpu=3GiB", max_vram="sim0=14MiB,sim1=24MiB")
+    for device in (SIM0, SIM1):
+        sim.reset_peak_memory_stats(device.torch)
+    assert torch.equal(paint(handle), expected)
+    assert sim.max_memory_allocated(SIM0.torch) <= 14 * 2**20
+    assert sim.max_memory_allocated(SIM1.torch) <= 24 * 2**20
+
+
+def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
+    rig = "sim0=20MiB,sim1=16MiB,cpu=2500MiB"
+    settings = searched(rig).decision.plan.settings  # type: ignore[union-attr]
+    options = {option.lstrip("-").replace("-", "_"): value for option, value in settings.items()}
+    handle = opened(rig, **options)
+    assert torch.equal(paint(handle), expected)
+    for name, component in searched(rig).components.items():
+        assert handle.components[name].devices == component.devices
+
+
+def test_the_second_call_searches_nothing() -> None:
+    handle = opened("sim0=1GiB,sim1=1GiB")
+    paint(handle)
+    first = handle.decision
+    paint(handle)
+    assert handle.decision is first
+
+
+def test_what_was_said_of_one_component_is_kept_to() -> None:
+    plan = searched("sim0=1GiB,sim1=1GiB,cpu=4GiB", backend="te=sim1", params_backend="te=cpu").decision.plan  # type: ignore[union-attr]
+    encoders = [one for one in plan.components if one.role == "te"]
+    assert {one.devices for one in encoders} == {(SIM1,)}
+    assert {one.residency for one in encoders} == {Residency.HOST}
+    assert {one.devices for one in plan.components if one.role != "te"} == {(SIM0,)}
+
+
+def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
+    handle = opened("cpu=8GiB")
+    assert torch.equal(paint(handle), expected)
+    assert handle.decision is None
+
+
+def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
+    handle = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=12MiB")
+    with pytest.raises(DoesNotFitError) as caught:
+        paint(handle)
+    message = str(caught.value)
+    assert "transformer needs at least" in message
+    assert "--max-vram sim0=12MiB leaves 12.0 MiB" in message
+    assert "other devices (--backend" in message
+    assert sim.memory_allocated(SIM0.torch) == 0
+
+
+def test_after_a_refusal_another_call_is_planned_anew() -> None:
+    handle = opened("sim0=3MiB,cpu=3GiB", backend="diffusion=sim0")
+    for _ in range(2):
+        with pytest.raises(DoesNotFitError):
+            paint(handle)
+
+
+def test_a_plan_for_another_machine_reads_nothing() -> None:
+    dry = searched("cuda0=64MiB,cuda1=64MiB,cpu=16GiB")
+    assert dry.decision is not None
+    assert dry.decision.plan.line == "--backend cuda0"
+    assert any(note.startswith("cuda1 is not used") for note in dry.decision.explained().notes)
+    assert all(one.is_meta for part in dry.components.values() for one in part.module.parameters())
