@@ -6,7 +6,8 @@ Both paint one picture of 256x256 in 10 steps with guidance, from the same folde
 random weights in bfloat16 (``testbed/folders.py``). *first* is a first start, with an empty cache; *second* one after
 it; files are in the page cache for both. *seconds* are of the wall clock from the command to the end of the process,
 *cpu* those of all its threads, *peak* the most resident memory (mapped files count). *step* is the difference between a
-picture of ten steps and one of two, by eight. Rounds alternate; the medians are printed.
+picture of ten steps and one of two, by eight. *from disk* is a second start with ``--params-backend disk``: the weights
+of a phase leave memory at its end. Rounds alternate; the medians are printed.
 
 Without ``--sd-cli`` dovetail is measured alone. To build it (minutes of CPU), outside of the repository:
 
@@ -53,11 +54,11 @@ def ran(command: list[str], environment: dict[str, str]) -> Ran:
     return Ran(time.perf_counter() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 
-def ours(folder: Path, steps: int) -> list[str]:
+def ours(folder: Path, steps: int, *others: str) -> list[str]:
     """The command line of dovetail."""
     words = ["generate", PROMPT, "--model", str(folder / "sd15"), "--size", "256", "--steps", str(steps)]
     more = ["--guidance", "7.5", "--backend", "cpu", "-o", str(folder / "ours.png")]
-    return [sys.executable, "-m", "dovetail", *words, *more]
+    return [sys.executable, "-m", "dovetail", *words, *more, *others]
 
 
 def theirs(tool: Path, folder: Path, steps: int, threads: int) -> list[str]:
@@ -75,6 +76,7 @@ def measured(folder: Path, tool: Path | None, threads: int) -> dict[str, Ran]:
             "dovetail first": ran(ours(folder, STEPS), own),
             "dovetail second": ran(ours(folder, STEPS), own),
             "dovetail few": ran(ours(folder, FEW), own),
+            "dovetail from disk": ran(ours(folder, STEPS, "--params-backend", "disk"), own),
         }
     if tool is None:
         return found
@@ -93,19 +95,19 @@ def main(folder: Path, tool: Path | None, threads: int, rounds: int) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     several = [measured(folder, tool, threads) for _ in range(rounds)]
     middle = {name: _median([one[name] for one in several]) for name in several[0]}
-    print(f"{'':18} {'seconds':>8} {'cpu':>8} {'peak GB':>8} {'step s':>8} {'step cpu':>8}")
+    print(f"{'':20} {'seconds':>8} {'cpu':>8} {'peak GB':>8} {'step s':>8} {'step cpu':>8}")
     for name, one in middle.items():
         if name.endswith("few"):
             continue
         few = middle[f"{name.partition(' ')[0]} few"]
         step = ((one.seconds - few.seconds) / (STEPS - FEW), (one.cpu - few.cpu) / (STEPS - FEW))
         shown = f"{step[0]:8.2f} {step[1]:8.2f}" if name.endswith("second") else ""
-        print(f"{name:18} {one.seconds:8.1f} {one.cpu:8.1f} {one.peak / 1e9:8.2f} {shown}")
+        print(f"{name:20} {one.seconds:8.1f} {one.cpu:8.1f} {one.peak / 1e9:8.2f} {shown}")
     if tool is not None:
-        for which in ("first", "second"):
-            mine, other = middle[f"dovetail {which}"], middle[f"sd-cli {which}"]
+        for which, beside in (("first", "first"), ("second", "second"), ("from disk", "second")):
+            mine, other = middle[f"dovetail {which}"], middle[f"sd-cli {beside}"]
             ratios = (mine.seconds / other.seconds, mine.cpu / other.cpu, mine.peak / other.peak)
-            print(f"{which + ', ratio':18} " + " ".join(f"{ratio:8.2f}" for ratio in ratios))
+            print(f"{which + ', ratio':20} " + " ".join(f"{ratio:8.2f}" for ratio in ratios))
 
 
 def _median(several: list[Ran]) -> Ran:
