@@ -109,10 +109,13 @@ def _save(
 
 
 def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict, tied weights once."""
+    """The state dict, tied weights once, with the names of published files."""
     seen: set[int] = set()
     state = module.state_dict(keep_vars=True)
-    return {name: one for name, one in state.items() if id(one) not in seen and not seen.add(id(one))}  # type: ignore[func-returns-value]
+    before = (
+        "text_model." if isinstance(module, transformers.CLIPTextModel) and not hasattr(module, "text_model") else ""
+    )
+    return {f"{before}{name}": one for name, one in state.items() if id(one) not in seen and not seen.add(id(one))}  # type: ignore[func-returns-value]
 
 
 def _write_sparse(module: nn.Module, file: Path) -> None:

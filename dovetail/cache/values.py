@@ -179,7 +179,7 @@ class Values:
         for kind in type(value).__mro__:
             names = [name for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType)]
             own.update((name, getattr(value, name)) for name in names if hasattr(value, name))
-        for name in sorted(own.keys() - {libraries.LEFT_AS_DEFAULT}, key=str):
+        for name in sorted(own.keys() - libraries.OF_ONE_PROCESS - {libraries.LEFT_AS_DEFAULT}, key=str):
             self.say("attribute", name)
             self._value(own[name])
 

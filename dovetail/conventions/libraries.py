@@ -39,8 +39,9 @@ LEFT_AS_DEFAULT = "_use_default_values"
 """The entry of a diffusers configuration that lists, in an order that differs from process to process, which other
 entries were left at their defaults; it steers nothing."""
 
-OF_ONE_PROCESS = frozenset({"SESSION_ID"})
-"""Globals of diffusers and transformers that every process draws anew, and that say nothing of a model."""
+OF_ONE_PROCESS = frozenset({"SESSION_ID", "_original_object_hash"})
+"""Globals and attributes of diffusers and transformers that every process has others of, and that say nothing of a
+model."""
 
 END_OF_CALL = "maybe_free_model_hooks"
 """The method that every diffusers pipeline calls at the end of a call."""
