@@ -52,7 +52,7 @@ def _what(one: PlacedComponent, share: Share) -> str:
 
 def device_rows(plan: Plan, total: Mapping[Device, int]) -> list[tuple[str, ...]]:
     """A row for each device: what it has at most, in which phase, and what may be used of it."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for device, peak in plan.peak.items():
         phase = max((nbytes, phase) for (phase, one), nbytes in plan.peaks.items() if one == device)[1]
         rows.append(

@@ -235,12 +235,12 @@ def _option(
     bringing = sum(nbytes / rate[device] for device, nbytes in kept.items() if moves[device])
     resting = sum(n for one in (kept, streamed) for device, n in one.items() if moves[device])
     ends = [0, *accumulate(counts)]
-    rests = [rests for rests, count in zip(split.residency, counts, strict=True) for _ in range(count)]
+    places = [place for place, count in zip(split.residency, counts, strict=True) for _ in range(count)]
     used = [index for index, (start, end) in enumerate(split.ranges) if end > start or index == 0]
     ranges = [(ends[split.ranges[index][0]], ends[split.ranges[index][1]]) for index in used]
     brought = Counter({device: nbytes for device, nbytes in kept.items() if moves[device]})
     return Option(
-        load.name, load.phase, tuple(devices[index] for index in used), tuple(ranges), tuple(rests), residency, tiled,
+        load.name, load.phase, tuple(devices[index] for index in used), tuple(ranges), tuple(places), residency, tiled,
         times * split.seconds + bringing, bringing,
         stays={device: nbytes for device, nbytes in kept.items() if not moves[device]},
         comes=dict(brought + slots),

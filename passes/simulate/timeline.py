@@ -13,7 +13,7 @@ once and not in every step.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -78,12 +78,14 @@ class _Walk:
     program: Program
     speeds: Speeds
     issued: float = 0.0  # the host, which issues
-    computed: Counter[Device] = field(default_factory=Counter)  # when a device has run what was issued on it
+    computed: defaultdict[Device, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # when a device has run what was issued on it
     free: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # when a lane is free
     slots: defaultdict[tuple[Device, int], float] = field(default_factory=lambda: defaultdict(float))
     arrived: dict[Copy | Load, float] = field(default_factory=dict)
-    waited: Counter[Device] = field(default_factory=Counter)
-    bringing: Counter[Device] = field(default_factory=Counter)
+    waited: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
+    bringing: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
     running: tuple[Run, float] | None = None
 
