@@ -74,11 +74,12 @@ class CallCompiler(OfComponent):
         """The trace of a key that has no program yet, or what answers the call otherwise."""
         with alone():
             known = call.programs.get(key) or call.whole
-            if known is None:
-                known = self._traced(call, key, args, kwargs, branches)
-                if not isinstance(known, Program):
-                    self._keep(call, key, known)
-            return known
+            if known is not None:
+                return known
+            traced = self._traced(call, key, args, kwargs, branches)
+            if not isinstance(traced, Program):
+                self._keep(call, key, traced)
+            return traced
 
     def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
         """The program of a key, made of its trace."""

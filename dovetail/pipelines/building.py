@@ -86,7 +86,7 @@ def build(
 def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:
     """A component of which there is but the config; of dtype float32 where none is named."""
     make = _of_diffusers if family == "diffusers" else _of_transformers
-    module = make(cls, folder, None, torch.float32 if dtype in (None, "auto") else dtype)
+    module = make(cls, folder, None, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     return None if module is None else (module.eval(), {})
 
 

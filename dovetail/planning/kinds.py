@@ -57,6 +57,6 @@ def _of(value: Any, tokenizers: Sequence[Any]) -> Hashable:
 def _lengths(text: str, tokenizers: Sequence[Any]) -> Hashable:
     """The numbers of tokens of a text; the text itself where a tokenizer does not take it."""
     try:
-        return tuple(len(one(text)["input_ids"]) for one in tokenizers) or text
+        return tuple(len(one(text, verbose=False)["input_ids"]) for one in tokenizers) or text
     except Exception:
         return text

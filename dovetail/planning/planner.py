@@ -29,6 +29,7 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
@@ -238,19 +239,15 @@ def pieces_of(component: Component, module: nn.Module, program: Program) -> Iter
     """What a program of a component has on devices of weights, as its schedule loads it."""
     held = {weight.name: one for weight, one in component.assigned.held(module, program)}
     known = pieces(program)
-    for load in program.schedule or ():
-        for name in load.weights if isinstance(load, Load) else ():
+    for load in (item for item in program.schedule or () if isinstance(item, Load)):
+        for name in load.weights:
             weight = known[name][0] if name in known else program.weights[name]
             one = held.get(weight.whole)
-            key = (id(program), name) if one is None else (id(one), weight.rows, weight.quant)
+            key: tuple[Any, ...] = (id(program), name) if one is None else (id(one), weight.rows, weight.quant)
             stays = load.lifetime is Lifetime.PROGRAM
-            rests = 0 if one is None or stays or not _rests_on_host(component, program, weight.whole) else weight.nbytes
+            on_host = program.residency.get(weight.whole) is Residency.HOST
+            rests = weight.nbytes if one is not None and not stays and on_host else 0
             yield Piece((*key, load.device), component.name, load.device, weight.nbytes, load.lifetime, rests)
-
-
-def _rests_on_host(component: Component, program: Program, name: str) -> bool:
-    kept = program.residency.get(name)
-    return kept is not None and kept.value == "cpu"
 
 
 def _others(components: Mapping[str, Component]) -> Iterator[Piece]:

@@ -80,12 +80,12 @@ def put_settings(module: Any, before: Mapping[str, Any]) -> None:
 def ratio_of(module: Any) -> int:
     """How many pixels a latent is wide."""
     if hasattr(module, "tile_latent_min_size"):
-        return max(1, round(module.tile_sample_min_size / module.tile_latent_min_size))
+        return max(1, round(float(module.tile_sample_min_size) / float(module.tile_latent_min_size)))
     known = getattr(module, "spatial_compression_ratio", None)
     if known:
         return int(known)
     if getattr(module, "tile_latent_min_height", None):
-        return max(1, round(module.tile_sample_min_height / module.tile_latent_min_height))
+        return max(1, round(float(module.tile_sample_min_height) / float(module.tile_latent_min_height)))
     return int(2 ** (len(getattr(module.config, "block_out_channels", (0,) * 4)) - 1))
 
 

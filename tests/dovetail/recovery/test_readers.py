@@ -1,0 +1,91 @@
+"""Files that fail, stall, return short or end at some read of a generation."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.errors import WeightError
+from dovetail.runtime import sim
+from dovetail.runtime.store.opened_file import OpenedFile
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
+from tests.cases import slow_but
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+REQUEST = {"backend": "unet=sim0&sim1,te=sim1,vae=sim0", "rig": "sim0=64MiB,sim1=64MiB,cpu=8GiB"}
+PARTS = 8
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+class Reads:
+    """Counts reads of files, and has one of them go another way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.at, self.how = 0, -1, ""
+        original = OpenedFile._read_some
+
+        def read(file: OpenedFile, start: int, memory: memoryview) -> int:
+            self.count += 1
+            if self.count != self.at:
+                return original(file, start, memory)
+            if self.how == "fails":
+                raise OSError("the disk is gone")
+            if self.how == "ends":
+                return 0
+            if self.how == "stalls":
+                time.sleep(0.2)
+            return original(file, start, memory[: max(1, len(memory) // 2)] if self.how == "short" else memory)
+
+        monkeypatch.setattr(OpenedFile, "_read_some", read)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], torch.Tensor]:
+    pipe, call = tiny_pipelines.sd()
+    folder = tmp_path_factory.mktemp("sd")
+    pipe.save_pretrained(folder)
+    call = {**call, "num_inference_steps": 2}
+    return folder, call, paint(pipe, call)
+
+
+CASES = [(how, part) for how in ("fails", "ends", "stalls", "short") for part in range(PARTS)]
+
+
+@pytest.mark.parametrize(("how", "part"), slow_but([("fails", 5), ("short", 2)], CASES))
+def test_a_read_that_goes_wrong_gives_the_same_picture_or_one_error(
+    how: str, part: int, saved: tuple[Path, dict[str, Any], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, call, expected = saved
+    reads = Reads(monkeypatch)
+    dovetail.load_pipeline(folder, **REQUEST).prepare(**call)
+    gc.collect()
+    whole, reads.count = reads.count, 0
+    reads.how, reads.at = how, 1 + whole * part // PARTS
+    found = None
+    try:
+        handle = dovetail.load_pipeline(folder, **REQUEST)
+        found = paint(handle.pipe, call)
+    except WeightError as error:
+        assert how in ("fails", "ends")
+        assert "the disk is gone" in str(error) or "ends at byte" in str(error)
+        handle = dovetail.load_pipeline(folder, **REQUEST)
+        found = paint(handle.pipe, call)  # the disk is back
+    assert torch.equal(found.cpu(), expected)
+    assert reads.count >= reads.at
+    del handle, found
+    gc.collect()
+    assert [sim.stats(index).in_use for index in range(2)] == [0, 0]
