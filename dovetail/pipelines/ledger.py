@@ -16,6 +16,9 @@ from ..planning.planner import Planner
 from ..runtime.store.stored_weight import StoredWeight
 from .plan import phase_of
 
+_Held = tuple[Counter[str], Counter[str]]
+"""The bytes that stay on each device, and those that come there for a phase."""
+
 
 class Ledger:
     """The one account of device memory of a pipeline; devices are counted by name.
@@ -31,44 +34,54 @@ class Ledger:
 
     def offer(self, component: Component, read: Sequence[StoredWeight] = ()) -> Rig:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
-        taken = self._taken(component, read)
-        why = "{} are held by other components, or parts of this one"
+        held = {name: self._reserved(other, read if other is component else None) for name, other in self._all()}
+        taken = self._taken(component, held)
         left = {
-            device: memory.less(taken[device.name], why.format(format_bytes(taken[device.name])))
+            device: memory.less(taken[device.name], _why(device.name, taken, held))
             for device, memory in component.rig.memory.items()
         }
         beside = self._planner.beside(component)
         kept = {device: replace(memory, beside=beside[device]) for device, memory in left.items()}
         return Rig(kept, component.rig.present)
 
-    def _taken(self, component: Component, read: Sequence[StoredWeight]) -> Counter[str]:
+    def _all(self) -> list[tuple[str, Component]]:
+        return list(self._components.items())
+
+    def _taken(self, component: Component, held: Mapping[str, _Held]) -> Counter[str]:
         resident: Counter[str] = Counter()
         staged: dict[str, Counter[str]] = defaultdict(Counter)
-        for other in list(self._components.values()):
-            stays, comes = _reserved(other, read if other is component else None)
+        for name, (stays, comes) in held.items():
             resident += stays
-            staged[phase_of(other.name)].update(comes)
+            staged[phase_of(name)].update(comes)
         own = staged[phase_of(component.name)]
         phases = [own] if component.view.residency is not Residency.DEVICE else staged.values()
         return resident + functools.reduce(operator.or_, phases, Counter())
 
+    def _reserved(self, component: Component, read: Sequence[StoredWeight] | None) -> _Held:
+        """The bytes that stay on each device, and that come there for a phase: all that a component on one device has.
 
-def _reserved(component: Component, read: Sequence[StoredWeight] | None) -> tuple[Counter[str], Counter[str]]:
-    """The bytes that stay on each device, and that come there for a phase: all that a component on one device has.
+        With weights that are to be ``read``: those of the others that it has placed so far, in any case. While a plan
+        is made too, for it lowers all components, and checks them together.
+        """
+        assigned = component.assigned
+        if read is not None:
+            return assigned.resident_on(read), assigned.staged_on(read)
+        if len(component.devices) > 1 or assigned.is_planned or self._planner.is_lowering:
+            return assigned.resident_on(), assigned.staged_on() + assigned.slots_on
+        (device,) = component.devices
+        stays: Counter[str] = Counter()
+        comes, planned = assigned.staged_on() + assigned.slots_on, assigned.planned
+        for one in component.view.weights():
+            if not one.residency.stages_on(device):
+                stays[device.name] += one.nbytes
+            elif one not in planned:
+                comes[device.name] += one.nbytes
+        return stays, comes
 
-    With weights that are to be ``read``: those of the others that it has placed so far, in any case.
-    """
-    assigned = component.assigned
-    if read is not None:
-        return assigned.resident_on(read), assigned.staged_on(read)
-    if len(component.devices) > 1 or assigned.is_planned:
-        return assigned.resident_on(), assigned.staged_on() + assigned.slots_on
-    (device,) = component.devices
-    stays: Counter[str] = Counter()
-    comes, planned = assigned.staged_on() + assigned.slots_on, assigned.planned
-    for one in component.view.weights():
-        if not one.residency.stages_on(device):
-            stays[device.name] += one.nbytes
-        elif one not in planned:
-            comes[device.name] += one.nbytes
-    return stays, comes
+
+def _why(device: str, taken: Mapping[str, int], held: Mapping[str, _Held]) -> str:
+    """Who holds what is taken of a device, the largest first."""
+    each = Counter({name: stays[device] + comes[device] for name, (stays, comes) in held.items()})
+    names = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in each.most_common(3) if nbytes)
+    who = "other components, or parts of this one"
+    return f"{format_bytes(taken[device])} are held by {who}: {names}"

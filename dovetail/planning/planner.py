@@ -82,6 +82,8 @@ class Planner:
         self._lock = threading.RLock()
         self.planned = 0
         """How many plans were made."""
+        self.is_lowering = False
+        """Whether programs of a plan are being made."""
 
     def forget(self) -> None:
         """Has the next calls be planned anew."""
@@ -198,10 +200,10 @@ class Planner:
 
         Raises FitsError in place of a result where nothing is to be kept of a plan that fits.
         """
-        new = [one for one in run.calls.values() if one.key not in one.call.programs]
         made: list[DryCall] = []
+        self.is_lowering = True
         try:
-            for one in sorted(new, key=lambda one: len(one.component.devices) > 1):
+            for one in _in_turn([one for one in run.calls.values() if one.key not in one.call.programs]):
                 made.append(one)
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + _held(run, one, handle.rig)
@@ -214,6 +216,8 @@ class Planner:
             for one in made:
                 one.component.take_back(one.call, one.key)
             raise
+        finally:
+            self.is_lowering = False
         return generation
 
     def _generation(self, handle: Plannable, run: DryRun) -> Generation:
@@ -270,6 +274,19 @@ def _held(run: DryRun, one: DryCall, rig: Rig) -> Counter[Device]:
     for device, nbytes in run.held.get((one.call, one.key), {}).items():
         found[by_torch.get(device, rig.host)] += nbytes
     return found
+
+
+def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:
+    """The calls in the order in which they are lowered: those on one device first, of these the largest components.
+
+    So a component that is too large is told by its own name, and what is split has what the others leave.
+    """
+
+    def turn(one: DryCall) -> tuple[bool, int]:
+        is_split = len(one.component.devices) > 1
+        return is_split, 0 if is_split else -one.component.view.nbytes
+
+    return sorted(calls, key=turn)
 
 
 @dataclass(frozen=True)
