@@ -133,7 +133,8 @@ class Count:
                 step = self.steps.get(node, 0)
                 for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
-                        lives.setdefault((device, tensor.storage), [tensor.nbytes, step, step])[2] = step
+                        piece = (tensor.storage,) if split_of(node) else tensor.storage  # a part lies apart
+                        lives.setdefault((device, piece), [tensor.nbytes, step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
@@ -149,20 +150,25 @@ class Count:
         step = self.steps.get(reader, len(self.steps))
         if there in self._devices(value) and (not split_of(value) or reads_part(reader, value)):
             for tensor in tensors_of(value):
-                held = lives.get((there, tensor.storage), [0, 0, 0])
+                held = lives.get((there, (tensor.storage,) if split_of(value) else tensor.storage), [0, 0, 0])
                 held[2] = max(held[2], step)
             return
-        nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
+        made, home = self.steps.get(value, 0), self.program.main
         if split_of(value):  # gathered in memory that is set aside first, and sent on from there
-            begin = self.begins.get(reader, step)
-            for device in {self.program.main, there}:
-                at_home = device == self.program.main
-                made, state = (self.begins[value], 0) if at_home else (begin, version)
-                life = lives.setdefault((device, (value, state)), [nbytes, made, step])
-                life[2] = max(life[2], step if device == there else begin)
-            return
-        life = lives.setdefault((there, (value, version)), [nbytes, self.steps.get(value, 0), step])
+            made = self.begins.get(reader, step)
+            self._note_whole(lives, value, home, step if there == home else made)
+            if there == home:
+                return
+        nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
+        life = lives.setdefault((there, (value, version)), [nbytes, made, step])
         life[2] = max(life[2], step)
+
+    def _note_whole(self, lives: dict[tuple[Device, object], list[int]], value: Node, home: Device, step: int) -> None:
+        """The whole of a split value, from the segment that makes its parts on; views of it lie in its memory."""
+        for tensor in tensors_of(value):
+            made = self.begins[value]
+            life = lives.setdefault((home, tensor.storage), [tensor.nbytes, made, step])
+            life[:] = max(life[0], tensor.nbytes), min(life[1], made), max(life[2], step)
 
 
 def arriving(tensor: TensorType) -> int:

@@ -30,7 +30,7 @@ from ...compiler.ir.schedule import (
     ValueRef,
     made_by,
 )
-from ...compiler.ir.split import pieces, type_on
+from ...compiler.ir.split import pieces, split_of, type_on
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.value import flat
 from ...compiler.spec.devices import Device
@@ -69,6 +69,10 @@ def simulate(program: Program) -> dict[Device, Usage]:
     for instruction in program.schedule:
         walk.carry_out(instruction)
     return {device: memory.fullest for device, memory in walk.on.items()}
+
+
+PART = "part"
+"""Marks the memory of a part of a split value."""
 
 
 @dataclass
@@ -127,7 +131,7 @@ class _Walk:
                 for step in one.steps:
                     self.step(step, one.device)
             case Allocate(value, device):
-                self.hold(value, device, {("whole", value): sum(t.nbytes for t in tensors_of(value.node))})
+                self.hold(value, device, {tensor.storage: tensor.nbytes for tensor in tensors_of(value.node)})
             case Copy():
                 self.copy(one)
             case Free(value, device):
@@ -144,11 +148,15 @@ class _Walk:
             self.free(free.value, free.device)
 
     def made(self, node: Node, device: Device) -> dict[Hashable, int]:
-        """The pieces of memory that what a node makes on a device lies in, with their bytes; none that weights have."""
+        """The pieces of memory that what a node makes on a device lies in, with their bytes; none that weights have.
+
+        A part of a split value lies apart from the whole, which is gathered elsewhere.
+        """
         found: dict[Hashable, int] = {}
+        is_split = bool(split_of(node))
         for tensor in flat(type_on(self.program, node, device)):
             if tensor.storage not in self.of_weights:
-                found.setdefault(tensor.storage, tensor.nbytes)
+                found.setdefault((PART, tensor.storage) if is_split else tensor.storage, tensor.nbytes)
         return found
 
     def copy(self, copy: Copy) -> None:
