@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..compiler.spec.devices import Rig
@@ -14,7 +14,6 @@ from ..compiler.spec.units import format_bytes
 from ..components.component import Component
 from ..planning.planner import Planner
 from ..runtime.store.stored_weight import StoredWeight
-from .plan import phase_of
 
 _Held = tuple[Counter[str], Counter[str]]
 """The bytes that stay on each device, and those that come there for a phase."""
@@ -28,8 +27,9 @@ class Ledger:
     only the largest is on a device at a time. The planner knows what values of others take at other times.
     """
 
-    def __init__(self, components: Mapping[str, Component], planner: Planner) -> None:
+    def __init__(self, components: Mapping[str, Component], planner: Planner, phase_of: Callable[[str], str]) -> None:
         self._components = components
+        self._phase_of = phase_of
         self._planner = planner
 
     def offer(self, component: Component, read: Sequence[StoredWeight] = ()) -> Rig:
@@ -52,8 +52,8 @@ class Ledger:
         staged: dict[str, Counter[str]] = defaultdict(Counter)
         for name, (stays, comes) in held.items():
             resident += stays
-            staged[phase_of(name)].update(comes)
-        own = staged[phase_of(component.name)]
+            staged[self._phase_of(name)].update(comes)
+        own = staged[self._phase_of(component.name)]
         phases = [own] if component.view.residency is not Residency.DEVICE else staged.values()
         return resident + functools.reduce(operator.or_, phases, Counter())
 

@@ -44,7 +44,7 @@ from .checks import refuse_taken
 from .ledger import Ledger
 from .loras import apply_loras
 from .pipeline_state import ExecutionDevice, bring_state
-from .plan import check_names, count_held_as_free, modules_of, phase_of, share_out
+from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, share_out
 from .subclass import become_as_before, become_compiled
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ class CompiledPipeline:
         store, sharing = Store(plain_name), Sharing()
         self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
         self._recovery = Recovery(self._components)
-        self._planner = Planner(phase_of, self._tiles)
-        ledger = Ledger(self._components, self._planner)
+        self._phases = Phases()
+        self._planner = Planner(self._phases, self._tiles)
+        ledger = Ledger(self._components, self._planner, self._phases)
         for name, rig in share_out(self._request, modules, roles).items():
             one = Component(
                 name,
@@ -351,13 +352,13 @@ class CompiledPipeline:
             self._settle()
         if not self._running:
             component.adapters.forget()
-        phase = phase_of(component.name)
+        phase = self._phases(component.name)
         if phase == self._phase:
             return
         self._phase = phase
-        begin(phase)
+        begin(phase_of(component.name))
         for other in self.components.values():
-            if phase_of(other.name) != phase:
+            if self._phases(other.name) != phase:
                 other.view.release()
 
     def go_on(self, latents: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:

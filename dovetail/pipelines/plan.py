@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,40 @@ def phase_of(name: str) -> str:
     One whose name tells no role works in a part of its own: a prior has done its work when the decoder begins.
     """
     return _PHASES.get(role_of_component(name), name)
+
+
+class Phases:
+    """The phase of each component of a pipeline, by name.
+
+    Components of one phase whose weights rest elsewhere are on their devices together. Where that does not fit, each
+    works in a phase of its own: its weights leave before the next one's come.
+    """
+
+    def __init__(self) -> None:
+        self._apart: frozenset[str] = frozenset()
+
+    def __call__(self, name: str) -> str:
+        """The phase of a component."""
+        return name if name in self._apart else phase_of(name)
+
+    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
+        """Has the components of the first phase that some of these share work apart; what is returned takes it back.
+
+        Gives None where none share a phase.
+        """
+        together: dict[str, list[str]] = {}
+        for name in staged:
+            together.setdefault(self(name), []).append(name)
+        shared = next((names for names in together.values() if len(names) > 1), None)
+        if shared is None:
+            return None
+        before = self._apart
+        self._apart = before | set(shared)
+
+        def join() -> None:
+            self._apart = before
+
+        return join
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:

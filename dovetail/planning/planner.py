@@ -66,6 +66,16 @@ class Plannable(Protocol):
         """What lowering makes of the calls of a dry run, once devices that were left open are decided."""
 
 
+class Phased(Protocol):
+    """Gives the phase in which a component works, by its name."""
+
+    def __call__(self, name: str) -> str:
+        """The phase."""
+
+    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
+        """Has components that share a phase work apart; None where none do, else what takes it back."""
+
+
 class Planner:
     """Plans the calls of one compiled pipeline, each kind of call once.
 
@@ -74,7 +84,7 @@ class Planner:
         tiles: the tiles of VAEs.
     """
 
-    def __init__(self, phase_of: Callable[[str], str], tiles: Tiles) -> None:
+    def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
         self._phase_of = phase_of
         self._tiles = tiles
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
@@ -143,6 +153,9 @@ class Planner:
         try:
             return attempt({}, True)
         except DoesNotFitError as refused:
+            found = self._apart(handle, lambda: attempt({}, True), refused)
+            if found is not None:
+                return found
             tiles = self._tiles.found(
                 handle, tried[0].calls.values() if tried else (), lambda some: attempt(some, False)
             )
@@ -151,6 +164,22 @@ class Planner:
             generation = attempt(tiles, True)
             tell_of_tiles(type(handle.pipe).__name__, tiles, refused)
             return generation
+
+    def _apart(
+        self, handle: Plannable, attempt: Callable[[], Generation | None], refused: DoesNotFitError
+    ) -> Generation | None:
+        """The plan in which components of one phase leave before the next one's weights come, or None."""
+        staged = [name for name, one in handle.components.items() if one.view.residency is not Residency.DEVICE]
+        joins: list[Callable[[], None]] = []
+        while (join := self._phase_of.separate(staged)) is not None:
+            joins.append(join)
+            with contextlib.suppress(DoesNotFitError):
+                generation = attempt()
+                logger.warning("%s: so components of one phase take turns on their devices", refused)
+                return generation
+        for join in reversed(joins):
+            join()
+        return None
 
     def _attempt(
         self,
