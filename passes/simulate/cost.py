@@ -108,7 +108,7 @@ def _transposed(shapes: Sequence[Any], out: Shape) -> float:
 
 def _attention(shapes: Sequence[Any], out: Shape) -> float:
     query, key = shapes[:2]
-    return 2.0 * math.prod(query[:-1]) * int(key[-2]) * (int(query[-1]) + out[-1])
+    return float(2.0 * math.prod(query[:-1]) * int(key[-2]) * (int(query[-1]) + out[-1]))
 
 
 _FORMULAS: dict[Any, Callable[[Sequence[Any], Shape], float]] = {
