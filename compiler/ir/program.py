@@ -111,6 +111,7 @@ class Program:
     home: dict[str, Device] = field(default_factory=dict)  # weight name → device
     residency: dict[str, Residency] = field(default_factory=dict)  # of weights that do not stay where they are read
     keeps_staged: bool = False  # what was brought for one run stays until the caller lets go of it, at a phase's end
+    given: frozenset[int] = frozenset()  # numbers of inputs that are the caller's, on the main device before a call
     bounds: dict[str, Bounds] = field(default_factory=dict)  # of weights that are split by rows, one range a device
     segments: tuple[Segment, ...] = ()
     crossings: tuple[Crossing, ...] = ()
@@ -155,6 +156,12 @@ class Program:
     def weight_nodes(self) -> Iterator[Node]:
         """The placeholders that stand for weights, in order."""
         return (node for node in self.graph.find_nodes(op="placeholder") if weight_name(node))
+
+    @property
+    def given_storages(self) -> set[int]:
+        """The memory of the inputs that are the caller's."""
+        inputs = (node for number, node in enumerate(self.inputs()) if number in self.given)
+        return {tensor.storage for node in inputs for tensor in tensors_of(node)}
 
     def weight(self, node: Node) -> Weight:
         """The weight that a placeholder stands for, whole; raises KeyError for another node."""

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.sizes import evaluate
+from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
 
 if TYPE_CHECKING:
@@ -52,9 +53,14 @@ class DryCall:
 class DryRun:
     """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
 
-    ``held`` has for each the most bytes of earlier answers that the pipeline held at it, by device; ``whole`` the
-    components of which something runs as it is, whose weights are all needed.
+    ``held`` has for each the most bytes that the pipeline held at it, by device: all that is there now and was not
+    ``before``, on devices that count their bytes, and earlier answers on others. ``given`` has the numbers of the
+    inputs that lay on the component's main device, so that none is brought there. ``whole`` are the components of which
+    something runs as it is, whose weights are all needed.
     """
+
+    before: Mapping[torch.device, int] = field(default_factory=dict)
+    given: dict[tuple[Call, Any], frozenset[int]] = field(default_factory=dict)
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
@@ -70,6 +76,9 @@ class DryRun:
         self.times[key] += 1
         self.held[key] = self.held.get(key, Counter()) | self._bytes_alive()
         inputs = made.traced.signature.flatten(args, kwargs)
+        main = made.component.devices[0].torch
+        there = frozenset(number for number, tensor in enumerate(inputs) if tensor.device == main)
+        self.given[key] = self.given.get(key, there) & there
         frame = made.component.parts.frame
         home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
         result = zeros_of(made.traced, inputs, home)
@@ -84,11 +93,13 @@ class DryRun:
         return pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
 
     def _bytes_alive(self) -> Counter[torch.device]:
-        """The bytes of earlier answers that the pipeline still holds, by device."""
+        """The bytes that the pipeline holds, by device."""
         alive = {leaf.untyped_storage()._cdata: leaf for leaf in self._alive}
         found: Counter[torch.device] = Counter()
         for leaf in alive.values():
             found[leaf.device] += leaf.nbytes
+        for device, before in self.before.items():
+            found[device] = max(0, accelerator_of(device).memory()[0] - before)
         return found
 
 

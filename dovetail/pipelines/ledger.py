@@ -37,7 +37,7 @@ class Ledger:
         held = {name: self._reserved(other, read if other is component else None) for name, other in self._all()}
         taken = self._taken(component, held)
         left = {
-            device: memory.less(taken[device.name], _why(device.name, taken, held))
+            device: memory.less(taken[device.name] + self._planner.held[device], _why(device.name, taken, held))
             for device, memory in component.rig.memory.items()
         }
         beside = self._planner.beside(component)

@@ -35,6 +35,7 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
+from ..runtime.devices.accelerator import accelerator_of
 from .generation import Generation, Piece, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
@@ -90,6 +91,8 @@ class Planner:
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._lock = threading.RLock()
+        self.held: Counter[Device] = Counter()
+        """What the pipeline holds of each device at the call that is being lowered."""
         self.planned = 0
         """How many plans were made."""
         self.is_lowering = False
@@ -209,8 +212,9 @@ class Planner:
 
     def _trace(self, handle: Plannable, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool) -> DryRun:
         """Runs the pipeline's code dry, as far as that goes."""
-        run, pipe = DryRun(), handle.pipe
+        pipe = handle.pipe
         devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
+        run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         try:
             with isolated(pipe, cls, args, kwargs, devices) as call, running_dry(run):
@@ -234,6 +238,8 @@ class Planner:
         try:
             for one in _in_turn([one for one in run.calls.values() if one.key not in one.call.programs]):
                 made.append(one)
+                self.held = _held(run, one, handle.rig)
+                one.traced.given = run.given.get((one.call, one.key), frozenset())
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + _held(run, one, handle.rig)
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
@@ -247,6 +253,7 @@ class Planner:
             raise
         finally:
             self.is_lowering = False
+            self.held = Counter()
         return generation
 
     def _generation(self, handle: Plannable, run: DryRun) -> Generation:

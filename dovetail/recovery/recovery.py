@@ -22,6 +22,7 @@ from ..components.dry import dry_run, latents_to_go_on_from, leave_dry_run
 from ..planning.tiling import Tile, can_be_tiled, candidates, put_settings, settings, tile_vae
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
+from ..runtime.devices.transfers import moved
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class Recovery:
                 f"the latents of {component.name} are {found.dtype} of shape {tuple(found.shape)}, and this call makes "
                 f"{given.dtype} of {tuple(given.shape)}: give the size and type that they were made with"
             )
-        return found.to(given.device)
+        return moved(found, given.device)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

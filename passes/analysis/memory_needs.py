@@ -128,6 +128,7 @@ class Count:
         """Each piece of memory that holds a value: its device, its bytes, and its first and last step."""
         lives: dict[tuple[Device, object], list[int]] = {}
         of_weights = {tensor.storage for node in self.program.weight_nodes() for tensor in tensors_of(node)}
+        of_weights |= self.program.given_storages
         for node in self.program.graph.nodes:
             for device in self._devices(node) if node.op != "output" else ():
                 step = self.steps.get(node, 0)

@@ -59,7 +59,7 @@ class Usage:
 
 
 def simulate(program: Program) -> dict[Device, Usage]:
-    """The fullest moment of each device of a scheduled program, in a call whose inputs lie elsewhere before it.
+    """The fullest moment of each device of a scheduled program, inputs that are the caller's apart.
 
     Raises ValueError for a program that has no schedule.
     """
@@ -115,7 +115,8 @@ class _Walk:
         self.pieces = pieces(program)
         slots = slot_bytes(program)
         self.on = {device: _Memory(sum(slots.get(device, ()))) for device in program.devices}
-        self.of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
+        of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
+        self.of_others = of_weights | program.given_storages
         self.lying: dict[tuple[ValueRef, Device], list[Hashable]] = {}
         self.kept: dict[Device, set[str]] = defaultdict(set)
 
@@ -148,14 +149,15 @@ class _Walk:
             self.free(free.value, free.device)
 
     def made(self, node: Node, device: Device) -> dict[Hashable, int]:
-        """The pieces of memory that what a node makes on a device lies in, with their bytes; none that weights have.
+        """The pieces of memory that what a node makes on a device lies in, with their bytes.
 
-        A part of a split value lies apart from the whole, which is gathered elsewhere.
+        None of them is memory of weights or of the caller. A part of a split value lies apart from the whole, which is
+        gathered elsewhere.
         """
         found: dict[Hashable, int] = {}
         is_split = bool(split_of(node))
         for tensor in flat(type_on(self.program, node, device)):
-            if tensor.storage not in self.of_weights:
+            if tensor.storage not in self.of_others:
                 found.setdefault((PART, tensor.storage) if is_split else tensor.storage, tensor.nbytes)
         return found
 

@@ -326,6 +326,6 @@ def test_the_host_and_simulated_devices_keep_nothing_for_kernels() -> None:
     assert reserve_of("cpu", GIB) == reserve_of("sim", GIB) == 0
 
 
-def test_device_map_auto_means_all_devices_as_it_does_elsewhere() -> None:
-    assert one_backend(None, "auto") == "balanced"
+def test_device_map_auto_means_that_a_placement_is_searched() -> None:
+    assert one_backend(None, "auto") == "auto"
     assert one_backend("auto", None) == "auto"

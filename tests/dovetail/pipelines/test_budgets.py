@@ -15,11 +15,11 @@ from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result
 from tests.cases import slow_but
 
-PARTS = (0.7, 0.5, 0.3)
-NAMES = ("flux", "sd", "sdxl", "sd3", "wan", "chroma", "pixart", "sd_controlnet", "kandinsky", "flux_controlnet",
-         "sd_img2img", "flux_fill")  # fmt: skip
-OF_THE_PIPELINE = 4096
-"""Bytes of latents, embeddings and schedules that the pipelines' own Python may have on the device besides."""
+NAMES = ("flux", "sd", "sdxl", "pixart", "sd_controlnet", "kandinsky", "flux_controlnet", "sdxl_controlnet", "sd_pag",
+         "lcm", "sdxl_pag", "sd_controlnet_pag")  # fmt: skip
+CASES = [*((name, part) for part in (0.7, 0.5, 0.3) for name in NAMES),
+         *((name, part) for part in (0.7, 0.5) for name in ("sd3", "wan", "chroma"))]  # fmt: skip
+"""The last three have more values than 0.3 of their weights leave room for beside what the pipeline itself holds."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,7 @@ def bytes_of(pipe: Any) -> int:
     return sum(parameter.nbytes for module in modules for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", slow_but(["flux"], NAMES))
+@pytest.mark.parametrize(("name", "part"), slow_but([("flux", 0.7), ("flux", 0.3)], CASES))
 def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights(name: str, part: float) -> None:
     pipe, call = EVERY_PIPELINE[name]()
     expected, budget = result(pipe, call), int(part * bytes_of(pipe))
@@ -48,7 +47,7 @@ def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights(name: s
     found = result(pipe, call)
     peak = sim.stats(0).peak - before
     assert all(map(torch.equal, found, expected))
-    assert peak <= budget + OF_THE_PIPELINE
+    assert peak <= budget
     handle.undo()
 
 
@@ -56,8 +55,9 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> 
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = bytes_of(pipe) // 20
     handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
-    before = sim.stats(0).bytes_in
     with pytest.raises(DoesNotFitError, match="on sim0"):
         result(pipe, call)
-    assert sim.stats(0).bytes_in == before
+    assert not handle.programs
+    gc.collect()
+    assert sim.stats(0).in_use == 0
     handle.undo()

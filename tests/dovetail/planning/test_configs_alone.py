@@ -26,13 +26,13 @@ def configs(name: str, folder: Path) -> dict[str, Any]:
     """Saves a tiny pipeline without its weights; returns its call."""
     pipe, call = tiny_pipelines.PIPELINES[name]()
     pipe.save_pretrained(folder)
-    for file in folder.glob("*/*.safetensors"):
+    for file in (*folder.glob("*/*.safetensors"), *folder.glob("*/*.bin")):
         file.unlink()
     return call
 
 
 @pytest.mark.parametrize("params_backend", [None, "*=disk"])
-@pytest.mark.parametrize("name", slow_but(["flux"], tiny_pipelines.PIPELINES))
+@pytest.mark.parametrize("name", slow_but(["flux"], [name for name in tiny_pipelines.PIPELINES if name != "wan"]))
 def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
     call = configs(name, tmp_path)
     pipe, origins = open_pipeline(tmp_path, dtype=torch.bfloat16, needs_files=False)

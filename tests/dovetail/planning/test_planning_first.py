@@ -87,7 +87,8 @@ def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", slow_but(["sd"], FORESEEN))
 def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved(name, tmp_path)
-    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    everywhere = f"sim0,{SPREAD}"  # nothing is left open, for which placements would be tried
+    handle = dovetail.load_pipeline(folder, everywhere, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     traced = counted(monkeypatch, call_compiler, "trace")
     lowered = counted(monkeypatch, dovetail.pipelines.pipeline.PassManager, "run")
     plan = handle.plan(**call)
