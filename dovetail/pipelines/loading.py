@@ -162,7 +162,7 @@ def open_pipeline(
     built = _build_all(folder, variant, dtypes, own, indices, needs_files)
     parts = {**{name: module for name, (module, _) in built.items()}, **given}
     origins: dict[str, Origins] = {name: found for name, (_, found) in built.items() if found}
-    return _assemble(cls, folder, variant, without_auto(dtypes), parts), origins
+    return _assemble(_class_in(listing, cls), folder, variant, without_auto(dtypes), parts), origins
 
 
 def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> None:
@@ -220,6 +220,18 @@ def _build_all(
         if one is not None:
             built[name] = one
     return built
+
+
+def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:
+    """The class that a folder's index names, where diffusers has it and no other is asked for.
+
+    The general class would load again what is optional for that class (Wan's transformer) and was given.
+    """
+    import diffusers
+
+    named = getattr(diffusers, str(listing.get("_class_name")), None)
+    is_general = cls is diffusers.DiffusionPipeline and isinstance(named, type) and issubclass(named, cls)
+    return named if is_general else cls
 
 
 def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: Mapping[str, Any]) -> Any:

@@ -32,7 +32,7 @@ def configs(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("params_backend", [None, "*=disk"])
-@pytest.mark.parametrize("name", slow_but(["flux"], [name for name in tiny_pipelines.PIPELINES if name != "wan"]))
+@pytest.mark.parametrize("name", slow_but(["flux", "wan"], tiny_pipelines.PIPELINES))
 def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
     call = configs(name, tmp_path)
     pipe, origins = open_pipeline(tmp_path, dtype=torch.bfloat16, needs_files=False)
