@@ -33,8 +33,13 @@ def test_what_is_planned_is_what_runs() -> None:
     dry("a red circle", **CALL)
     real = load_pipeline(demo.folder(), **REQUEST, dtype=torch.float32)
     real("a red circle", **CALL)
-    ran = {str(program) for programs in real.programs.values() for program in programs}
-    assert {str(plan) for plan in dry.plans().values()} == ran
+    ran = {placed(program) for programs in real.programs.values() for program in programs}
+    assert {placed(plan) for plan in dry.plans().values()} == ran
+
+
+def placed(program: Any) -> str:
+    """A program, without what is free: what a pipeline holds of devices is known only where it runs on them."""
+    return re.sub(r"(?m)^devices .*$", "", str(program))
 
 
 @pytest.mark.slow
