@@ -1,6 +1,7 @@
 """Planning a pipeline without computing anything."""
 
 import gc
+import re
 from collections.abc import Iterator
 from typing import Any
 
