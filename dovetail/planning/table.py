@@ -1,7 +1,7 @@
 """The plan of a generation as a table and as data: what is where, in which phase, and how full each device gets.
 
 One row for each program and each device that it is on, in the order of the calls; then one row for each device. What
-``generate --dry-run`` prints is this, and what searches for a placement prints of the plan that it found.
+``generate --dry-run`` prints is this; ``dovetail plan`` has a table of its own (`fitting/table`).
 """
 
 from __future__ import annotations

@@ -95,6 +95,5 @@ def _bytes(stages: StageWeights) -> int:
 
 
 def _kept_bytes(stages: StageWeights, kept: frozenset[str]) -> int:
-    return sum(
-        w.device_bytes for name, w in {n: w for stage in stages for n, w in stage.items()}.items() if name in kept
-    )
+    """The bytes of what is kept of them."""
+    return _bytes(stages) - _bytes(_without(stages, kept))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,20 +14,13 @@ from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
 NAMES = ("flux", "sd", "sdxl", "pixart", "sd_controlnet", "kandinsky", "flux_controlnet", "sdxl_controlnet", "sd_pag",
          "lcm", "sdxl_pag", "sd_controlnet_pag")  # fmt: skip
 CASES = [*((name, part) for part in (0.7, 0.5, 0.3) for name in NAMES),
          *((name, part) for part in (0.7, 0.5) for name in ("sd3", "wan", "chroma"))]  # fmt: skip
 """The last three have more values than 0.3 of their weights leave room for beside what the pipeline itself holds."""
-
-
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    yield
-    gc.collect()
-    sim.enable()
 
 
 def bytes_of(pipe: Any) -> int:

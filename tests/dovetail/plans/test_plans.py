@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
-from dovetail.compiler.frontend import trace as tracing
 from testbed.pipelines.tiny_pipelines import flux
 
 BACKEND = "sim0&sim1"
@@ -39,19 +38,6 @@ def plans(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("plans")
     done("compile", str(folder), "--backend", BACKEND, "-ts", "3,1", "--size", "16", "-o", str(place))
     return place
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    own = tracing.trace
-
-    def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(type(module).__name__)
-        return own(module, *args, **kwargs)
-
-    monkeypatch.setattr(tracing, "trace", counted)
-    return found
 
 
 CALL = {"prompt": "a picture", "height": 16, "width": 16, "num_inference_steps": 2}
