@@ -89,8 +89,8 @@ class ModuleView:
 
     @property
     def is_in_files(self) -> bool:
-        """Whether all parameters lie in files, so that they may rest on disk."""
-        return self._has_origins and all(self.store.of(one).file is not None for one in self.module.parameters())
+        """Whether all parameters but those of adapters lie in files, so that they may rest on disk."""
+        return self._has_origins and not self._homeless()
 
     @locked
     def rest_in(self, residency: Residency) -> None:
@@ -303,9 +303,13 @@ class ModuleView:
         yield from self.module.parameters()
         yield from self.module.buffers()
 
-    def _check_files(self) -> None:
+    def _homeless(self) -> list[str]:
+        """The parameters that lie in no file; not those that came later, of adapters, which rest in host memory."""
         parameters = (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
-        homeless = [one.name for one in parameters if one.file is None]
+        return [one.name for one in parameters if one.file is None and one.name in self._names]
+
+    def _check_files(self) -> None:
+        homeless = self._homeless()
         if homeless:
             raise UsageError(
                 f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"

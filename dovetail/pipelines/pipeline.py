@@ -223,6 +223,9 @@ class CompiledPipeline:
         try:
             yield
             self._recovery.begin()
+        except BaseException:
+            self._recovery.keep()
+            raise
         finally:
             self._running.pop()
             self._planner.end()

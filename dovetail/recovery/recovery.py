@@ -23,6 +23,7 @@ from ..planning.tiling import Tile, can_be_tiled, candidates, put_settings, sett
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
 from ..runtime.devices.transfers import moved
+from ..runtime.store.origin import HOST
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,10 @@ class Recovery:
     def begin(self) -> None:
         """Forgets the latents of an earlier call."""
         self.decoding = {}
+
+    def keep(self) -> None:
+        """Keeps the latents of a call that failed in host memory; they take nothing of a device until the next call."""
+        self.decoding = {name: moved(tensor, HOST) for name, tensor in self.decoding.items()}
 
     def once_more(self, component: Component, error: BaseException) -> bool:
         """Frees what is not needed after a call ran out of memory; says whether it is to be made once more."""
