@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -16,6 +17,7 @@ import torch
 from ...compiler.checkpoints.entries import StoredFile
 from ...compiler.errors import WeightError
 from ..devices.fork import renew_after_fork
+from .page_cache import read_uncached
 from .readahead import READ_AHEAD
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -88,6 +90,18 @@ class OpenedFile:
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
 
+    def bring(self, start: int, end: int) -> None:
+        """Returns when views of a range are in memory, so that who computes with them waits for no disk."""
+        self.file.check(self._raw.fileno())
+        try:
+            read_uncached(self._raw.fileno(), start, end)
+        except OSError as error:
+            raise unreadable(self.file.path, error) from error
+        if self._map is not None and _POPULATE is not None:
+            first = start // _PAGE * _PAGE
+            with contextlib.suppress(OSError):  # a system that does not know it; the pages come one by one then
+                self._map.madvise(_POPULATE, first, end - first)
+
     def advise(self, start: int, end: int) -> None:
         """Has the system read a range ahead, all of it; returns at once."""
         READ_AHEAD.ask(self, start, end)
@@ -117,13 +131,12 @@ def _private_map(descriptor: int) -> mmap.mmap:
     return mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=rights)
 
 
-def _no_reserve() -> int:
-    """The flag of the system by which a map sets nothing aside; older Pythons do not name it, and 0 is none."""
-    generic = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64", "s390x")
-    return getattr(mmap, "MAP_NORESERVE", 0x4000 if generic else 0)
+_IS_KNOWN_LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64", "s390x")
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _IS_KNOWN_LINUX else 0)
+"""The flag of the system by which a map sets nothing aside; older Pythons do not name it, and 0 is none."""
 
-
-NO_RESERVE = _no_reserve()
+_POPULATE: int | None = getattr(mmap, "MADV_POPULATE_READ", 22 if _IS_KNOWN_LINUX else None)
+"""The advice by which all pages of a range are mapped at once, from Linux 5.14 on; Python does not name it."""
 
 
 _WAYS_OUT = {

@@ -127,6 +127,10 @@ class FileOrigin:
         """Reads straight into the memory, through pinned memory where the host cannot write it."""
         self.reader.read_into(self.fitting(weight), place)
 
+    def bring_view(self, weight: Weight) -> torch.Tensor | None:
+        """What a program knows as a weight as a view of the file, in memory by now; None where it has to be copied."""
+        return self.reader.bring_view(self.fitting(weight), weight.stored[1])
+
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All numbers of it."""
         if not self.entry.is_packed:

@@ -57,12 +57,28 @@ def _read_all(files: Sequence[tuple[Path, int]]) -> None:
 def _read(path: Path, size: int, buffer: bytearray) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
-        for at in range(0, size, _WINDOW):
-            end = min(at + _WINDOW, size)
-            if not (_is_cached(file, at) and _is_cached(file, end - 1)):
-                os.preadv(file, [buffer], at)
+        read_uncached(file, 0, size, buffer)
     finally:
         os.close(file)
+
+
+def read_uncached(file: int, start: int, end: int, buffer: bytearray | None = None) -> None:
+    """Reads a range of an open file into the page cache, apart from what is there; does nothing where none can tell.
+
+    Args:
+        file: its descriptor.
+        start, end: the range in bytes.
+        buffer: is overwritten; one is made where it is needed.
+
+    Raises OSError where the file cannot be read.
+    """
+    if not hasattr(os, "preadv"):
+        return
+    for at in range(start, end, _WINDOW):
+        stop = min(at + _WINDOW, end)
+        if not (_is_cached(file, at) and _is_cached(file, stop - 1)):
+            buffer = buffer or bytearray(_WINDOW)
+            os.preadv(file, [memoryview(buffer)[: stop - at]], at)
 
 
 def _is_cached(file: int, at: int) -> bool:

@@ -19,7 +19,7 @@ from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
-from .origin import FileOrigin
+from .origin import HOST, FileOrigin
 from .reader import WeightReader
 from .seen import ModuleWeights
 from .source import WeightSource
@@ -139,7 +139,10 @@ class ProgramWeights(WeightSource):
                 one.staged = {key: data for key, data in one.staged.items() if (key[0], key[2]) in kept}
 
     def stage(self, weights: Sequence[Weight], device: torch.device, slot: int) -> StagedLoad:
-        """Starts to bring weights into a slot of a device; each has the strides that it has at rest."""
+        """Starts to bring weights into a slot of a device; each has the strides that it has at rest.
+
+        On the host, what a file has as it is needed is a view of the file, and the slot's memory is not touched.
+        """
         with self.store.lock:
             found = [(self._stored(weight), weight) for weight in weights]
             for one, weight in found:
@@ -149,10 +152,13 @@ class ProgramWeights(WeightSource):
             starts, _ = offsets(weights)
             return [self._landed(*one, memory[start:]) for one, start in zip(found, starts, strict=True)]
 
-        return self._staging.start(device, slot, fill, partial(self.release, weights, device))
+        return self._staging.start(device, slot, fill, partial(self._let_views_go, weights))
 
     def _landed(self, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
-        """A weight at the beginning of some memory of its device."""
+        """A weight at the beginning of some memory of its device, or a view of its file."""
+        view = self.store.bring_view(one, weight) if memory.device == HOST else None
+        if view is not None:
+            return view.detach().requires_grad_(self._requires_grad(weight))
         place = memory[: weight.nbytes].view(weight.stored[1]).view(weight.stored[0])
         if place.shape == one.tensor.shape:
             place = place.as_strided(place.shape, torch.empty_like(one.tensor, device="meta").stride())
@@ -166,7 +172,10 @@ class ProgramWeights(WeightSource):
 
     def release(self, weights: Iterable[Weight], device: torch.device) -> None:
         """Lets go of the memory that views of files take; what a phase keeps goes with it."""
-        for file, weight in self._files(() if self._program.keeps_staged else weights):
+        self._let_views_go(() if self._program.keeps_staged else weights)
+
+    def _let_views_go(self, weights: Iterable[Weight]) -> None:
+        for file, weight in self._files(weights):
             file.reader.release([file.fitting(weight)])
 
     def settle(self, device: torch.device) -> None:

@@ -69,6 +69,17 @@ class WeightReader:
         else:
             self._send(entry, flat if memory is None else memory)
 
+    def bring_view(self, entry: WeightEntry, dtype: torch.dtype) -> torch.Tensor | None:
+        """A view of the file whose bytes are in memory when this returns, or None where a weight has to be copied.
+
+        Raises WeightError as `read`.
+        """
+        if not self._can_view(entry, dtype):
+            return None
+        view = self._view(entry)
+        self._open(entry.pieces[0].file).bring(entry.pieces[0].start, entry.pieces[0].end)
+        return view
+
     def advise(self, entries: Iterable[WeightEntry]) -> None:
         """Has the system read weights ahead, where it can; returns at once."""
         for piece in _pieces(entries):

@@ -26,7 +26,7 @@ from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
 from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import land, moved
-from .origin import HOST, Origin
+from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .stored_weight import Part, StoredWeight, memory_of, version_of
 
@@ -218,6 +218,17 @@ class Store:
             one.read_into(weight, place)
         else:
             land(resting[slice(*weight.rows)] if weight.rows else resting, place)
+
+    def bring_view(self, one: StoredWeight, weight: Weight) -> torch.Tensor | None:
+        """What a segment on the host reads of a weight that rests in a file, as a view of that, in memory by now.
+
+        None where it has to be copied: it is packed, has another dtype or other strides, or has updates merged.
+        """
+        with self.lock:
+            one.check(weight)
+            self.rest(one, HOST)
+            origin = one.origin if one.tensor.is_meta and one.tensor.is_contiguous() else None
+        return origin.bring_view(weight) if isinstance(origin, FileOrigin) else None
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""

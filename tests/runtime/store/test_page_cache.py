@@ -79,3 +79,12 @@ def test_a_file_that_vanishes_stops_nothing(
     assert thread is not None
     thread.join()
     assert read == [(0, 20)]
+
+
+def test_of_a_range_what_is_not_there_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    window, read = page_cache._WINDOW, []
+    monkeypatch.setattr(page_cache, "_is_cached", lambda _, at: at < 2 * window)
+    monkeypatch.setattr(os, "preadv", lambda _, buffers, at: read.append((at, len(buffers[0]))))
+    with file_of(tmp_path, "weights", 4 * window).open("rb") as file:
+        page_cache.read_uncached(file.fileno(), 5, 3 * window + 9)
+    assert read == [(window + 5, window), (2 * window + 5, window), (3 * window + 5, 4)]
