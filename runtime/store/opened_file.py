@@ -18,7 +18,7 @@ from ...compiler.checkpoints.entries import StoredFile
 from ...compiler.errors import WeightError
 from ..devices.fork import renew_after_fork
 from .page_cache import read_uncached
-from .readahead import READ_AHEAD
+from .readahead import read_ahead
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -104,7 +104,8 @@ class OpenedFile:
 
     def advise(self, start: int, end: int) -> None:
         """Has the system read a range ahead, all of it; returns at once."""
-        READ_AHEAD.ask(self, start, end)
+        if hasattr(os, "posix_fadvise"):
+            read_ahead(self, start, end)
 
     def will_need(self, start: int, end: int) -> None:
         """Tells the system that a range will be read; it reads no more of it than it has made its rule."""

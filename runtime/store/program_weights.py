@@ -152,7 +152,7 @@ class ProgramWeights(WeightSource):
             starts, _ = offsets(weights)
             return [self._landed(*one, memory[start:]) for one, start in zip(found, starts, strict=True)]
 
-        return self._staging.start(device, slot, fill, partial(self._let_views_go, weights))
+        return self._staging.start(device, slot, fill, partial(self.release, weights))
 
     def _landed(self, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
         """A weight at the beginning of some memory of its device, or a view of its file."""
@@ -170,11 +170,8 @@ class ProgramWeights(WeightSource):
         for file, weight in self._files(weights):
             file.reader.advise([file.fitting(weight)])
 
-    def release(self, weights: Iterable[Weight], device: torch.device) -> None:
-        """Lets go of the memory that views of files take; what a phase keeps goes with it."""
-        self._let_views_go(() if self._program.keeps_staged else weights)
-
-    def _let_views_go(self, weights: Iterable[Weight]) -> None:
+    def release(self, weights: Iterable[Weight]) -> None:
+        """Lets go of the memory that views of files take, unless something else has them too."""
         for file, weight in self._files(weights):
             file.reader.release([file.fitting(weight)])
 

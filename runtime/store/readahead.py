@@ -7,59 +7,32 @@ size; for a gigabyte that is thousands of calls, each of which may wait for the 
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ..devices.fork import renew_after_fork
+from .lane import Lane
 
 if TYPE_CHECKING:
     from .opened_file import OpenedFile
 
 _STEP = 128 * 2**10
+_LANE = Lane("dovetail-read-ahead")
 
 
-class ReadAhead:
-    """A queue of ranges of files, and the thread that asks the system for them; it ends when nothing is left."""
-
-    def __init__(self) -> None:
-        self.renew()
-        renew_after_fork(self)
-
-    def renew(self) -> None:
-        """Forgets the thread and what it was asked for."""
-        self._asked: queue.SimpleQueue[tuple[OpenedFile, int, int]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def ask(self, file: OpenedFile, start: int, end: int) -> None:
-        """Has a range read ahead; returns at once."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        with self._lock:
-            self._asked.put((file, start, end))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="dovetail-read-ahead", daemon=True)
-                self._thread.start()
-
-    def finish(self) -> None:
-        """Waits until the system has been asked for all ranges."""
-        thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if self._asked.empty():
-                    self._thread = None
-                    return
-            file, start, end = self._asked.get()
-            with contextlib.suppress(OSError):  # advice that the file's system does not take
-                for at in range(start, end, _STEP):
-                    file.will_need(at, min(at + _STEP, end))
-            del file
+def read_ahead(file: OpenedFile, start: int, end: int) -> None:
+    """Has a range of a file read ahead; returns at once."""
+    _LANE.submit(partial(_ask, file, start, end))
 
 
-READ_AHEAD = ReadAhead()
+def finish() -> None:
+    """Waits until the system has been asked for all ranges."""
+    done = threading.Event()
+    _LANE.submit(done.set)
+    done.wait()
+
+
+def _ask(file: OpenedFile, start: int, end: int) -> None:
+    with contextlib.suppress(OSError):  # advice that the file's system does not take
+        for at in range(start, end, _STEP):
+            file.will_need(at, min(at + _STEP, end))

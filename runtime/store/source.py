@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,18 +22,14 @@ class Ticket:
         tensors: the tensors that will hold them, in the order in which they were asked for.
         there: the device.
         done: the event after which their bytes are there, or None where they are there already.
-        release: is called when nobody uses them any more.
     """
 
-    __slots__ = ("_done", "_release", "_tensors", "_there")
+    __slots__ = ("_done", "_tensors", "_there")
 
-    def __init__(
-        self, tensors: list[torch.Tensor], there: Accelerator, done: Event, release: Callable[[], None]
-    ) -> None:
+    def __init__(self, tensors: list[torch.Tensor], there: Accelerator, done: Event) -> None:
         self._tensors = tensors
         self._there = there
         self._done = done
-        self._release = release
 
     def wait(self) -> list[torch.Tensor]:
         """The tensors in order, to be used on the device's current stream, which waits for them."""
@@ -44,11 +39,6 @@ class Ticket:
             if tensor.device == self._there.device:
                 self._there.keep(tensor, stream)
         return self._tensors
-
-    def release(self) -> None:
-        """Lets go of the tensors: their memory is used again after what streams do with them now."""
-        self._tensors = []
-        self._release()
 
 
 class WeightSource(Protocol):
@@ -74,7 +64,7 @@ class WeightSource(Protocol):
         with there.use(stream):
             tensors = [self(weight, device) for weight in weights]
             done = there.record(stream)
-        return Ticket(tensors, there, done, partial(self.release, weights, device))
+        return Ticket(tensors, there, done)
 
     def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile."""
@@ -84,10 +74,6 @@ class WeightSource(Protocol):
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""
-        return
-
-    def release(self, weights: Iterable[Weight], device: torch.device) -> None:
-        """Hears that what it gave for a device is used no longer."""
         return
 
     def settle(self, device: torch.device) -> None:

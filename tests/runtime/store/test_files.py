@@ -158,7 +158,7 @@ def test_a_tensor_is_filled_with_rows_and_what_is_next_is_advised(gguf: Any) -> 
     WeightReader().read_into(files.index["w"].slice(2, 4).packed(), target)
     assert np.array_equal(target.cpu().numpy(), data["w"][2:4])
     assert torch.equal(source(constant, sim0()).cpu(), TABLE)
-    source.release([rows, constant], sim0())
+    source.release([rows, constant])
     assert np.array_equal(source(rows, CPU).numpy(), data["w"][2:4])
 
 

@@ -20,9 +20,9 @@ from dovetail.compiler.errors import WeightError
 from dovetail.compiler.spec.probe import probe_host
 from dovetail.runtime import sim
 from dovetail.runtime.devices.host_memory import host_memory
+from dovetail.runtime.store import readahead
 from dovetail.runtime.store import reader as reading
 from dovetail.runtime.store.opened_file import NO_RESERVE, OpenedFile, unreadable
-from dovetail.runtime.store.readahead import READ_AHEAD
 from dovetail.runtime.store.reader import WeightReader
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_all_of_a_range_is_read_ahead_in_steps(tmp_path: Path, monkeypatch: pyte
     entry, asked = WeightIndex.of_file(tmp_path / "w.safetensors")["w"], []
     monkeypatch.setattr(OpenedFile, "_tell", lambda self, advice, start, end: asked.append((start, end)))
     WeightReader().advise([entry])
-    READ_AHEAD.finish()
+    readahead.finish()
     (piece,) = entry.pieces
     assert asked[0][0] == piece.start
     assert asked[-1][1] == piece.end

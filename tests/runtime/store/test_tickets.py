@@ -73,5 +73,5 @@ def test_what_was_let_go_of_leaves_no_memory_taken(source: tuple[WeightSource, l
     ticket = give.start(weights, SIM0)
     ticket.wait()
     assert sim.stats(0).in_use - before == sum(weight.nbytes for weight in weights)
-    ticket.release()
+    del ticket
     assert sim.stats(0).in_use == before
