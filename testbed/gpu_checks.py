@@ -23,6 +23,7 @@ import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
 from dovetail.compiler.errors import DovetailError
 from dovetail.compiler.spec.devices import Device
+from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.quantized import fused
@@ -274,7 +275,63 @@ def _lack_at(moment: int) -> Callable[[int, str, set[torch.device]], None]:
     return lack
 
 
+WORKSPACE = 64 * 2**20
+"""What a real card's libraries for matrices may take of the allocator beside what a schedule knows."""
+
+
+def wide_subject(cards: Sequence[str]) -> tuple[torch.nn.Module, Call]:
+    """Linear layers whose weights are much more than a workspace, on real cards; small ones on simulated cards."""
+    width = 256 if all(Device.named(card).is_simulated for card in cards) else 4096
+    torch.manual_seed(0)
+    layers = [one for _ in range(12) for one in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers).eval(), {"input": torch.randn(64, width)}
+
+
+def peaks_of_calls(cards: Sequence[str], program: dovetail.CompiledModule, call: Call) -> list[int]:
+    """What two calls take of each card at most, from before the weights are there."""
+    before = allocated(cards)
+    for card in cards:
+        accelerator_of(torch_device(card)).reset_peak()
+    for _ in range(2):
+        program(**call)
+    peaks = [accelerator_of(torch_device(card)).memory()[1] for card in cards]
+    program.unload()
+    return [peak - had for peak, had in zip(peaks, before, strict=True)]
+
+
+def predicted_memory(cards: Sequence[str]) -> str:
+    """The peak that a schedule predicts is the measured one; on real cards within 5 %, beside a workspace."""
+    seen = []
+    for rests in (None, "cpu"):
+        module, call = wide_subject(cards)
+        program = dovetail.compile(module, kwargs=call, backend="&".join(cards), params_backend=rests)
+        usage = {device.name: one.total for device, one in simulate(program.program).items()}
+        for card, peak in zip(cards, peaks_of_calls(cards, program, call), strict=True):
+            expected, is_real = usage[card], not Device.named(card).is_simulated
+            assert 0.95 * expected <= peak if is_real else peak == expected, f"{card}: {peak}, predicted {expected}"
+            assert peak <= 1.05 * expected + is_real * WORKSPACE, f"{card}: {peak} bytes, predicted {expected}"
+            seen.append(f"{peak / expected:.3f}")
+    return f"measured of predicted, resident and staged: {' '.join(seen)}"
+
+
+def streaming(cards: Sequence[str]) -> str:
+    """Within a budget for about half of the weights the bits are those of weights that stay, and it is kept."""
+    module, call = wide_subject(cards)
+    there = dovetail.compile(module, kwargs=call, backend="&".join(cards))
+    expected, needs = there(**call).cpu(), simulate(there.program)
+    there.unload()
+    granted = {device.name: one.total * 6 // 10 for device, one in needs.items()}
+    line = ",".join(f"{name}={nbytes}B" for name, nbytes in granted.items())
+    program = dovetail.compile(module, kwargs=call, backend="&".join(cards), params_backend="cpu", max_vram=line)
+    assert all(torch.equal(program(**call).cpu(), expected) for _ in range(3))
+    program.unload()
+    for card, peak in zip(cards, peaks_of_calls(cards, program, call), strict=True):
+        extra = 0 if Device.named(card).is_simulated else WORKSPACE
+        assert peak <= granted[card] + extra, f"{card}: {peak} bytes of {granted[card]}"
+    return f"streamed within {line}: the same bits, no more than that"
+
+
 CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
-    layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory,
+    layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory, predicted_memory, streaming,
 )  # fmt: skip
 """All checks; each takes one card or several."""
