@@ -156,6 +156,7 @@ def _load(
         variant=variant,
     )
     handle.pipe.set_progress_bar_config(disable=True)
+    handle.rest_in_files()
     return handle
 
 

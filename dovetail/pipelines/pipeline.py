@@ -102,6 +102,7 @@ class CompiledPipeline:
         store, sharing = Store(plain_name), Sharing()
         self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
         self._recovery = Recovery(self._components)
+        self._rests_in_files = False
         self._phases = Phases()
         self._planner = Planner(self._phases, self._tiles)
         ledger = Ledger(self._components, self._planner, self._phases)
@@ -335,10 +336,28 @@ class CompiledPipeline:
                 rows=request.mode_for(name, role) == "row",
                 residency=request.residency_for(name, role, rig.devices),
             )
+        if self._rests_in_files:
+            self._free_host()
 
     def splits_rows(self, component: Component) -> bool:
         """Whether a component's weights are to be split by rows over several devices."""
         return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
+
+    def rest_in_files(self) -> None:
+        """Has weights that the host computes with rest in their files, of which they are views, between phases.
+
+        The memory of a phase's components is then free for the next. To be called before the first call, where nobody
+        needs the modules' own tensors. Components that lie in no files stay as they are.
+        """
+        self._rests_in_files = True
+        if not self._is_open:
+            self._free_host()
+
+    def _free_host(self) -> None:
+        for one in self.components.values():
+            stays = one.view.residency is Residency.DEVICE and all(device.is_host for device in one.devices)
+            if stays and one.view.is_in_files:
+                one.view.rest_in(Residency.DISK)
 
     def _whole_on(self, main: Device) -> Device:
         """The device of calls that cannot be compiled; while devices are open, the host."""

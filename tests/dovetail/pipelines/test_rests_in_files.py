@@ -1,0 +1,53 @@
+"""A pipeline on the host whose weights are views of files that leave memory with their phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.spec.residency import Residency
+from dovetail.runtime.store.opened_file import OpenedFile
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
+
+
+@pytest.mark.parametrize("backend", ["cpu", None])
+def test_the_picture_is_the_same_and_all_that_was_read_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str | None
+) -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected = paint(pipe, call)
+    pipe.save_pretrained(tmp_path)
+    viewed: set[tuple[str, int]] = set()
+    released: set[tuple[str, int]] = set()
+    view, release = OpenedFile.view, OpenedFile.release
+
+    def note_view(self: OpenedFile, start: int, end: int) -> torch.Tensor:
+        viewed.add((str(self.file.path), start))
+        return view(self, start, end)
+
+    def note_release(self: OpenedFile, start: int, end: int, streams: bool) -> None:
+        released.add((str(self.file.path), start))
+        release(self, start, end, streams)
+
+    monkeypatch.setattr(OpenedFile, "view", note_view)
+    monkeypatch.setattr(OpenedFile, "release", note_release)
+    handle = dovetail.load_pipeline(tmp_path, backend=backend)
+    handle.rest_in_files()
+    assert torch.equal(paint(handle, call), expected)
+    assert {one.view.residency for one in handle.components.values()} == {Residency.DISK}
+    assert len(viewed) > 100
+    assert viewed - released == set()
+    assert torch.equal(paint(handle, call), expected)
+
+
+def test_weights_in_no_file_stay_where_they_are() -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected = paint(pipe, call)
+    handle = dovetail.compile_pipeline(pipe, "cpu")
+    handle.rest_in_files()
+    assert {one.view.residency for one in handle.components.values()} == {Residency.DEVICE}
+    assert torch.equal(paint(handle, call), expected)
