@@ -177,13 +177,12 @@ def _paint(
     generator = torch.Generator("cpu").manual_seed(seed)
     parameters = inspect.signature(type(handle.pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
-    with progress("planning", total=total if isinstance(total, int) else None) as bar:
+    with progress("planning", total if isinstance(total, int) else None, phases.describe) as bar:
 
         def tick(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
             bar.advance(bar.task_ids[0])
             return state
 
-        phases.told = lambda name: bar.update(bar.task_ids[0], description=name)
         told = {"callback_on_step_end": tick} if "callback_on_step_end" in parameters else {}
         try:
             with phases.watching():

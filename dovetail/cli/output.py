@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,13 +35,32 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
 
 
 @contextmanager
-def progress(title: str, total: int | None = None) -> Iterator[Progress]:
-    """A bar of `total` steps on stderr, or a spinner, which disappears when the work is done."""
+def progress(title: str, total: int | None = None, describe: Callable[[], str] = str) -> Iterator[Progress]:
+    """A bar of `total` steps on stderr, or a spinner, which disappears when the work is done.
+
+    Args:
+        title: what it says goes on.
+        total: how many steps there are.
+        describe: is asked again and again for what goes on now; the title stands where that is empty.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        Task,
+        TimeElapsedColumn,
+    )
+    from rich.text import Text
+
+    class Description(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(describe() or task.description)
 
     steps = (BarColumn(), MofNCompleteColumn()) if total else ()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), *steps, TimeElapsedColumn())
+    columns = (SpinnerColumn(), Description(), *steps, TimeElapsedColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(title, total=total)

@@ -9,35 +9,33 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
+
+from ..compiler.spec.units import format_bytes
+from ..runtime.store.counter import READ
 
 PLANNING, READING = "planning", "reading"
 
 
 class Phases:
-    """The seconds of each phase of a call so far, in the order in which they began, and the bytes that were read.
+    """The seconds of each phase of a call so far, in the order in which they began, and the bytes that were read."""
 
-    Args:
-        told: is called with the name of each phase as it begins, or goes on.
-    """
-
-    def __init__(self, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.bytes_read = 0
-        self.told = told
         self._now = ""
         self._since = time.perf_counter()
+        self._read_before = 0
 
     def turn_to(self, name: str) -> str:
         """Counts for another phase from now on; returns the one before."""
         before, now = self._now, time.perf_counter()
         if before:
             self.seconds[before] += now - self._since
-        self._now, self._since = name, now
+        self._now, self._since, self._read_before = name, now, READ.nbytes
         if name and name != before:
             self.seconds[name] += 0
-            self.told(name)
         return before
 
     @contextlib.contextmanager
@@ -49,6 +47,14 @@ class Phases:
         finally:
             self.turn_to("")
             _WATCHING.reset(token)
+
+    def describe(self) -> str:
+        """The phase that goes on; while files are read, with how much was read of them so far, and how fast."""
+        read = READ.nbytes - self._read_before
+        if self._now != READING or not read:
+            return self._now
+        rate = read / max(time.perf_counter() - self._since, 1e-9)
+        return f"{READING} {format_bytes(read)} ({format_bytes(int(rate))}/s)"
 
     def __str__(self) -> str:
         """The seconds by phase."""

@@ -17,6 +17,7 @@ import torch
 from ...compiler.checkpoints.entries import StoredFile
 from ...compiler.errors import WeightError
 from ..devices.fork import renew_after_fork
+from .counter import READ
 from .page_cache import read_uncached
 from .readahead import read_ahead
 
@@ -62,6 +63,7 @@ class OpenedFile:
                 count = self._read_some(start, left)
                 if not count:
                     raise OSError(f"it ends at byte {start}, the weight {len(left)} later")
+                READ.add(count)
                 start, left = start + count, left[count:]
         except OSError as error:
             raise unreadable(self.file.path, error) from error
