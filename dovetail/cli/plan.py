@@ -69,7 +69,7 @@ def _searched(
     )
     pipe.set_progress_bar_config(disable=True)
     given = {"prompt": "a picture", **({"num_inference_steps": steps} if steps else {}), **size.arguments()}
-    dry = SearchedPipeline(pipe, where.arguments, passes=where.passes or None, origins=origins)
+    dry = SearchedPipeline(pipe, where.arguments, passes=where.passes or None, chunk=where.chunk, origins=origins)
     dry(**call_arguments(pipe, given, pipeline.defaults))
     if dry.decision is None:
         raise UsageError(f"{pipeline.place} cannot be planned: its calls cannot be foreseen; see --debug")
