@@ -30,7 +30,7 @@ from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import Plan, plan_of
 from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import lacking, refusal, ways_out
+from dovetail.passes.fit.ways_out import lacking, problem_of, refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost
 from testbed.zoo.full_size_pipelines import PARTS, PIPELINES
@@ -128,7 +128,8 @@ def refused(title: str, loads: list[Load], machine: Machine, budgets: Budgets) -
     """Prints a refusal, whose ways out were tried."""
     outs = ways_out(loads, machine, budgets)
     assert all(fits(out.solution, out.budgets) for out in outs), "each way out was searched, and fits"
-    said = refusal(lacking(loads, machine, budgets), loads, budgets, dict(budgets.devices), outs)
+    problem = problem_of(lacking(loads, machine, budgets), loads, budgets, dict(budgets.devices))
+    said = refusal(problem, [said_of(out) for out in outs])
     print(f"  {title:17} refused: {said}")
 
 

@@ -63,14 +63,16 @@ class SpecError(UsageError):
 class DoesNotFitError(DovetailError):
     """What was asked needs more memory than a device, a budget or the machine has.
 
-    ``over`` has by how many bytes each device is exceeded, as far as that is known.
+    ``over`` has by how many bytes each device is exceeded, as far as that is known. ``problem`` is the message without
+    what it proposes.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, over: Mapping[Any, int] | None = None) -> None:
+    def __init__(self, problem: str, over: Mapping[Any, int] | None = None, ways: str = "") -> None:
         self.over: Mapping[Any, int] = over or {}
-        super().__init__(message)
+        self.problem = problem
+        super().__init__(f"{problem}: {ways}" if ways else problem)
 
 
 class VerificationError(DovetailError):

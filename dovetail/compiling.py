@@ -17,11 +17,11 @@ from .components.compiled import CompiledModule
 from .components.component import Component
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import Request, one_backend
+from .fitting.module import fitted_module, is_open
 from .passes.assignment import Assignment
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes, with_assignment
-from .planning.chunks import parse_chunks
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
@@ -41,7 +41,6 @@ def compile(
     max_vram: Any = None,
     max_memory: Mapping[Any, Any] | None = None,
     rig: Rig | str | None = None,
-    chunk: int | str | None = None,
     passes: str | Sequence[Pass] | None = None,
     dynamic_shapes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -53,7 +52,8 @@ def compile(
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         weights: files that have the module's weights, in its own names or as published, safetensors or GGUF: a path, a
             list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
-        backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict.
+        backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict. Left out, where
+            there are several: those on which a call is predicted to take least.
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
             in host memory, from which each is brought for the stage that reads it; ``disk``, for weights in files. With
             a budget as many stay on their devices as fit within it.
@@ -63,8 +63,6 @@ def compile(
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
-        chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
-            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out.
         passes: other passes than the usual ones, as text or objects.
         dynamic_shapes: as torch.export takes it, by argument name.
         callbacks: called after each pass with the pass, the program and what changed.
@@ -104,15 +102,16 @@ def compile(
     if places is not None:
         offered = offered.only(dict.fromkeys(places.values()))
     residency = _residency_for(request, name, offered.devices, index is not None)
-    chunks = parse_chunks(chunk)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
     keep = max_vram is not None or max_memory is not None  # what was granted is used
 
-    def finish(traced: Program, mode: str, assignment: Assignment | None = None) -> Program:
+    def finish(
+        traced: Program, mode: str, assignment: Assignment | None = None, shares: tuple[float, ...] = shares
+    ) -> Program:
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks)
+            else passes or default_passes(shares, split_mode=mode, keep=keep)
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
@@ -132,10 +131,15 @@ def compile(
         )  # fmt: skip
     if index is not None:
         set_types(traced, types_of(traced, index))
-    traced.rig = offered
-    traced.keep(residency)
-    assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
-    program = finish(traced, mode, assignment)
+
+    def lower(request: Request) -> Program:
+        traced.rig = offered if places is not None else request.rig_for()
+        devices = traced.rig.devices
+        traced.keep(_residency_for(request, name, devices, index is not None), request.in_memory_for())
+        assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
+        return finish(traced, mode, assignment, request.shares_for(name, "", devices))
+
+    program = fitted_module(name, traced, request, lower) if homes is None and is_open(request) else lower(request)
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
     source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)

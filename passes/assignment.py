@@ -26,7 +26,6 @@ from .base import Change, Pass
 from .cut import Cut
 from .hoist import Hoist
 from .pin import Pin
-from .reorder import Reorder
 from .reuse import Reuse
 from .row_split_rewrite import split_matmuls
 from .sink import Sink
@@ -102,7 +101,7 @@ def arranged(program: Program) -> Program:
 
 def _arrange(copy: Program) -> None:
     moving = () if copy.is_sliced or len(copy.devices) == 1 else (Hoist(), Sink())
-    for step in (Pin(), *moving, Cut(), Reuse(), Reorder()):
+    for step in (Pin(), *moving, Cut(), Reuse()):
         step.run(copy)
 
 
@@ -212,8 +211,9 @@ def _check_room(
         values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
         raise DoesNotFitError(
             f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
-            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}: {_ways_out(rig, device, need)}",
+            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}",
             {device: need.total - free[device]},
+            _ways_out(rig, device, need),
         )
 
 

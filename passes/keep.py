@@ -18,6 +18,7 @@ from ..compiler.spec.units import format_bytes
 from .analysis.memory_needs import Count
 from .assignment import arranged
 from .base import Change, Pass
+from .streaming.loads import on_disk
 from .streaming.spread import stream
 
 
@@ -47,7 +48,9 @@ def staying(program: Program, free: Mapping[Device, int]) -> set[str]:
     for device in program.devices:
         need = count.need(device, None)
         stages = [{one.name: one for one in some} for some in count.staged.get(device, {}).values()]
-        kept |= stream(stages, free[device] - count.resident_bytes(device) - need.values, keeps=True).kept
+        kept |= stream(
+            stages, free[device] - count.resident_bytes(device) - need.values, True, on_disk(copy, stages)
+        ).kept
     held = pieces(copy)
     coming = {one.name for some in count.staged.values() for stage in some.values() for one in stage}
     leaving = {held[name][0].whole for name in coming - kept}

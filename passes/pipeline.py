@@ -14,7 +14,6 @@ from ..compiler.spec.units import parse_bytes
 from .assignment import Assign, Assignment
 from .base import Pass
 from .blocks import FindBlocks
-from .chunk import Chunk
 from .cut import Cut
 from .hoist import Hoist
 from .keep import Keep
@@ -24,7 +23,6 @@ from .lower_packed import Quantize
 from .manager import Callback, PassManager
 from .pin import Pin
 from .place import Place
-from .reorder import Reorder
 from .reuse import Reuse
 from .rows import Rows
 from .simplify import Simplify
@@ -33,40 +31,17 @@ from .verification import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step
-    for step in (
-        Simplify,
-        Quantize,
-        FindBlocks,
-        Lora,
-        Chunk,
-        Place,
-        Rows,
-        Keep,
-        Pin,
-        Hoist,
-        Sink,
-        Cut,
-        Reuse,
-        Reorder,
-        Lower,
-        Verify,
-    )
+    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Keep, Pin, Hoist, Sink, Cut, Reuse, Lower, Verify)
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
 def default_passes(
-    shares: Sequence[float] = (),
-    headroom: int | None = None,
-    *,
-    split_mode: str = "layer",
-    keep: bool = False,
-    chunk: int = 1,
+    shares: Sequence[float] = (), headroom: int | None = None, *, split_mode: str = "layer", keep: bool = False
 ) -> tuple[Pass, ...]:
     """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split.
 
-    With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
-    in ``chunk`` chunks, which may change last bits if there are more than one.
+    With ``keep``, as many weights stay on their devices as fit there, wherever they would rest.
     """
     place = {"layer": Place, "row": Rows}[split_mode]
     return (
@@ -74,7 +49,6 @@ def default_passes(
         Quantize(),
         FindBlocks(),
         Lora(),
-        *((Chunk(chunk),) if chunk > 1 else ()),
         place(shares=tuple(shares), headroom=headroom),
         *((Keep(),) if keep else ()),
         Pin(),
@@ -82,7 +56,6 @@ def default_passes(
         Sink(),
         Cut(),
         Reuse(),
-        Reorder(),
         Lower(),
         Verify(),
     )

@@ -222,7 +222,10 @@ def page(answered: Sequence[tuple[Case, Answer]]) -> str:
 
 
 def _short(message: str) -> str:
-    return message.partition("\n")[0].replace(f"{ROOT}/", "").removeprefix("error: ")
+    """The first line; what fits in place of what was refused depends on this machine's memory and speed."""
+    first = message.partition("\n")[0].replace(f"{ROOT}/", "").removeprefix("error: ")
+    head, fits, _ = first.partition("; what fits: ")
+    return head + (f"{fits}…" if fits else "")
 
 
 def _cell(text: str) -> str:

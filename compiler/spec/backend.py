@@ -9,10 +9,11 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from ..errors import SpecError
-from .devices import Device, Rig, canonical_name
+from .devices import HOST, Device, Rig, canonical_name
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
 from .spans import Span
+from .units import exact_bytes, parse_bytes
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
 _CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}
@@ -50,6 +51,17 @@ class Word:
     def __str__(self) -> str:
         """The canonical spelling."""
         return self.text
+
+
+@dataclass(frozen=True)
+class Resting(Word):
+    """Weights rest on disk, and so many bytes of them in the host's memory."""
+
+    in_memory: int = 0
+
+    def __str__(self) -> str:
+        """The canonical spelling."""
+        return f"{HOST}:{exact_bytes(self.in_memory)}&{self.text}" if self.in_memory else self.text
 
 
 Target: TypeAlias = tuple[Word, ...]
@@ -93,6 +105,11 @@ class Backend(ByComponent[Target]):
 class ParamsBackend(ByComponent[Word]):
     """Where the weights of each component rest while they are not in use."""
 
+    def in_memory(self, attribute: str, role: str) -> int:
+        """The bytes of weights on disk that rest in the host's memory all the same, spread evenly over all of them."""
+        word = self.get(attribute, role)
+        return word.in_memory if isinstance(word, Resting) else 0
+
     def resting_place(self, attribute: str, role: str, rig: Rig) -> Device | Literal["disk"] | None:
         """A device, the disk, or None: the weights rest where they are used."""
         word = self.get(attribute, role)
@@ -117,7 +134,7 @@ def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> 
 
 
 def parse_params_backend(given: Given, components: Mapping[str, str] | None = None) -> ParamsBackend:
-    """Like `parse_backend`, for the places where weights rest: one device each, or `disk`."""
+    """Like `parse_backend`, for the places where weights rest: one device each, `disk`, or `cpu:15GiB&disk`."""
     return ParamsBackend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_place))
 
 
@@ -149,11 +166,25 @@ def _read_target(span: Span) -> Target:
 
 def _read_place(span: Span) -> Word:
     if set("&+") & set(span.value):
-        raise span.error("weights rest in one place, not in a list", "one device, or disk")
+        return _read_both(span)
+    if span.value.strip().lower().startswith(f"{HOST}:"):
+        raise span.error("it is not said where the other weights rest", f"{span.value}&{DISK}")
     word = _read_word(span)
     if word.text == BALANCED:
         raise span.error("weights cannot rest 'balanced'", "one device, or disk")
     return word
+
+
+def _read_both(span: Span) -> Resting:
+    """Host memory for so many bytes, and disk for the others."""
+    words = span.split("&+")
+    parts = {part.value.partition(":")[0].strip().lower(): part for part in words}
+    if parts.keys() != {HOST, DISK} or len(words) > 2:
+        raise span.error("weights rest in one place, not in a list", f"one device, {DISK}, or {HOST}:15GiB&{DISK}")
+    _, size = parts[HOST].partition(":")
+    if size is None:
+        raise parts[HOST].error("it is not said how much rests in host memory", f"a size: {HOST}:15GiB&{DISK}")
+    return Resting(DISK, span, parse_bytes(size))
 
 
 def _read_word(span: Span) -> Word:

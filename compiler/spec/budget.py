@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,23 @@ class Budget:
         """
         amounts = dict.fromkeys(rig, self.default or Amount())
         for word, amount in self.named:
-            amounts.update(dict.fromkeys(word.devices(rig), amount))
+            devices = word.devices(rig)
+            _check_used(word, devices, rig)
+            amounts.update(dict.fromkeys(devices, amount))
         return {device: amount.of(rig[device]) for device, amount in amounts.items()}
 
     def __str__(self) -> str:
         """The text form, which `parse_budget` reads back."""
         return items_text(self.default, self.named, str)
+
+
+def _check_used(word: Word, devices: Sequence[Device], rig: Rig) -> None:
+    """Raises SpecError for a budget of a device that nothing is for: a simulated one that nobody named."""
+    for device in devices:
+        if device not in rig and not device.is_host:
+            span = word.place or Span.whole(word.text)
+            there = ", ".join(map(str, rig))
+            raise span.error(f"nothing is placed on {device}, so it needs no budget", f"one of {there}, or name it")
 
 
 def parse_budget(given: Given) -> Budget:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..compiler.errors import DovetailError, NotHereError, UsageError
+from ..compiler.errors import NotHereError, UsageError
 from ..progress.phases import Phases, begin
 from ..recovery.latents import Latents, beside, read_latents, save_latents
 from . import collect_from_now
@@ -17,14 +17,13 @@ from .call import PICTURE, Size, call_arguments
 from .figures import document_of, line_of, peaks_of
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
-from .output import check_writable, print_json, print_table, progress
-from .parts import planned
+from .output import check_writable, print_json, progress
+from .plan import accounted, print_account
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
     from ..pipelines.pipeline import CompiledPipeline
-    from ..planning.generation import Generation
 
 
 def generate(
@@ -74,8 +73,8 @@ def generate(
     if dry_run:
         where.check(pipeline.components)
         with progress("planning"):
-            _, plan = planned(pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=adapters)
-        _print_plan(plan, json)
+            account = accounted(pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=adapters)
+        print_account(account, json)
         return
     _check_rig(where, pipeline)
     phases = Phases()
@@ -110,19 +109,6 @@ def _saved(file: Path | None, given: dict[str, Any], seed: int) -> tuple[Latents
     return saved, seed
 
 
-def _print_plan(plan: Generation | None, json: bool) -> None:
-    from ..planning import table
-
-    if plan is None:
-        raise DovetailError("this call cannot be planned: nothing of it could be traced")
-    if json:
-        print_json(table.document(plan))
-        return
-    print_table(table.HEAD, table.rows(plan), table.RIGHT)
-    print()
-    print_table(table.HEAD_OF_DEVICES, table.rows_of_devices(plan), table.RIGHT_OF_DEVICES)
-
-
 def _check_rig(where: Where, pipeline: Pipeline) -> None:
     rig = where.check(pipeline.components).rig
     if not rig.present:
@@ -152,7 +138,6 @@ def _load(
         weights=weights.given(pipeline),
         passes=where.passes or None,
         vae_tiling=where.vae_tiling,
-        chunk=where.chunk,
         dtype=dtype_of(pipeline, dtype, variant),
         variant=variant,
     )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..compiler.errors import UsageError
-from .call import PICTURE, Size, call_arguments
+from ..compiler.errors import DovetailError, UsageError
+from .call import PICTURE, Size
 from .options import Debug, Dtype, Json, Where
 from .output import print_json, print_table, progress
-from .subject import Pipeline, Subject, dtype_of, find_pipeline, located
+from .parts import planned
+from .subject import Pipeline, Subject, find_pipeline
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
-    from ..compiler.spec.devices import Device
-    from ..fitting.decide import Decision
+    from collections.abc import Mapping
+
+    from ..planning.table import Account
 
 
 def plan(
@@ -31,46 +33,40 @@ def plan(
     """Say where a pipeline's components run and rest: least predicted time within every budget.
 
     Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
-    rest is searched. The last line has the options that ask for the same.
+    rest is searched. The last line has the options that ask for the same. `generate --dry-run` says the same of a call.
     """
     pipeline = find_pipeline(subject)
     if pipeline.only:
         raise UsageError(f"{subject} is one component: name the folder of its pipeline, {pipeline.place}")
     where.check(pipeline.components)
+    given = {"prompt": "a picture", **({"num_inference_steps": steps} if steps else {}), **size.arguments()}
     with progress("tracing the components"):
-        found, total = _searched(pipeline, where, size, weights, dtype, steps)
-    plan = found.explained()
-    from ..fitting.table import HEAD, RIGHT, device_rows, facts, rows_of, seconds_text
+        account = accounted(pipeline, where, weights, given, dtype=dtype)
+    print_account(account, json)
+
+
+def accounted(
+    pipeline: Pipeline, where: Where, weights: WeightFiles, given: Mapping[str, Any], **options: Any
+) -> Account:
+    """The plan of a call with these arguments, with all that is said of it; ``options`` are those of `planned`.
+
+    Raises DovetailError for a call that cannot be planned.
+    """
+    dry, generation = planned(pipeline, where, weights, given, **options)
+    if generation is None:
+        raise DovetailError("this call cannot be planned: nothing of it could be traced; see --debug")
+    return dry.account(generation)
+
+
+def print_account(account: Account, json: bool) -> None:
+    """Prints a plan as tables and lines, or as one JSON document."""
+    from ..planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
-        print_json(facts(plan, found.searched))
+        print_json(account.document())
         return
-    print_table(HEAD, rows_of(plan), RIGHT)
+    print_table(HEAD, account.rows(), RIGHT)
     print()
-    print_table(("device", "peak", "in", "may use", "has"), device_rows(plan, total), right=(1, 3, 4))
+    print_table(HEAD_OF_DEVICES, account.rows_of_devices(), RIGHT_OF_DEVICES)
     print()
-    took = seconds_text(plan.seconds)
-    print(f"a picture takes {took} s, without reading files; the search took {found.searched:.2f} s")
-    for note in plan.notes:
-        print(note)
-    print(plan.line)
-
-
-def _searched(
-    pipeline: Pipeline, where: Where, size: Size, weights: WeightFiles, dtype: str | None, steps: int | None
-) -> tuple[Decision, dict[Device, int]]:
-    """The plan, and the memory of each device."""
-    from ..pipelines.dryrun import SearchedPipeline
-    from ..pipelines.loading import open_pipeline
-
-    pipeline = located(pipeline)
-    pipe, origins = open_pipeline(
-        pipeline.place, dtype=dtype_of(pipeline, dtype), weights=weights.given(pipeline), needs_files=False
-    )
-    pipe.set_progress_bar_config(disable=True)
-    given = {"prompt": "a picture", **({"num_inference_steps": steps} if steps else {}), **size.arguments()}
-    dry = SearchedPipeline(pipe, where.arguments, passes=where.passes or None, chunk=where.chunk, origins=origins)
-    dry(**call_arguments(pipe, given, pipeline.defaults))
-    if dry.decision is None:
-        raise UsageError(f"{pipeline.place} cannot be planned: its calls cannot be foreseen; see --debug")
-    return dry.decision, {device: dry.rig[device].total for device in dry.decision.plan.peak}
+    print(*account.told(), sep="\n")

@@ -90,6 +90,7 @@ class Component:
         store: holds the weights of all components of the pipeline.
         sharing: what a call of any component of the pipeline shares, and a change to one takes alone.
         residency: where parameters are kept while nobody reads them.
+        in_memory: bytes of them that are kept in host memory all the same.
         enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
@@ -111,6 +112,7 @@ class Component:
         store: Store | None = None,
         sharing: Sharing | None = None,
         residency: Residency = Residency.DEVICE,
+        in_memory: int = 0,
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -121,7 +123,7 @@ class Component:
         self.rig = rig
         self.devices = rig.devices
         self.merges = Merges(self)
-        self.view = ModuleView(module, origins, store=store, residency=residency)
+        self.view = ModuleView(module, origins, store=store, residency=residency, in_memory=in_memory)
         self.assigned = AssignedWeights(self.view)
         self.sharing = sharing or Sharing()
         self.adapters = Adapters(module, self.merges.take_over)
@@ -145,13 +147,16 @@ class Component:
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
-    def move(self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency) -> None:
+    def move(
+        self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency,
+        in_memory: int = 0,
+    ) -> None:  # fmt: skip
         """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
         self.rig, self.devices = rig, rig.devices
         self.whole_on = whole_on
         self.shares = shares
         self.rows = rows and len(rig.devices) > 1
-        self.view.rest_in(residency)
+        self.view.rest_in(residency, in_memory)
 
     @property
     def turn(self) -> AbstractContextManager[Any]:

@@ -59,6 +59,7 @@ class ModuleView:
         origins: where the weights come from that are on meta; without them every weight must have data.
         store: holds the weights of all components of a pipeline.
         residency: where parameters are kept while nobody reads them.
+        in_memory: bytes of them that are kept in host memory all the same.
 
     Raises UsageError when weights shall rest on disk that lie in no file.
     """
@@ -70,18 +71,21 @@ class ModuleView:
         *,
         store: Store | None = None,
         residency: Residency = Residency.DEVICE,
+        in_memory: int = 0,
     ) -> None:
         self._module = weakref.ref(module)
         self.residency = residency
         self.store = store or Store(plain_name)
         self.store.add(module, origins, residency)
+        if in_memory:
+            self.store.rest_in(module, residency, in_memory)
         self._has_origins = origins is not None
         self.staging = Staging()
         self._lent: set[StoredWeight] = set()
         self._users = 0
         self._is_due = False
         self.moved: Callable[[], None] = lambda: None
-        """Called when weights may have moved since they were looked at."""
+        """Called when weights that were lent have left their devices."""
         self._names = {one.name for one in self.weights()}
         self._home = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), HOST)
         if residency is Residency.DISK:
@@ -93,10 +97,13 @@ class ModuleView:
         return self._has_origins and not self._homeless()
 
     @locked
-    def rest_in(self, residency: Residency) -> None:
-        """Has parameters rest elsewhere from now on; raises UsageError where they shall rest on disk without files."""
+    def rest_in(self, residency: Residency, in_memory: int = 0) -> None:
+        """Has parameters rest elsewhere from now on, and so many bytes of them in host memory.
+
+        Raises UsageError where they shall rest on disk without files.
+        """
         self.residency = residency
-        self.store.rest_in(self.module, residency)
+        self.store.rest_in(self.module, residency, in_memory)
         if residency is Residency.DISK:
             self._check_files()
 
@@ -200,7 +207,7 @@ class ModuleView:
             for one in self._lent:
                 self.store.rest(one, one.tensor.device)
             self._lent = set()
-        self.moved()
+            self.moved()
 
     @locked
     def rest(self) -> None:

@@ -89,6 +89,13 @@ class Request:
             {one: self.rig[one].within(limits.get(one, self.rig[one].free)) for one in devices}, self.rig.present
         )
 
+    @property
+    def granted(self) -> Rig:
+        """All devices and the host, each with no more free memory than its budget."""
+        rig = self.rig.with_device(self.rig.host)
+        limits = self.budget.limits(self.rig)
+        return Rig({one: rig[one].within(limits.get(one, rig[one].free)) for one in rig}, rig.present)
+
     def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
         """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""
         mode = self.mode_for(attribute, role)
@@ -121,6 +128,10 @@ class Request:
             f"weights{of} cannot rest on {place} and be read on {' & '.join(names)}: "
             "let them rest on cpu or disk (--params-backend), or where they are read by leaving it out"
         )
+
+    def in_memory_for(self, attribute: str = "", role: str = "") -> int:
+        """The bytes of weights that rest in host memory, where the others rest on disk."""
+        return self.params_backend.in_memory(attribute, role)
 
     def shares_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> tuple[float, ...]:
         """The shares that were asked for, or nothing: free memory decides."""

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
+from ..compiler.spec import (
+    parse_backend,
+    parse_budget,
+    parse_params_backend,
+    parse_split_mode,
+    parse_tensor_split,
+)
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.devices import Device
-from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import Plan
@@ -38,7 +43,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
     if devices or (word is not None and word.text != AUTO):
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
-    return Asked(devices, residency, tuple(shares), request.mode_for(name, role) == "row" and len(devices) > 1)
+    rows = request.mode_for(name, role) == "row" and len(devices) > 1
+    return Asked(devices, residency, tuple(shares), rows, in_memory=request.in_memory_for(name, role))
 
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
@@ -53,8 +59,11 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
         for device, memory in within.items()
     }
     devices = {device: memory.free for device, memory in within.items()}
+    shared = frozenset(device for device in rig if rig[device].integrated)
+    if shared and rig.host not in request.rig:  # a typed rig that names no host: its memory is theirs
+        devices[rig.host] = max(rig[device].free for device in shared)
     process = min(PROCESS, devices[rig.host] // 4) if rig.gpus else 0
-    return Budgets(devices, rig.host, process, why, typed), free
+    return Budgets(devices, rig.host, process, why, typed, shared), free
 
 
 def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:
@@ -77,6 +86,25 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     )
 
 
-def where_resting(residency: Residency) -> str:
-    """The words of a table for where weights rest."""
-    return {Residency.DEVICE: "", Residency.HOST: "host memory", Residency.DISK: "disk"}[residency]
+def settings_of_request(request: Request) -> dict[str, str]:
+    """What was asked, by option of the command line; only what was said."""
+    found = {
+        "--backend": str(request.backend),
+        "--params-backend": str(request.params_backend),
+        "--split-mode": "" if str(request.split_mode) == "layer" else str(request.split_mode),
+        "--tensor-split": str(request.tensor_split),
+        "--max-vram": str(request.budget),
+    }
+    return {option: value for option, value in found.items() if value}
+
+
+def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str]) -> Request:
+    """The request that a person makes who types these options in place of those of the same kind."""
+    return replace(
+        request,
+        backend=parse_backend(settings.get("--backend"), roles),
+        params_backend=parse_params_backend(settings.get("--params-backend"), roles),
+        split_mode=parse_split_mode(settings.get("--split-mode", "layer"), roles),
+        tensor_split=parse_tensor_split(settings.get("--tensor-split"), roles),
+        budget=request.budget if "--max-vram" in settings else parse_budget(None),
+    )

@@ -19,7 +19,7 @@ from ..passes.fit.chain import REST, Chain, Part, chain_of
 from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.ways_out import Smaller, lacking, refusal, ways_out
+from ..passes.fit.ways_out import lacking, problem_of
 from ..passes.fit.workload import Asked, Budgets, Load, joined
 from ..passes.lower_packed import Quantize
 from ..passes.manager import PassManager
@@ -86,14 +86,12 @@ class Decision:
     solution: Solution
 
     def explained(self) -> Plan:
-        """The plan with notes on why devices are not used; a search for each of them."""
-        return replace(self.plan, notes=tuple(why_not_used(self.solution, self.loads, self.machine, self.budgets)))
+        """The plan with notes on why devices are used or not; a search for each of them."""
+        of = self.solution, self.loads, self.machine, self.budgets
+        return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
 
 
-def decide(
-    name: str, loads: Sequence[Load], request: Request, over: Mapping[Device, int] | None = None,
-    smaller: Smaller | None = None,
-) -> Decision:  # fmt: skip
+def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Device, int] | None = None) -> Decision:
     """The plan of least seconds.
 
     Args:
@@ -102,23 +100,21 @@ def decide(
         request: the rig, the budgets, and what was asked.
         over: by how many bytes a plan that was made before turned out to exceed a device when it was lowered; so much
             less is used of it.
-        smaller: gives the same at a smaller size, to name that as a way out.
 
     Raises:
         DoesNotFitError: no plan does what was asked within the budgets; the message says which component takes the
-            space, and what would fit, each of which was searched.
+            space. What would fit is `refused.explained`.
     """
     started = time.perf_counter()
     machine = machine_of(request)
-    budgets, free = budgets_of(request)
+    budgets, _ = budgets_of(request)
     tight = {device: max(0, n - (over or {}).get(device, 0)) for device, n in budgets.devices.items()}
     budgets = replace(budgets, devices=tight)
     solution = search(loads, machine, budgets)
     if solution is None:
         total = {device: request.rig[device].total for device in machine.devices}
-        outs = ways_out(loads, machine, budgets, free, smaller)
         lack = lacking(loads, machine, budgets)
-        raise DoesNotFitError(f"{name} does not fit: {refusal(lack, loads, budgets, total, outs)}")
+        raise DoesNotFitError(f"{name} does not fit: {problem_of(lack, loads, budgets, total)}")
     searched = time.perf_counter() - started
     return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution)
 
@@ -127,6 +123,18 @@ def machine_of(request: Request) -> Machine:
     """The devices of a request with their speeds; this machine's host is measured once, where the rig is here."""
     rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
     return Machine(rig.devices, speeds_of(rig, measured_host() if rig.present else None), rig.host)
+
+
+def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
+    """For each device behind the first that the component of most seconds is on, what a picture would take without."""
+    heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
+    notes = []
+    for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
+        without = replace(budgets, devices={**budgets.devices, device: 0})
+        other = search(loads, machine, without) if device != machine.host else None
+        said = f"a picture takes {other.seconds:.3g} s" if other else "nothing fits"
+        notes += [f"{device} has a part of {heavy.name}: without it {said}"] if device != machine.host else []
+    return notes
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:

@@ -13,7 +13,10 @@ from torch import nn
 
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
+from ..fitting.asked import settings_of_request
+from ..fitting.decide import machine_of
 from ..planning.generation import Generation, numbered
+from ..planning.table import Account
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
 
@@ -64,9 +67,19 @@ class DryPipeline(CompiledPipeline):
         """The host: what cannot be traced must really run to say what it returns."""
         return self.rig.host
 
-
-class SearchedPipeline(DryPipeline):
-    """A dry pipeline of which all that was not asked for is searched, and what was asked for is kept to."""
-
-    def _leaves_open(self) -> bool:
-        return True
+    def account(self, generation: Generation) -> Account:
+        """What is to be said of a plan: seconds, the options that ask for the same, why devices are used or not."""
+        decision = self.decision
+        settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
+        if not decision:
+            settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
+        tile = next(iter(generation.tiles.values()), None)
+        if tile is not None:
+            settings["--vae-tiling"] = "x".join(map(str, filter(None, (tile.width, tile.height, tile.frames))))
+        return Account(
+            generation,
+            machine_of(self._request).speeds,
+            settings,
+            decision.searched if decision else None,
+            decision.explained().notes if decision else (),
+        )

@@ -25,12 +25,12 @@ from ..conventions.roles import role_of_module
 from ..fitting.asked import leaves_devices_open
 from ..fitting.decide import Decision
 from ..fitting.fitted import fitted
+from ..fitting.refused import Tried, explained
 from ..lora.adapters import plain_name
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
-from ..planning.chunks import parse_chunks
 from ..planning.generation import Generation
 from ..planning.isolated import isolated
 from ..planning.planner import Planner
@@ -76,7 +76,6 @@ class CompiledPipeline:
         lora: Any = None,
         lora_apply_mode: str = "auto",
         vae_tiling: Any = None,
-        chunk: Any = None,
         plans: str | os.PathLike[str] | None = None,
     ) -> None:
         self._plans = Plans(plans) if plans is not None else None
@@ -91,7 +90,6 @@ class CompiledPipeline:
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._passes = passes
-        self._chunk = parse_chunks(chunk)
         self._callbacks = callbacks
         self._request.switch_on()
         self._roles = roles
@@ -124,6 +122,7 @@ class CompiledPipeline:
                 store=store,
                 sharing=sharing,
                 residency=self._request.residency_for(name, roles[name], rig.devices),
+                in_memory=self._request.in_memory_for(name, roles[name]),
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
             )
@@ -160,6 +159,11 @@ class CompiledPipeline:
             return self.rig.host
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
         return max(chosen, key=lambda one: one.view.nbytes).devices[0]
+
+    @property
+    def granted(self) -> Rig:
+        """These devices and the host, each with no more free memory than its budget."""
+        return self._request.granted
 
     @property
     def programs(self) -> dict[str, list[CompiledModule]]:
@@ -326,6 +330,18 @@ class CompiledPipeline:
         self._settle()
         return generation
 
+    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
+        asked, was_open = self._request, self._is_open
+        place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
+        self._is_open = False
+        try:
+            return explained(error, self.components, asked, phase_of, run, place, tried)
+        finally:
+            self._is_open = was_open
+            if place:
+                place(asked)
+
     def _place(self, request: Request) -> None:
         """Gives the components the devices of a request, and their weights the places where they rest."""
         self._request = request
@@ -338,6 +354,7 @@ class CompiledPipeline:
                 shares=request.shares_for(name, role, rig.devices),
                 rows=request.mode_for(name, role) == "row",
                 residency=request.residency_for(name, role, rig.devices),
+                in_memory=request.in_memory_for(name, role),
             )
         if self._rests_in_files:
             self._free_host()
@@ -416,7 +433,7 @@ class CompiledPipeline:
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
-        steps = given or default_passes(shares, split_mode=mode, chunk=self._chunk)
+        steps = given or default_passes(shares, split_mode=mode)
         planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
         PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)

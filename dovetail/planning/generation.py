@@ -181,9 +181,26 @@ class Generation:
                 is_own = device in call.program.devices
                 if (is_own or peak.resident) and peak.total > memory.free and (is_own or _rests(self, device)):
                     over = {device: peak.total - memory.free}
-                    raise DoesNotFitError(self._refusal(call, device, peak, memory.free, memory.total), over)
+                    problem, ways = self._refusal(call, device, peak, memory.free, memory.total)
+                    raise DoesNotFitError(problem, over, ways)
+        self._check_shared()
 
-    def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> str:
+    def _check_shared(self) -> None:
+        """Raises DoesNotFitError where devices that share the host's memory hold more than that has together."""
+        shared = [device for device in self.rig if self.rig[device].integrated]
+        host = self.rig.host
+        for call in self.calls if shared else ():
+            peaks = {device: self.peak_of(call, device).total for device in (*shared, host)}
+            free = min(self.rig[host].free, max(self.rig[device].total for device in shared))
+            if sum(peaks.values()) > free:
+                each = ", ".join(f"{format_bytes(nbytes)} on {device}" for device, nbytes in peaks.items())
+                raise DoesNotFitError(
+                    f"{call.title} needs {format_bytes(sum(peaks.values()))} while {call.phase} of the memory that "
+                    f"{' and '.join(map(str, peaks))} share, of which {format_bytes(free)} are free: {each}",
+                    {host: sum(peaks.values()) - free},
+                )
+
+    def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> tuple[str, str]:
         here = self.resident.get(device, Counter()) + self.staged.get((call.phase, device), Counter())
         holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
         largest = next((name for name, _ in here.most_common(1)), call.component)
@@ -193,8 +210,8 @@ class Generation:
         return (
             f"{call.title} needs {format_bytes(peak.total)} on {device} while {call.phase}, which has "
             f"{format_bytes(free)} free of {format_bytes(total)}: weights {holders or 'none'}, and "
-            f"{format_bytes(peak.values)} of values: {ways[0]}, {ways[1]}, or {ways[2]}"
-        )
+            f"{format_bytes(peak.values)} of values"
+        ), f"{ways[0]}, {ways[1]}, or {ways[2]}"
 
 
 def _rests(generation: Generation, host: Device) -> bool:

@@ -35,12 +35,14 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
+from ..fitting.refused import Tried
 from ..runtime.devices.accelerator import accelerator_of
 from .generation import Generation, Piece, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
+from .smaller import smaller_calls
 from .tiles import FitsError, Tiles, tell_of_tiles
-from .tiling import Tile
+from .tiling import AUTO, OFF, Tile
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +65,15 @@ class Plannable(Protocol):
     def rig(self) -> Rig:
         """The devices it was compiled for."""
 
+    @property
+    def granted(self) -> Rig:
+        """These devices and the host, each with no more free memory than its budget."""
+
     def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
         """What lowering makes of the calls of a dry run, once devices that were left open are decided."""
+
+    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
 
 
 class Phased(Protocol):
@@ -163,10 +172,54 @@ class Planner:
                 handle, tried[0].calls.values() if tried else (), lambda some: attempt(some, False)
             )
             if not tiles:
-                raise
+                raise (self._explained(handle, refused, (args, kwargs), tried[0]) if tried else refused) from None
             generation = attempt(tiles, True)
             tell_of_tiles(type(handle.pipe).__name__, tiles, refused)
             return generation
+
+    def _explained(
+        self, handle: Plannable, refused: DoesNotFitError, call: tuple[Sequence[Any], Mapping[str, Any]], run: DryRun
+    ) -> DoesNotFitError:
+        """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""
+        components = list(handle.components.values())
+
+        def smaller() -> Iterator[tuple[Mapping[str, str], DryRun]]:
+            for options, given in smaller_calls(handle.pipe, run, call[1]):
+                with _as_before_on_error(components):
+                    yield options, self._trace(handle, call[0], {**call[1], **given}, False)
+
+        def lowers(some: DryRun) -> Mapping[Device, int]:
+            before = dict(self._values)
+            try:
+                with _as_before_on_error(components):
+                    self._lower(handle, some, False)
+            except FitsError:
+                return {}
+            except DoesNotFitError as error:
+                return error.over
+            finally:
+                self._values = before
+            return {}
+
+        folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
+        return handle.refused(refused, run, Tried(lowers, smaller, self._in_tiles(handle, call, run), folder))
+
+    def _in_tiles(
+        self, handle: Plannable, call: tuple[Sequence[Any], Mapping[str, Any]], run: DryRun
+    ) -> tuple[str, ...]:
+        """In words that decoding in tiles would fit, where it was forbidden."""
+        if self._tiles.asked != OFF:
+            return ()
+
+        def attempt(tiles: Mapping[str, Tile]) -> None:
+            self._tiles.put(handle, tiles)
+            try:
+                self._attempt(handle, (None, *call, False), [], False)
+            finally:
+                self._tiles.put_back()
+
+        found = self._tiles.found(handle, run.calls.values(), attempt, AUTO)
+        return ("decoding in tiles (--vae-tiling auto)",) if found else ()
 
     def _apart(
         self, handle: Plannable, attempt: Callable[[], Generation | None], refused: DoesNotFitError
@@ -272,7 +325,7 @@ class Planner:
             if isinstance(program := one.call.programs.get(one.key), CompiledModule)
         ]
         rigs = {name: one.rig for name, one in handle.components.items()}
-        return Generation(calls, rigs, handle.rig, list(_others(handle.components)))
+        return Generation(calls, rigs, handle.granted, list(_others(handle.components)))
 
 
 def pieces_of(component: Component, module: nn.Module, program: Program) -> Iterator[Piece]:

@@ -1,80 +1,161 @@
-"""The plan of a generation as a table and as data: what is where, in which phase, and how full each device gets.
+"""The plan of a pipeline's call as a table for people, and as JSON takes it: `dovetail plan`, `generate --dry-run`.
 
-One row for each program and each device that it is on, in the order of the calls; then one row for each device. What
-``generate --dry-run`` prints is this; ``dovetail plan`` has a table of its own (`fitting/table`).
+Bytes are those of the lowered schedules. Seconds are those of their time lines on the speeds of the devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
+from ..compiler.ir.split import pieces
+from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
+from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
+from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 
-HEAD = ("component", "phase", "calls", "device", "what of it", "weights", "staged", "values")
-RIGHT = (2, 5, 6, 7)
-HEAD_OF_DEVICES = ("device", "peak", "of", "weights", "staged", "values", "fullest at")
-RIGHT_OF_DEVICES = (1, 2, 3, 4, 5)
+HEAD = ("component", "device", "what of it", "weights", "activations", "streamed", "rests in", "seconds")
+RIGHT = (3, 4, 5, 7)
+HEAD_OF_DEVICES = ("device", "peak", "weights", "for the phase", "activations", "fullest at", "may use", "has")
+RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7)
 
 
-def rows(generation: Generation) -> list[tuple[str, ...]]:
-    """A row of text for each program and device, under HEAD."""
-    return [
-        (fact["component"], fact["phase"], str(fact["calls"]), fact["device"], fact["what"], *map(_size, _sizes(fact)))
-        for fact in facts(generation)
-    ]
+@dataclass(frozen=True)
+class Row:
+    """What a device has of a program; sizes in bytes.
+
+    ``weights`` are there throughout or for the phase, ``streamed`` are brought in every call, ``activations`` is the
+    most of values and of what kernels take. ``rests`` has by place what rests elsewhere.
+    """
+
+    device: Device
+    what: str
+    weights: int
+    streamed: int
+    activations: int
+    rests: Mapping[Residency, int]
 
 
-def rows_of_devices(generation: Generation) -> list[tuple[str, ...]]:
-    """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
-    return [
-        (name, *(_size(fact[key]) for key in ("peak", "free", "weights", "staged", "values")), fact["at"])
-        for name, fact in facts_of_devices(generation).items()
-    ]
+@dataclass(frozen=True)
+class Part:
+    """A program of the plan: its rows, main device first, and its seconds a picture, bringing included."""
+
+    title: str
+    call: PlannedCall
+    rows: tuple[Row, ...]
+    tile: str
+    seconds: float
+    bringing: float
 
 
-def document(generation: Generation) -> dict[str, Any]:
-    """All of it as data; sizes are in bytes."""
-    tiles = {name: str(tile) for name, tile in generation.tiles.items()}
-    return {"components": list(facts(generation)), "devices": facts_of_devices(generation), "tiles": tiles}
+@dataclass(frozen=True)
+class Account:
+    """The plan of a call with all that is said of it.
 
+    ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
+    ``notes`` say why devices are used or not.
+    """
 
-def facts(generation: Generation) -> Iterator[dict[str, Any]]:
-    """What is said of each program and device; sizes are in bytes."""
-    titles = numbered(call.title for call in generation.calls)
-    for title, call in zip(titles, generation.calls, strict=True):
-        for device in _devices_of(call):
-            lasting = _bytes_by_lifetime(call, device)
-            yield {
-                "component": title,
-                "class": call.program.name,
-                "phase": call.phase,
-                "calls": call.times,
-                "device": device.name,
-                "what": what_of(call.program, device),
-                "weights": lasting.get(Lifetime.PROGRAM, 0),
-                "staged": lasting.get(Lifetime.PHASE, 0) + lasting.get(Lifetime.STAGE, 0),
-                "values": call.values.get(device, 0),
-            }
+    generation: Generation
+    speeds: Speeds
+    settings: Mapping[str, str] = field(default_factory=dict)
+    searched: float | None = None
+    notes: Sequence[str] = ()
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The programs in the order of their first calls."""
+        calls = self.generation.calls
+        kinds = Counter(call.component for call in calls)
+        titles = numbered(call.title if kinds[call.component] > 1 else call.component for call in calls)
+        return tuple(map(self._part, titles, calls))
 
-def facts_of_devices(generation: Generation) -> dict[str, dict[str, Any]]:
-    """The fullest moment of each device, by name; sizes are in bytes."""
-    return {
-        device.name: {
-            "peak": peak.total,
-            "free": generation.rig[device].free,
-            "weights": peak.resident,
-            "staged": peak.staged,
-            "values": peak.values,
-            "at": peak.call.title,
+    def _part(self, title: str, call: PlannedCall) -> Part:
+        line = timeline(call.program, self.speeds)
+        bringing = sum(line.bringing.values())
+        tile = self.generation.tiles.get(call.component)
+        seconds = call.times * line.seconds + bringing
+        return Part(title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted seconds of a picture, without reading files."""
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def line(self) -> str:
+        """The options that ask for this plan, for a shell."""
+        return " ".join(f"{option} {shlex.quote(value)}" for option, value in self.settings.items())
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row of text for each device of each program, under HEAD."""
+        return [_text(part, row) for part in self.parts for row in part.rows]
+
+    def rows_of_devices(self) -> list[tuple[str, ...]]:
+        """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
+        return [
+            (name, *(_size(fact[key]) for key in ("peak", "weights", "staged", "values")), fact["at"],
+             _size(fact["free"]), _size(fact["total"]))
+            for name, fact in self._devices().items()
+        ]  # fmt: skip
+
+    def told(self) -> list[str]:
+        """What stands below the tables, a line each; the last one is the line that asks for the same."""
+        searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
+        return [
+            f"a picture takes {seconds_text(self.seconds)} s, without reading files{searched}",
+            *self.notes,
+            *([self.line] if self.settings else []),
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """All of it as data; sizes are in bytes."""
+        devices = self._devices()
+        return {
+            "seconds": round(self.seconds, 3),
+            "search_seconds": None if self.searched is None else round(self.searched, 3),
+            "options": dict(self.settings),
+            "components": {part.title: _facts(part) for part in self.parts},
+            "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},
+            "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
+            "devices": devices,
+            "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
+            "notes": list(self.notes),
         }
-        for device, peak in generation.peaks().items()
-    }
+
+    def _devices(self) -> dict[str, dict[str, Any]]:
+        """The fullest moment of each device, by name."""
+        rig = self.generation.rig
+        return {
+            device.name: {
+                "peak": peak.total,
+                "free": rig[device].free,
+                "total": rig[device].total,
+                "weights": peak.resident,
+                "staged": peak.staged,
+                "values": peak.values,
+                "at": peak.call.title,
+            }
+            for device, peak in self.generation.peaks().items()
+        }
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds to three digits.
+
+    >>> seconds_text(123.4), seconds_text(0.01234)
+    ('123', '0.0123')
+    """
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def what_of(program: Program, device: Device) -> str:
@@ -90,20 +171,78 @@ def what_of(program: Program, device: Device) -> str:
     return " and ".join([*blocks, *rest]) or "values"
 
 
-def _devices_of(call: PlannedCall) -> list[Device]:
+def _rows(call: PlannedCall) -> Iterator[Row]:
+    program, slots = call.program, slot_bytes(call.program)
     held = {piece.device for piece in call.pieces} | {device for device, nbytes in call.values.items() if nbytes}
-    return [device for device in call.program.devices if device in held]
+    for device in (one for one in program.devices if one in held):
+        lasting: Counter[Lifetime] = Counter()
+        for piece in {piece.key: piece for piece in call.pieces if piece.device == device}.values():
+            lasting[piece.lasts] += piece.nbytes
+        yield Row(
+            device,
+            what_of(program, device),
+            lasting[Lifetime.PROGRAM] + lasting[Lifetime.PHASE],
+            lasting[Lifetime.STAGE],
+            call.values.get(device, 0) - sum(slots.get(device, ())),
+            _resting(program, device),
+        )
 
 
-def _bytes_by_lifetime(call: PlannedCall, device: Device) -> Mapping[Lifetime, int]:
-    found: dict[Lifetime, int] = {}
-    for piece in {piece.key: piece for piece in call.pieces if piece.device == device}.values():
-        found[piece.lasts] = found.get(piece.lasts, 0) + piece.nbytes
-    return found
+def _resting(program: Program, device: Device) -> dict[Residency, int]:
+    """The bytes of the weights of a device that rest elsewhere, by where."""
+    found: Counter[Residency] = Counter()
+    for weight, home in pieces(program).values():
+        rests = program.residency.get(weight.whole, Residency.DEVICE)
+        found[rests] += weight.nbytes if home == device and rests.stages_on(home) else 0
+    return dict(+found)
 
 
-def _sizes(fact: Mapping[str, Any]) -> tuple[int, int, int]:
-    return fact["weights"], fact["staged"], fact["values"]
+def _text(part: Part, row: Row) -> tuple[str, ...]:
+    is_first = row is part.rows[0]
+    tiles = f", in tiles of {part.tile}" if part.tile else ""
+    return (
+        part.title if is_first else "",
+        row.device.name,
+        row.what + tiles,
+        _size(row.weights),
+        _size(row.activations),
+        _size(row.streamed),
+        _places(row),
+        seconds_text(part.seconds) if is_first else "",
+    )
+
+
+def _places(row: Row) -> str:
+    """The words for where the weights of a row rest."""
+    words = {Residency.HOST: "host memory", Residency.DISK: "disk"}
+    places = [words[rests] for rests in words if rests in row.rests]
+    if len(places) < 2:
+        return places[0] if places else row.device.name
+    return " + ".join(f"{format_bytes(nbytes)} {words[rests]}" for rests, nbytes in sorted(row.rests.items(), key=str))
+
+
+def _facts(part: Part) -> dict[str, Any]:
+    return {
+        "class": part.call.program.name,
+        "role": part.call.role,
+        "phase": part.call.phase,
+        "rests": part.call.program.kept.value,
+        "tiled": bool(part.tile),
+        "calls": part.call.times,
+        "seconds": round(part.seconds, 3),
+        "bringing_seconds": round(part.bringing, 3),
+        "devices": [
+            {
+                "device": row.device.name,
+                "what": row.what,
+                "weight_bytes": row.weights,
+                "streamed_bytes": row.streamed,
+                "activation_bytes": row.activations,
+                "resting_bytes": {rests.value: nbytes for rests, nbytes in row.rests.items()},
+            }
+            for row in part.rows
+        ],
+    }
 
 
 def _size(nbytes: int) -> str:

@@ -74,7 +74,11 @@ class Tiles:
         self._own, self.now = [], {}
 
     def found(
-        self, handle: HasComponents, calls: Iterable[DryCall], attempt: Callable[[Mapping[str, Tile]], object]
+        self,
+        handle: HasComponents,
+        calls: Iterable[DryCall],
+        attempt: Callable[[Mapping[str, Tile]], object],
+        asked: Asked | None = None,
     ) -> dict[str, Tile]:
         """The largest tiles of VAEs that fit, or none where tiles are not allowed or do not help.
 
@@ -82,8 +86,9 @@ class Tiles:
             handle: the pipeline.
             calls: the calls of a dry run, in which VAEs decode whole.
             attempt: plans with tiles; raises FitsError where they fit, DoesNotFitError where not.
+            asked: in the place of what was asked for.
         """
-        sizes = self._sizes(handle, calls) if self.asked == AUTO else {}
+        sizes = self._sizes(handle, calls) if (asked or self.asked) == AUTO else {}
         most = max(map(len, sizes.values()), default=0)
         steps = [{name: some[min(index, len(some) - 1)] for name, some in sizes.items()} for index in range(most)]
         if not steps or not _fits(attempt, steps[-1]):

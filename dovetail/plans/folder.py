@@ -132,7 +132,7 @@ def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
             return f"the weight {name} is {weight.stored[1]}{list(weight.stored[0])}, and {here}"
     if plan.main != traced.main or set(plan.devices) != set(traced.devices):
         return f"it is on {' & '.join(map(str, plan.devices))}, and here on {' & '.join(map(str, traced.devices))}"
-    if plan.kept is not residency:
+    if residency not in plan.residency.values() and plan.kept is not residency:
         return f"weights rest on {_rests(plan.kept)}, and here on {_rests(residency)}"
     moved = [name for name, home in traced.home.items() if name in plan.home and plan.home[name] != home]
     return (

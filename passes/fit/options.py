@@ -26,6 +26,10 @@ LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices w
 PARTS = 16
 """Of a chain that is split over several devices while ways are looked for."""
 
+_MIB = 2**20
+_PARTS_IN_MEMORY = (0, 0.5, 0.75, 0.95)
+"""Parts of the host's memory that are tried for weights of which others rest on disk."""
+
 WHOLE = 10**9
 """More parts than any chain has."""
 
@@ -42,7 +46,8 @@ class Option:
     ``ranges`` are the blocks of each device, and ``rests`` says for each block whether it is on its device (throughout,
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
-    rest in the host's memory. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase.
+    rest in the host's memory, which are ``in_memory`` where the others rest on disk. ``bringing`` seconds of
+    ``seconds`` go into bringing what stays for the phase.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Option:
     streamed: Mapping[Device, int] = field(hash=False)
     weights: Mapping[Device, int] = field(hash=False)
     host: int = 0
+    in_memory: int = 0
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
@@ -109,11 +115,23 @@ def options_of(
             for tiled in load.ways():
                 if (fastest, residency, tiled) in alone and not load.asked.devices:
                     continue
-                found = option(load, machine, budgets, devices, residency, tiled)
-                if found is not None:
-                    if len(devices) == 1 and not any(found.streamed.values()):
-                        alone.add((fastest, residency, tiled))
-                    yield found
+                for in_memory in _in_memory(load, residency, devices, budgets):
+                    found = option(load, machine, budgets, devices, residency, tiled, in_memory=in_memory)
+                    if found is not None:
+                        if len(devices) == 1 and not any(found.streamed.values()):
+                            alone.add((fastest, residency, tiled))
+                        yield found
+
+
+def _in_memory(load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets) -> list[int]:
+    """The bytes of weights on disk that may rest in the host's memory: none, or parts of what may be used of that."""
+    if load.asked.residency is not None:
+        return [load.asked.in_memory]
+    if residency is not Residency.DISK or budgets.host in devices:
+        return [0]
+    host = budgets.of(budgets.host)
+    sizes = [int(host * part) // _MIB * _MIB for part in _PARTS_IN_MEMORY]
+    return [size for size in sizes if size < load.nbytes and (size > load.nbytes // 20 or not size)]
 
 
 def _seconds(load: Load, machine: Machine, device: Device) -> float:
@@ -132,18 +150,34 @@ def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Res
 
 def option(
     load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
-    most: int = PARTS,
+    most: int = PARTS, in_memory: int = 0,
 ) -> Option | None:  # fmt: skip
-    """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit."""
+    """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit.
+
+    Of weights that rest on disk, ``in_memory`` bytes rest in the host's memory. Those on disk stay for the phase before
+    these do, so that how much of what is streamed comes from disk follows from how much stays; that is found in turns.
+    """
     is_asked = bool(load.asked.shares or load.asked.rows) or len(load.asked.devices) > 1
     chain, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most)
-    problem = problem_of(load, chain, machine, budgets, devices, residency)
-    split = _asked(load, chain, problem) if is_asked else None
-    if not (load.asked.shares or load.asked.rows):
-        split = split or partition(problem)
-    if split is None:
-        return None
-    return _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts)
+    in_memory = min(in_memory, chain.nbytes) if residency is Residency.DISK else 0
+    part, split = 1 - in_memory / max(1, chain.nbytes), None
+    for _ in range(2 if in_memory else 1):
+        problem = problem_of(load, chain, machine, budgets, devices, residency, part)
+        split = _asked(load, chain, problem) if is_asked else None
+        if not (load.asked.shares or load.asked.rows):
+            split = split or partition(problem)
+        if split is None:
+            return None
+        streamed = _streamed(chain, split)
+        part = max(0, chain.nbytes - in_memory - (chain.nbytes - streamed)) / max(1, streamed)
+    assert split is not None
+    return _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, in_memory)
+
+
+def _streamed(chain: Chain, split: Split) -> int:
+    """The bytes that are brought in every call."""
+    places = zip(chain.parts, split.residency, strict=True)
+    return sum(part.nbytes for part, rests in places if rests is not Residency.DEVICE)
 
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
@@ -159,13 +193,14 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
 
 
 def problem_of(
-    load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency
-) -> Problem:
-    """The chain on a list of devices as a problem of partition."""
+    load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency,
+    part: float = 1.0,
+) -> Problem:  # fmt: skip
+    """The chain on a list of devices as a problem of partition; ``part`` of what comes from disk does so."""
     speeds = machine.speeds
     return Problem(
         [Piece(part.nbytes, part.largest, part.live, part.boundary) for part in chain.parts],
-        [_room(load, chain, machine, budgets, device, residency, index == 0) for index, device in enumerate(devices)],
+        [_room(load, chain, machine, budgets, one, residency, index == 0, part) for index, one in enumerate(devices)],
         Piece(chain.rest.nbytes, chain.rest.nbytes, chain.rest.live, chain.rest.boundary),
         {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
         host=chain.nbytes,
@@ -176,12 +211,21 @@ def problem_of(
 
 
 def _room(
-    load: Load, chain: Chain, machine: Machine, budgets: Budgets, device: Device, residency: Residency, is_main: bool
-) -> Room:
+    load: Load, chain: Chain, machine: Machine, budgets: Budgets, device: Device, residency: Residency, is_main: bool,
+    part: float,
+) -> Room:  # fmt: skip
     rest, seconds = load.seconds(chain, machine.speeds[device])
     streams = residency is Residency.DISK or (residency is Residency.HOST and device != machine.host)
-    loads = {residency: 1 / machine.speeds.loading(device, residency is Residency.DISK)} if streams else {}
+    loads = {residency: _seconds_a_byte(machine, device, residency, part)} if streams else {}
     return Room(budgets.of(device), seconds, rest if is_main else 0.0, loads)
+
+
+def _seconds_a_byte(machine: Machine, device: Device, residency: Residency, part: float) -> float:
+    """The seconds in which a byte comes to a device: a part of those on disk from there, else from host memory."""
+    of_host = 1 / machine.speeds.loading(device, False)
+    if residency is not Residency.DISK:
+        return of_host
+    return part / machine.speeds.loading(device, True) + (1 - part) * (0.0 if device == machine.host else of_host)
 
 
 def _asked(load: Load, chain: Chain, problem: Problem) -> Split | None:
@@ -212,7 +256,7 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
 
 def _option(
     load: Load, chain: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
-    tiled: bool, split: Split, counts: Sequence[int],
+    tiled: bool, split: Split, counts: Sequence[int], in_memory: int = 0,
 ) -> Option:  # fmt: skip
     """A split as a way to place a component, with its bytes; devices that have nothing are left out.
 
@@ -231,8 +275,10 @@ def _option(
                 streamed[device] += part.nbytes
                 slots[device] = max(slots[device], SLOTS * part.largest)
     moves = {device: residency.stages_on(device) for device in devices}
-    rate = {device: machine.speeds.loading(device, residency is Residency.DISK) for device in devices}
-    bringing = sum(nbytes / rate[device] for device, nbytes in kept.items() if moves[device])
+    stays = sum(nbytes for device, nbytes in kept.items() if moves[device])
+    on_disk = min(1.0, max(0, chain.nbytes - in_memory) / max(1, stays))  # of what stays; it does before the others
+    each = {device: _seconds_a_byte(machine, device, residency, on_disk) for device in devices}
+    bringing = sum(nbytes * each[device] for device, nbytes in kept.items() if moves[device])
     resting = sum(n for one in (kept, streamed) for device, n in one.items() if moves[device])
     ends = [0, *accumulate(counts)]
     places = [place for place, count in zip(split.residency, counts, strict=True) for _ in range(count)]
@@ -245,5 +291,6 @@ def _option(
         stays={device: nbytes for device, nbytes in kept.items() if not moves[device]},
         comes=dict(brought + slots),
         live=dict(+live), streamed=dict(streamed), weights=dict(kept),
-        host=resting if residency is Residency.HOST else 0,
+        host=resting if residency is Residency.HOST else in_memory,
+        in_memory=in_memory,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...compiler.spec.backend import Resting
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..place import Part as Placed
@@ -118,7 +119,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     """What asks for a solution, by option: devices, residency, shares of layer splits, and tiles."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
-    resting = {name: way.residency.value for name, way in ways.items() if way.residency is not Residency.DEVICE}
+    resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
     shares = {load.name: _shares(load, ways[load.name]) for load in loads if len(ways[load.name].devices) > 1}
     rows = {load.name: "row" for load in loads if load.asked.rows}
     found = {
@@ -129,6 +130,11 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
     }
     return {option: value for option, value in found.items() if value}
+
+
+def _resting(way: Option) -> str:
+    """Where the weights of a way rest, as `--params-backend` says it."""
+    return str(Resting(way.residency.value, in_memory=way.in_memory))
 
 
 def _listed(values: Mapping[str, str], of: Mapping[str, object]) -> str:

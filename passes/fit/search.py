@@ -10,9 +10,10 @@ Objective, least
     taken: the program is solved once more with these seconds as a constraint (`_Model.burdens`).
 
 Constraints
-    one way for each component (`_one_each`); on each device and in each phase, the weights of all components that stay
+    one way for each component (`one_each`); on each device and in each phase, the weights of all components that stay
     there, those that are there for the phase, and L are at most its budget, the host's too, in which weights rest
-    (`_within_budgets`); L is at least what each component of the phase has alive there (`_covering_values`).
+    (`within`), and so are those of the devices together that share the host's memory (`together`); L is at least what
+    each component of the phase has alive there (`covering`).
 
 The ways are columns, and there is one for each budget under which a component may be placed. They are made as they are
 needed: first for all of the budgets, for what is left when components are placed one after another by the partition
@@ -23,6 +24,7 @@ proportional split, for these are among the columns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -130,7 +132,11 @@ def left_for(load: Load, ways: Mapping[str, Option], budgets: Budgets) -> Budget
         stays = sum(way.stays.get(device, 0) for way in others)
         return own + stays + (sum(way.host for way in others) if device == budgets.host else 0)
 
-    return replace(budgets, devices={device: max(0, n - taken(device)) for device, n in budgets.devices.items()})
+    left = {device: max(0, n - taken(device)) for device, n in budgets.devices.items()}
+    together = max(0, budgets.devices.get(budgets.host, 0) - sum(map(taken, budgets.together)))
+    return replace(
+        budgets, devices={one: min(n, together) if one in budgets.together else n for one, n in left.items()}
+    )
 
 
 def _held(ways: Sequence[Option], device: Device) -> int:
@@ -158,7 +164,13 @@ def peaks(solution: Solution, budgets: Budgets) -> dict[tuple[str, Device], int]
 
 def fits(solution: Solution, budgets: Budgets) -> bool:
     """Whether the ways fit together."""
-    return all(nbytes <= budgets.devices[device] for (_, device), nbytes in peaks(solution, budgets).items())
+    each = peaks(solution, budgets)
+    shared: Counter[str] = Counter()
+    for (phase, device), nbytes in each.items():
+        if device in budgets.together:
+            shared[phase] += nbytes
+    alone = all(nbytes <= budgets.devices[device] for (_, device), nbytes in each.items())
+    return alone and max(shared.values(), default=0) <= budgets.devices.get(budgets.host, 0)
 
 
 def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets, seconds: float | None = None) -> Solution | None:
@@ -174,7 +186,7 @@ def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets, seconds: fl
     ways = [way for some in kept.values() for way in some]
     places = [(phase, device) for phase in dict.fromkeys(way.phase for way in ways) for device in budgets.devices]
     model = _Model(ways, places, budgets)
-    rows = [model.one_each(), model.within(), model.covering()]
+    rows = [model.one_each(), model.within(), model.covering(), *([model.together()] if budgets.together else [])]
     rows += [] if seconds is None else [(model.seconds(), -np.inf, seconds)]
     result = milp(
         model.seconds() if seconds is None else model.burdens(),
@@ -212,7 +224,8 @@ class _Model:
         for index, way in enumerate(self.ways):
             moved = way.residency is not Residency.DEVICE
             on_host = way.devices[0] == self.budgets.host
-            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + 0.01 * order[way.devices[0]]
+            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + bool(way.in_memory)
+            found[index] += 0.01 * order[way.devices[0]]
             found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
         return found
 
@@ -233,6 +246,16 @@ class _Model:
                 rows[row, index] = (held + (way.host if device == self.budgets.host else 0)) / _UNIT
             rows[row, len(self.ways) + row] = 1
         return rows, -np.inf, np.array([self.budgets.of(device) / _UNIT for _, device in self.places])
+
+    def together(self) -> tuple[np.ndarray, float, float]:
+        """In each phase, what all devices hold that share the host's memory, and the host itself."""
+        each, _, _ = self.within()
+        phases = list(dict.fromkeys(phase for phase, _ in self.places))
+        rows = np.zeros((len(phases), self.width))
+        for row, (phase, device) in zip(each, self.places, strict=True):
+            if device in self.budgets.together:
+                rows[phases.index(phase)] += row
+        return rows, -np.inf, self.budgets.of(self.budgets.host) / _UNIT
 
     def covering(self) -> tuple[np.ndarray, float, float]:
         """The values of each phase on each device are at least those of each of its components."""
@@ -276,7 +299,7 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
         way = ways[load.name]
         if len(way.devices) > 1 and not (load.asked.shares or load.asked.rows):
             left = left_for(load, ways, budgets)
-            finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE)
+            finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE, way.in_memory)
             tried = {**ways, load.name: finer} if finer else ways
             if finer and finer.seconds <= way.seconds and fits(Solution(tried), budgets):
                 ways = tried

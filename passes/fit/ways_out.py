@@ -1,8 +1,9 @@
 """What to do where nothing fits: the same search with one thing that a person asked for left out, or made smaller.
 
-Each way out is named only after the search with it has found a plan. They are named in the order in which they cost a
-person least: what places things otherwise (other devices, weights that rest elsewhere, decoding in tiles), the quickest
-first; more of the memory that is there; weights in a packed type, which are not the same weights; a smaller size.
+Each way out is named only after the search with it has found a plan, and that plan has been tried where the caller can
+lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
+weights that rest elsewhere, decoding in tiles), the quickest first; more of the memory that is there. Weights in a
+packed type, which are not the same weights, and a smaller size are looked for where nothing else helps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _PLACEMENTS = (
     "other devices", "weights that rest elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
+_TRIES = 4  # of a way out, each with what the one before turned out to exceed
+_MARGIN = 1.02
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -47,17 +50,29 @@ class Lack:
 
 @dataclass(frozen=True)
 class WayOut:
-    """Something that makes it fit: what is changed, the options that say so, and the plan found with it."""
+    """Something that makes it fit: what is changed, the options that say so, and the plan found with it.
+
+    ``packed`` are the components whose weights are converted first, to the type ``quant``.
+    """
 
     what: str
     settings: Mapping[str, str]
     solution: Solution
     loads: tuple[Load, ...]
     budgets: Budgets
+    quant: str = ""
+    packed: tuple[str, ...] = ()
 
 
-Smaller = Callable[[], "tuple[str, Sequence[Load]] | None"]
-"""Gives a smaller size in words, and the components at that size; None if there is none."""
+Trial = Callable[[WayOut], "Mapping[Device, int] | None"]
+"""Tries a way out: gives by how many bytes each device is exceeded, nothing where it fits; None if it cannot be."""
+
+Smaller = Callable[[], Iterator[tuple[Mapping[str, str], Sequence[Load], Trial]]]
+"""Gives smaller sizes, the largest first: the options that ask for it, the components at that size, and its trial."""
+
+
+def _fits(_: WayOut) -> Mapping[Device, int]:
+    return {}
 
 
 def ways_out(
@@ -67,31 +82,71 @@ def ways_out(
     free: Mapping[Device, int] | None = None,
     smaller: Smaller | None = None,
     most: int = 3,
+    trial: Trial = _fits,
 ) -> list[WayOut]:
     """Up to so many ways out, the cheapest first; ``free`` are the bytes of devices without what was typed of them."""
     found: list[WayOut] = []
     kinds: set[str] = set()
     for kind, what, changed, given in _relaxed(loads, budgets, free):
-        solution = None if kind in kinds else search(changed, machine, given)
-        if solution is not None:
-            found.append(_way_out(what, solution, changed, given))
-            kinds.add(kind)
-            if kind not in _PLACEMENTS and len(found) >= most:
-                break
+        if kind not in kinds:
+            out = _tried(what, changed, machine, given, trial)
+            if out is not None:
+                kinds.add(kind)
+                found += [] if any(out.settings == other.settings for other in found) else [out]
+    if len(found) < most:
+        found += _in_a_packed_type(loads, machine, budgets, trial)
     placed = [out for out in found if out.what in _PLACEMENTS]
     others = [out for out in found if out.what not in _PLACEMENTS]
     found = [*sorted(placed, key=lambda out: out.solution.seconds), *others][:most]
-    if not found and smaller is not None:
-        size = smaller()
-        solution = size and search(size[1], machine, budgets)
-        if size and solution:
-            found.append(_way_out(size[0], solution, size[1], budgets))
-    return found
+    return found or _at_a_smaller_size(machine, budgets, smaller)
 
 
-def _way_out(what: str, solution: Solution, loads: Sequence[Load], budgets: Budgets) -> WayOut:
-    typed = {"--max-vram": budgets.typed} if budgets.typed else {}
-    return WayOut(what, {**settings_of(solution, loads), **typed}, solution, tuple(loads), budgets)
+def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> list[WayOut]:
+    """The first of the packed types with which it fits, for as few components as that takes."""
+    for quant in TYPES:
+        for some in _groups(loads):
+            names = tuple(load.name for load in loads if load.name in some and load.role != "vae")
+            options = {"--weights": ",".join(f"{name}={file_of(name, quant)}" for name in names)}
+            what = f"weights of {' and '.join(sorted(names))} in {quant}"
+            packed = _packed(loads, set(names), quant)
+            out = _tried(what, packed, machine, budgets, trial, options, (quant, names)) if names else None
+            if out is not None:
+                return [out]
+    return []
+
+
+def file_of(name: str, quant: str) -> str:
+    """What the file of a component's packed weights is called in a way out."""
+    return f"{name}-{quant.lower()}.gguf"
+
+
+def _at_a_smaller_size(machine: Machine, budgets: Budgets, smaller: Smaller | None) -> list[WayOut]:
+    for options, loads, trial in smaller() if smaller else ():
+        out = _tried("a smaller size", loads, machine, budgets, trial, options)
+        if out is not None:
+            return [out]
+    return []
+
+
+def _tried(
+    what: str, loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial,
+    more: Mapping[str, str] | None = None, packed: tuple[str, tuple[str, ...]] = ("", ()),
+) -> WayOut | None:  # fmt: skip
+    """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it."""
+    left = budgets
+    for _ in range(_TRIES):
+        solution = search(loads, machine, left)
+        if solution is None:
+            return None
+        typed = {"--max-vram": budgets.typed} if budgets.typed else {}
+        options = {**(more or {}), **settings_of(solution, loads), **typed}
+        out = WayOut(what, options, solution, tuple(loads), budgets, *packed)
+        over = trial(out)
+        if not over:
+            return out if over is not None else None
+        less = {device: max(0, n - int(_MARGIN * over.get(device, 0))) for device, n in left.devices.items()}
+        left = replace(left, devices=less)
+    return None
 
 
 def _relaxed(
@@ -100,7 +155,7 @@ def _relaxed(
     """One thing left out or made smaller at a time, with its kind: of each kind one way out is enough."""
     changes: list[Callable[[Asked], Asked]] = [
         lambda asked: replace(asked, devices=(), shares=(), rows=False),
-        lambda asked: replace(asked, residency=None),
+        lambda asked: replace(asked, residency=None, in_memory=0),
         lambda asked: replace(asked, tiled=None),
         lambda asked: Asked(),
     ]
@@ -114,9 +169,6 @@ def _relaxed(
     )
     if whole:
         yield "budget", "a larger budget", list(loads), whole
-    for quant in TYPES:
-        for some in _groups(loads):
-            yield "types", f"weights of {' and '.join(sorted(some))} in {quant}", _packed(loads, some, quant), budgets
 
 
 def _groups(loads: Sequence[Load]) -> list[set[str]]:
@@ -174,10 +226,8 @@ def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
     return Lack(load.name, devices[0], weights + values, weights, values, budgets.of(devices[0]))
 
 
-def refusal(
-    lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mapping[Device, int], outs: Sequence[WayOut]
-) -> str:
-    """The sentence of a refusal: what takes the space, what there is and why, and what was found to work."""
+def problem_of(lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mapping[Device, int]) -> str:
+    """The sentence of a refusal: what takes the space, what there is, and why."""
     on = f"on {lack.device}, which has {format_bytes(lack.offered)}"
     why = budgets.why.get(lack.device, "")
     of = total.get(lack.device, lack.offered)
@@ -188,14 +238,37 @@ def refusal(
             f"{lack.component} needs at least {format_bytes(lack.least)} {on}: {format_bytes(lack.weights)} of weights"
         )
         need += f" and {format_bytes(lack.values)} of values"
-    else:
-        resting = sum(load.nbytes for load in loads)
-        need = f"the components fit one by one, but not together, with {format_bytes(resting)} of weights in all, {on}"
+        return need
+    resting = sum(load.nbytes for load in loads)
+    return f"the components fit one by one, but not together, with {format_bytes(resting)} of weights in all, {on}"
+
+
+def refusal(problem: str, outs: Sequence[str]) -> str:
+    """A problem, and what was found to work."""
     if not outs:
-        return f"{need}; nothing that dovetail can do helps here: it takes a larger device, or a smaller model"
-    found = "; ".join(f"{out.what} ({_typed(out)}: {out.solution.seconds:.0f} s)" for out in outs)
-    return f"{need}; what fits: {found}"
+        return f"{problem}; nothing that dovetail can do helps here: it takes a larger device, or a smaller model"
+    return f"{problem}; what fits: {'; '.join(outs)}"
 
 
-def _typed(out: WayOut) -> str:
-    return " ".join(f'{option} "{value}"' for option, value in out.settings.items()) or "as it is otherwise"
+def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
+    """A way out in words, with what to type and the seconds that a picture takes then.
+
+    ``folder`` is that of the pipeline, for what is to be converted first.
+    """
+    options = [(option, one) for option, value in out.settings.items() for one in _given(option, value)]
+    typed = " ".join(f'{option} "{value}"' for option, value in options) or "without --max-vram"
+    commands = [
+        f"dovetail convert {folder}/{name} -o {file_of(name, out.quant)} --type {out.quant.lower()}"
+        for name in out.packed
+    ]
+    before = f"{' && '.join(commands)}, then " if commands else ""
+    return f"{out.what} ({before}{typed}: {_seconds(out.solution.seconds)} s)"
+
+
+def _given(option: str, value: str) -> list[str]:
+    """The values of an option that is typed once for each."""
+    return value.split(",") if option == "--weights" else [value]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"

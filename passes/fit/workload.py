@@ -19,7 +19,8 @@ class Asked:
     """What a person said of a component; what is empty or None is free.
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
-    split by rows; ``tiled`` whether it decodes in tiles.
+    split by rows; ``tiled`` whether it decodes in tiles; ``in_memory`` the bytes that rest in the host's memory of
+    weights that rest on disk.
     """
 
     devices: tuple[Device, ...] = ()
@@ -27,6 +28,7 @@ class Asked:
     shares: tuple[float, ...] = ()
     rows: bool = False
     tiled: bool | None = None
+    in_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Budgets:
     """The bytes that may be used of each device and of the host, and those that the process itself takes of the host.
 
     ``why`` says in words what keeps the rest of a device, and ``typed`` is what a person wrote of all budgets.
+    ``shared`` are devices whose memory is that of the host: they and the host may use the host's bytes together.
     """
 
     devices: Mapping[Device, int]
@@ -101,6 +104,12 @@ class Budgets:
     process: int = 0
     why: Mapping[Device, str] = field(default_factory=dict)
     typed: str = ""
+    shared: frozenset[Device] = frozenset()
+
+    @property
+    def together(self) -> frozenset[Device]:
+        """The devices that use one memory: the host, and those that share its memory; none if there are no such."""
+        return self.shared | {self.host} if self.shared else frozenset()
 
     def of(self, device: Device) -> int:
         """The bytes for weights and values on a device."""

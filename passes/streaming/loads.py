@@ -12,7 +12,9 @@ from torch.fx import Node
 from ...compiler.ir.program import Program, Segment
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
+from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
 from .spread import Streaming, stream
 
 
@@ -45,8 +47,19 @@ def decide(
             stays = sum(known[name][0].device_bytes for name in resident[device])
             room = program.rig.free[device] - stays - values[device]
             by_name = [{name: known[name][0] for name in weights} for weights in coming]
-            found[device] = stream(by_name, room, program.keeps_staged)
+            found[device] = stream(by_name, room, program.keeps_staged, on_disk(program, by_name))
     return found
+
+
+def on_disk(program: Program, stages: Sequence[Mapping[str, Weight]]) -> frozenset[str]:
+    """The names of the weights of some stages that come from disk, where others come from the host's memory."""
+    names = {
+        name
+        for stage in stages
+        for name, weight in stage.items()
+        if program.residency.get(weight.whole) is Residency.DISK
+    }
+    return frozenset(names)
 
 
 class Loads:

@@ -20,7 +20,7 @@ from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.frontend.refusals import foreign_library
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device, canonical_name
-from ...compiler.spec.residency import Residency
+from ...compiler.spec.residency import Residency, evenly
 from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
@@ -65,13 +65,14 @@ class Store:
         self.survey()
         self._join_ranges()
 
-    def rest_in(self, module: nn.Module, residency: Residency) -> None:
-        """Has the parameters of a module that was taken in rest elsewhere."""
+    def rest_in(self, module: nn.Module, residency: Residency, in_memory: int = 0) -> None:
+        """Has the parameters of a module that was taken in rest elsewhere, and so many bytes of them in host memory."""
         self._modules = [
             (known, origins, residency if known() is module else before) for known, origins, before in self._modules
         ]
-        for tensor in module.parameters():
-            self.of(tensor).residency = residency
+        resting = list(dict.fromkeys(self.of(tensor) for tensor in module.parameters()))
+        for one, on_host in zip(resting, evenly([one.nbytes for one in resting], in_memory), strict=True):
+            one.residency = Residency.HOST if on_host else residency
 
     def survey(self) -> None:
         """Looks where the modules hold weights; to be called when their structure may have changed."""

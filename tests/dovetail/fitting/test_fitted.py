@@ -11,7 +11,7 @@ from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
-from dovetail.pipelines.dryrun import SearchedPipeline
+from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading import open_pipeline
 from dovetail.runtime.sim import device_module as sim
 
@@ -28,10 +28,10 @@ def opened(rig: str, **request: Any) -> Any:
     return load_pipeline(demo.folder(), dtype=torch.float32, rig=rig, **request)
 
 
-def searched(rig: str, **request: Any) -> SearchedPipeline:
+def searched(rig: str, **request: Any) -> DryPipeline:
     pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
     pipe.set_progress_bar_config(disable=True)
-    dry = SearchedPipeline(pipe, {"rig": rig, **request}, origins=origins)
+    dry = DryPipeline(pipe, {"rig": rig, **request}, origins=origins)
     dry("a red circle", **CALL)
     assert dry.decision is not None
     return dry

@@ -60,5 +60,5 @@ def test_a_dry_run_prints_what_would_run_where_and_paints_nothing(tmp_path: Path
     assert "fullest at" in told.stdout
     data = json.loads(run(*plan, "--backend", "cuda0", "--json").stdout)
     assert data["devices"]["cuda0"]["peak"] > 0
-    assert {one["phase"] for one in data["components"]} == {"conditioning", "sampling", "decoding"}
+    assert {one["phase"] for one in data["components"].values()} == {"conditioning", "sampling", "decoding"}
     assert not (tmp_path / "out.png").exists()

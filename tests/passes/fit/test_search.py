@@ -14,6 +14,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
+from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost
@@ -184,3 +185,39 @@ def test_an_option_has_all_weights_of_its_component() -> None:
             way = option(one, machine(), budgets(150, 100, 300), devices, residency, False)
             if way is not None:
                 assert sum(way.weights.values()) + sum(way.streamed.values()) == one.nbytes
+
+
+def test_what_does_not_fit_in_host_memory_rests_on_disk_and_only_that() -> None:
+    """Disk is ten times slower than the way from the host's memory."""
+    loads = [load("diffusion", 20, 20, live=5, times=50, flops=1e9)]
+    given = Budgets({FAST: 80 * MIB, CPU: 300 * MIB}, CPU)
+    way = found(loads, given, machine((FAST, CPU))).ways["diffusion"]
+    assert way.residency is Residency.DISK
+    assert 250 * MIB < way.in_memory <= 300 * MIB
+    assert way.host == way.in_memory
+    on_disk = replace(loads[0], asked=Asked((FAST,), Residency.DISK))
+    alone = found([on_disk], given, machine((FAST, CPU))).ways["diffusion"]
+    assert way.seconds < 0.5 * alone.seconds
+
+
+def test_what_was_said_of_host_memory_and_disk_is_kept_to_and_said_again() -> None:
+    asked = Asked((FAST,), Residency.DISK, in_memory=128 * MIB)
+    loads = [load("diffusion", 20, 20, live=5, times=50, asked=asked)]
+    given = Budgets({FAST: 80 * MIB, CPU: 300 * MIB}, CPU)
+    solution = found(loads, given, machine((FAST, CPU)))
+    assert solution.ways["diffusion"].in_memory == 128 * MIB
+    assert settings_of(solution, loads)["--params-backend"] == "cpu:128MiB&disk"
+
+
+def test_devices_that_share_the_memory_of_the_host_have_one_budget_with_it() -> None:
+    loads = [load("te", 4, 20), load("diffusion", 10, 20)]
+    apart = Budgets({FAST: 250 * MIB, CPU: 250 * MIB}, CPU)
+    assert search(loads, machine((FAST, CPU)), apart) is not None
+    shared = replace(apart, shared=frozenset({FAST}))
+    solution = found(loads, shared, machine((FAST, CPU)))
+    for phase in ("conditioning", "sampling"):
+        of = peaks(solution, shared)
+        assert of[phase, FAST] + of[phase, CPU] <= 250 * MIB
+    kept = [replace(one, asked=Asked(residency=Residency.DEVICE)) for one in loads]
+    assert search(kept, machine((FAST, CPU)), apart) is not None
+    assert search(kept, machine((FAST, CPU)), shared) is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import WayOut, lacking, refusal, ways_out
+from dovetail.passes.fit.ways_out import Trial, WayOut, lacking, problem_of, refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
@@ -64,14 +66,41 @@ def test_packed_weights_are_a_way_out_where_placement_is_none() -> None:
 
 def test_a_smaller_size_is_tried_last() -> None:
     small = [replace(one, asked=Asked()) for one in [load("vae", 0, 0, live=5)]]
-    found = outs([load("vae", 0, 0, live=60)], Budgets({FAST: 50 * MIB}, CPU), smaller=lambda: ("--size 512", small))
-    assert [out.what for out in found] == ["--size 512"]
+    tried: list[WayOut] = []
+
+    def smaller() -> Iterator[tuple[dict[str, str], list[Load], Trial]]:
+        yield {"--size": "768x768"}, [load("vae", 0, 0, live=55)], lambda _: {}
+        yield {"--size": "640x640"}, small, lambda _: {FAST: 90 * MIB}
+        yield {"--size": "512x512"}, small, lambda out: tried.append(out) or {}
+
+    found = outs([load("vae", 0, 0, live=60)], Budgets({FAST: 50 * MIB}, CPU), smaller=smaller)
+    assert [said_of(out) for out in found] == [said_of(out) for out in tried]
+    assert said_of(found[0]).startswith('a smaller size (--size "512x512" --backend "cuda0": ')
+
+
+def test_a_way_out_that_turns_out_to_exceed_a_device_is_searched_again_with_less_of_it() -> None:
+    tried: list[WayOut] = []
+
+    def trial(out: WayOut) -> dict[Device, int]:
+        tried.append(out)
+        return {} if out.solution.ways["diffusion"].devices == (CPU,) else {FAST: 10**9, SLOW: 10**9}
+
+    loads = [replace(one, asked=Asked((SLOW,), Residency.DEVICE)) for one in pipeline() if one.name == "diffusion"]
+    found = outs(loads, budgets(1000, 100, 1000), trial=trial)
+    assert found
+    assert {out.solution.ways["diffusion"].devices for out in found} == {(CPU,)}
+    assert len(tried) > len(found)
+
+
+def test_a_way_out_that_cannot_be_tried_is_not_named() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    assert outs(loads, budgets(1000, 100, 1000), trial=lambda _: None) == []
 
 
 def test_nothing_is_named_where_nothing_helps() -> None:
     loads, given = pipeline(), budgets(5, 5, 5)
     assert outs(loads, given) == []
-    assert "nothing that dovetail can do helps" in refusal(lacking(loads, machine(), given), loads, given, {}, [])
+    assert "nothing that dovetail can do helps" in refusal("it does not fit", [])
 
 
 def test_a_refusal_blames_what_takes_the_space_and_knows_the_budget() -> None:
@@ -80,7 +109,8 @@ def test_a_refusal_blames_what_takes_the_space_and_knows_the_budget() -> None:
     lack = lacking(loads, machine(), given)
     assert (lack.component, lack.device, lack.offered) == ("diffusion", SLOW, 100 * MIB)
     assert lack.least == (2 + 200 + 10) * MIB
-    text = refusal(lack, loads, given, {SLOW: 500 * MIB}, ways_out(loads, machine(), given))
+    said = [said_of(out) for out in ways_out(loads, machine(), given)]
+    text = refusal(problem_of(lack, loads, given, {SLOW: 500 * MIB}), said)
     assert "diffusion needs at least 212.0 MiB on cuda1, which has 100.0 MiB of 500.0 MiB (--max-vram" in text
     assert 'other devices (--backend "cuda0" --max-vram "cuda1=100MiB"' in text
 
@@ -89,4 +119,4 @@ def test_components_that_fit_one_by_one_are_blamed_together() -> None:
     loads = [load(name, 2, 20, asked=Asked((FAST,), Residency.DEVICE)) for name in ("te_1", "te_2")]
     given = budgets(60, 0, 1000)
     assert lacking(loads, machine(), given).component == ""
-    assert "not together" in refusal(lacking(loads, machine(), given), loads, given, {}, [])
+    assert "not together" in problem_of(lacking(loads, machine(), given), loads, given, {})

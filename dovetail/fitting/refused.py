@@ -1,0 +1,86 @@
+"""What a refusal says: what lacks, and the ways out that were searched, lowered and found to fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.devices import Device
+from ..components.component import Component
+from ..components.dry import DryRun
+from ..conventions.request import Request
+from ..passes.fit.ways_out import Trial, WayOut, refusal, said_of, ways_out
+from ..passes.fit.workload import Load
+from .asked import budgets_of, typed
+from .decide import loads_of, machine_of
+from .fitted import calls_of, members_of
+from .packing import packed
+
+logger = logging.getLogger(__name__)
+
+Lowers = Callable[[DryRun], "Mapping[Device, int]"]
+"""Lowers what a dry run has traced as it is placed now, and keeps nothing: by how much each device is exceeded."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How ways out of a refusal are tried.
+
+    ``lowers`` lowers what is placed. ``smaller`` gives smaller sizes as options, each with a dry run at it. ``others``
+    are ways out that were found otherwise, in words, and ``folder`` is that of the pipeline.
+    """
+
+    lowers: Lowers
+    smaller: Callable[[], Iterator[tuple[Mapping[str, str], DryRun]]]
+    others: tuple[str, ...] = ()
+    folder: str = "MODEL_FOLDER"
+
+
+def explained(
+    refused: DoesNotFitError,
+    components: Mapping[str, Component],
+    request: Request,
+    phase_of: Callable[[str], str],
+    run: DryRun,
+    place: Callable[[Request], None] | None,
+    tried: Tried,
+) -> DoesNotFitError:
+    """The refusal with the ways out of it, the cheapest first; components are left as the last one was tried.
+
+    Args:
+        refused: what was refused.
+        components: by name.
+        request: what was asked.
+        phase_of: gives the phase in which a component works, by its name.
+        run: has the traced calls.
+        place: gives the components the devices and the residency of a request; without it ways out are searched only.
+        tried: how ways out are tried.
+    """
+    members = members_of(components, phase_of)
+    roles = {name: member.role for name, member in members.items()}
+
+    def loads_at(some: DryRun) -> list[Load]:
+        return loads_of(members, calls_of(some), request)
+
+    def trial_of(some: DryRun) -> Trial:
+        def trial(out: WayOut) -> Mapping[Device, int]:
+            if place is None:
+                return {}
+            with packed(some, out.packed, out.quant):
+                place(typed(request, out.settings, roles))
+                over = tried.lowers(some)
+            logger.info("tried %s (%s): %s", out.what, dict(out.settings), f"over by {dict(over)}" if over else "fits")
+            return over
+
+        return trial
+
+    def smaller() -> Iterator[tuple[Mapping[str, str], list[Load], Trial]]:
+        for options, some in tried.smaller():
+            yield options, loads_at(some), trial_of(some)
+
+    budgets, free = budgets_of(request)
+    outs = ways_out(loads_at(run), machine_of(request), budgets, free, smaller, trial=trial_of(run))
+    said = [*tried.others, *(said_of(out, tried.folder) for out in outs)]
+    return DoesNotFitError(refusal(refused.problem, said), refused.over)

@@ -1,1 +1,0 @@
-"""Computes wide parts of a program by some rows at a time, which may change last bits: an option."""

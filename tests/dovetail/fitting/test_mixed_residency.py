@@ -1,0 +1,79 @@
+"""Weights that rest partly in host memory and partly on disk: what was said is what happens, and no bit changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail import demo, load_pipeline
+from dovetail.compiler.errors import SpecError
+from dovetail.compiler.spec import parse_params_backend
+from dovetail.compiler.spec.residency import Residency, evenly
+from dovetail.compiler.spec.units import MIB
+
+CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
+
+
+def paint(**request: Any) -> tuple[torch.Tensor, Any]:
+    handle = load_pipeline(demo.folder(), dtype=torch.float32, **request)
+    handle.pipe.set_progress_bar_config(disable=True)
+    return handle("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu(), handle
+
+
+def test_a_part_of_the_weights_rests_in_host_memory_and_the_picture_is_the_same() -> None:
+    expected, _ = paint(backend="cpu")
+    picture, handle = paint(backend="sim0", params_backend="cpu,diffusion=cpu:5MiB&disk", rig="sim0=14MiB,cpu=4GiB")
+    assert torch.equal(picture, expected)
+    weights = [one for one in handle.components["transformer"].view.weights() if isinstance(one.tensor, nn.Parameter)]
+    nbytes = {rests: sum(one.nbytes for one in weights if one.residency is rests) for rests in Residency}
+    assert 4 * MIB < nbytes[Residency.HOST] <= 5 * MIB
+    assert nbytes[Residency.DISK] > 4 * MIB
+    assert nbytes[Residency.DEVICE] == 0
+
+
+def test_a_module_takes_it_too(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).eval()
+    save_file(module.state_dict(), tmp_path / "weights.safetensors")
+    x = torch.randn(2, 64)
+    compiled = dovetail.compile(
+        module, (x,), backend="sim0", params_backend="cpu:50KiB&disk", weights=tmp_path / "weights.safetensors"
+    )
+    assert set(compiled.program.residency.values()) == {Residency.HOST, Residency.DISK}
+    assert torch.equal(compiled(x), module(x))
+
+
+def test_weights_are_taken_evenly_and_never_more_than_granted() -> None:
+    taken = evenly([10] * 100, 330)
+    assert sum(taken) == 33
+    gaps = [index for index, takes in enumerate(taken) if takes]
+    assert max(b - a for a, b in pairwise(gaps)) <= 4
+    assert sum(n for n, takes in zip([7, 100, 3, 50], evenly([7, 100, 3, 50], 60), strict=True) if takes) <= 60
+    assert evenly([], 5) == []
+
+
+@pytest.mark.parametrize("text", ["cpu:5GiB&disk", "disk+cpu:5", "te=cpu:512MiB&disk,disk"])
+def test_its_text_is_read_back(text: str) -> None:
+    assert parse_params_backend(str(parse_params_backend(text))) == parse_params_backend(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cpu&disk", "how much rests in host memory"),
+        ("cpu:5GiB", "where the other weights rest"),
+        ("sim0&disk", "one place, not in a list"),
+        ("cpu:5XB&disk", "is not a size"),
+        ("cpu:5GiB&disk&disk", "one place"),
+    ],
+)
+def test_what_is_missing_is_named(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_params_backend(text)

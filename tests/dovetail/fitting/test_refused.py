@@ -1,0 +1,68 @@
+"""What a refusal names was tried: typed, it works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import dovetail
+from dovetail.cli.app import app
+from dovetail.compiler.errors import DoesNotFitError
+
+RIG = ("--rig", "cuda0=16MiB,cuda1=10MiB,cpu=4GiB")
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def lines_in(message: str) -> list[list[str]]:
+    """The options of each way out of a message."""
+    _, _, fits = message.partition("; what fits: ")
+    return [shlex.split(options) for options in re.findall(r"\((--[^()]*?): [\d.e+-]+ s\)", fits)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(("--backend", "cuda1"), id="one card that is too small"),
+        pytest.param(("--backend", "cuda0", "--max-vram", "cuda0=6MiB"), id="a budget", marks=pytest.mark.slow),
+        pytest.param(("--backend", "cuda0&cuda1", "--max-vram", "5MiB"), id="two cards", marks=pytest.mark.slow),
+    ],
+)
+def test_every_line_that_a_refusal_names_works(said: tuple[str, ...]) -> None:
+    refused = run("plan", "--steps", "2", *RIG, *said)
+    assert refused.exit_code == 3, refused.output
+    lines = lines_in(refused.output + str(refused.stderr))
+    assert lines
+    for line in lines:
+        result = run("generate", "a circle", "--steps", "2", "--dry-run", *RIG, *line)
+        assert result.exit_code == 0, (line, result.output, str(result.stderr))
+
+
+def test_a_dry_run_and_a_plan_print_the_same_table() -> None:
+    said = (*RIG, "--backend", "te=cpu", "--steps", "2")
+    plan, dry = run("plan", *said), run("generate", "a picture", "--dry-run", *said)
+    assert plan.exit_code == dry.exit_code == 0
+    shown = [re.sub(r"the search took .*", "", one.output) for one in (plan, dry)]
+    assert shown[0] == shown[1]
+
+
+def test_a_module_is_spread_over_the_cards_that_it_needs() -> None:
+    """18 MiB of weights, which none of the cards has room for."""
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(18))).eval()
+    x = torch.randn(1, 512)
+    alone = dovetail.compile(module, (x,), rig="sim0=64MiB,sim1=64MiB")
+    assert len(alone.program.devices) == 1
+    spread = dovetail.compile(module, (x,), rig="sim0=12MiB,sim1=12MiB,cpu=1GiB")
+    assert {device.kind for device in spread.program.devices} == {"sim"}
+    assert len(spread.program.devices) == 2
+    assert torch.equal(spread(x), module(x))
+    with pytest.raises(DoesNotFitError, match="Sequential"):
+        dovetail.compile(module, (x,), rig="sim0=2MiB,sim1=2MiB,cpu=4MiB")
