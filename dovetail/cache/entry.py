@@ -7,6 +7,7 @@ safetensors file follow. Reading one runs no code, and takes time and memory in 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ..compiler.errors import ProgramTextError
 from ..compiler.ir.program import Program
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
-from .head import Head, NoEntry, read_head
+from .head import Head, NoEntry, open_entry, read_head
 from .key import Key
 
 
@@ -43,8 +44,14 @@ def read(path: Path, key: Key, is_named: bool = False) -> Program:
 
     One in a file that somebody names may be of another machine.
     """
-    with path.open("rb") as file:
-        text, tensors = _parts(read_head(file), key, is_named, file.read())
+    with open_entry(path) as file:
+        head = read_head(file)
+        is_of_key = head.content == key.content if is_named else head.key == key.full
+        if not is_of_key or head.program + head.tensors != os.fstat(file.fileno()).st_size - file.tell():
+            raise NoEntry("its head speaks of another entry")
+        text, tensors = file.read(head.program), file.read(head.tensors)
+    if _digest(text, tensors) != head.digest:
+        raise NoEntry("it is damaged")
     try:
         program = parse_program(text.decode())
         found = load(tensors)
@@ -52,16 +59,6 @@ def read(path: Path, key: Key, is_named: bool = False) -> Program:
         raise NoEntry(str(error)) from error
     program.constants = dict(_constants(program, found))
     return program
-
-
-def _parts(head: Head, key: Key, is_named: bool, rest: bytes) -> tuple[bytes, bytes]:
-    is_of_key = head.content == key.content if is_named else head.key == key.full
-    if not is_of_key or head.program + head.tensors != len(rest):
-        raise NoEntry("its head speaks of another entry")
-    text, tensors = rest[: head.program], rest[head.program :]
-    if _digest(text, tensors) != head.digest:
-        raise NoEntry("it is damaged")
-    return text, tensors
 
 
 def _constants(program: Program, found: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

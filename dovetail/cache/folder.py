@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..compiler.atomic_write import written_beside
 from ..compiler.spec.units import parse_bytes
-from .head import NoEntry, read_head
+from .head import NoEntry, open_entry, read_head
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
@@ -33,7 +33,7 @@ class Entry:
 def class_in(entry: Entry) -> str:
     """The class whose trace an entry is; empty for a damaged one."""
     try:
-        with entry.path.open("rb") as file:
+        with open_entry(entry.path) as file:
             return read_head(file).name
     except (OSError, NoEntry):
         return ""

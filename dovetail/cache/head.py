@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 _FORM = b"dovetail trace 3\n"
@@ -27,6 +30,15 @@ class Head:
 
     def __bytes__(self) -> bytes:
         return _FORM + json.dumps(asdict(self)).encode() + b"\n"
+
+
+def open_entry(path: Path) -> BinaryIO:
+    """Opens a file; raises NoEntry for what is no ordinary file, and OSError where it cannot be opened."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NoEntry("it is no ordinary file")
+    return file
 
 
 def read_head(file: BinaryIO) -> Head:

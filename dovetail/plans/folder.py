@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cache.head import NoEntry, read_head
+from ..cache.head import NoEntry, open_entry, read_head
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.ir.signature import Signature, TensorLeaf, is_same
@@ -104,7 +104,7 @@ def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:
     """The traces beside plans, by their content; what is no trace is left to be found so when it is asked for."""
     for path in (file.with_suffix(TRACE) for file in files):
         try:
-            with path.open("rb") as opened:
+            with open_entry(path) as opened:
                 yield read_head(opened).content, path
         except FileNotFoundError:
             continue

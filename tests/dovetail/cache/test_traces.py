@@ -109,6 +109,33 @@ def test_a_damaged_entry_is_said_and_written_anew(
     assert entry.read_bytes() == whole
 
 
+def test_an_entry_with_far_more_bytes_than_its_head_says_is_not_read(
+    load: Load, traced: list[str], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled(load().Model())
+    (entry,) = cache.iterdir()
+    os.truncate(entry, 2**43)  # a hole, which takes no room on the disk
+    model = load().Model()
+    assert torch.equal(compiled(model)(X)["y"], model(X)["y"])
+    assert traced == ["Model"] * 2
+    assert "its head speaks of another entry" in caplog.text
+
+
+if hasattr(os, "mkfifo"):
+
+    def test_what_is_no_ordinary_file_is_no_entry(
+        load: Load, traced: list[str], cache: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        compiled(load().Model())
+        (entry,) = cache.iterdir()
+        entry.unlink()
+        os.mkfifo(entry)
+        model = load().Model()
+        assert torch.equal(compiled(model)(X)["y"], model(X)["y"])
+        assert traced == ["Model"] * 2
+        assert "it is no ordinary file" in caplog.text
+
+
 def test_an_entry_of_other_weights_is_not_taken(load: Load, traced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "key_of", lambda *_: Key("f" * 40, "f" * 40))
     compiled(load().Model())
