@@ -71,6 +71,7 @@ class CompiledModule:
                 where these decide what the model writes.
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
+            WeightError: a file of which weights are views was written to, before the call or while it went on.
         """
         if self._weights and self._weights.is_changed():
             self._renew(self._weights)
@@ -89,6 +90,8 @@ class CompiledModule:
         del inputs, coming, args, kwargs
         with self._without_autocast(), _waited_for(read):
             leaves = self._executor(placed)  # which takes the list over
+        if self._weights:
+            self._weights.check()  # what was written meanwhile to a file of which weights are views is in the result
         if home is not None and home != main:
             leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)

@@ -65,6 +65,35 @@ def test_a_mapped_file_that_is_written_to_or_cut_short_is_refused_at_the_next_ca
         compiled(x)
 
 
+@pytest.mark.parametrize("rests", [None, "disk"])
+def test_a_mapped_file_that_is_written_to_during_a_call_gives_an_error_and_no_numbers(
+    tmp_path: Path, rests: str | None
+) -> None:
+    path, x = tmp_path / "w.safetensors", torch.randn(2, 64)
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()
+    save_file(module.state_dict(), path)
+    compiled = dovetail.compile(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval(), (x,), backend="cpu", weights=path,
+        params_backend=rests,
+    )  # fmt: skip
+    compiled(x)
+    launch, calls = compiled._executor.__class__.__call__, []
+
+    def overwriting(self: object, values: list[object]) -> list[object]:
+        leaves = launch(self, values)  # type: ignore[arg-type]
+        calls.append(path.stat().st_size)
+        with path.open("r+b") as file:
+            file.seek(calls[0] // 2)
+            file.write(bytes(8))
+        return leaves
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(compiled._executor), "__call__", overwriting)
+        with pytest.raises(WeightError, match="was written to"):
+            compiled(x)
+    assert calls
+
+
 def test_a_file_that_is_replaced_stays_what_it_was(tmp_path: Path) -> None:
     path, compiled, x = on_the_host(tmp_path)
     before = compiled(x)
