@@ -116,7 +116,7 @@ def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device
         stays[home] += 0 if kept.stages_on(home) else weight.nbytes
     return {
         device: replace(need, values=max(need.values, stays[device] + beside[device] - need.weights))
-        if device in beside
+        if device in beside and stays[device]
         else need
         for device, need in needs.items()
     }

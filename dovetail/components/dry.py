@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,32 +49,51 @@ class DryCall:
         return name if str(self.call) == "forward" else f"{name}.{str(self.call).lstrip('_')}"
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A call of a dry run, or its end (None): what the pipeline held then, and at most since the one before, by device.
+
+    ``still`` are the attributes of the pipeline that were as before the call, so that a later call has there what this
+    one leaves.
+    """
+
+    key: tuple[Call, Any] | None
+    held: Mapping[torch.device, int]
+    since: Mapping[torch.device, int]
+    still: frozenset[Hashable]
+
+
 @dataclass
 class DryRun:
     """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
 
-    ``held`` has for each the most bytes that the pipeline held at it, by device: all that is there now and was not
-    ``before``, on devices that count their bytes, and earlier answers on others. ``given`` has the numbers of the
-    inputs that lay on the component's main device, so that none is brought there. ``whole`` are the components of which
-    something runs as it is, whose weights are all needed.
+    ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
+    devices that count their bytes, and earlier answers on others. ``given`` has the numbers of the inputs that lay on
+    the component's main device, so that none is brought there. ``whole`` are the components of which something runs as
+    it is, whose weights are all needed. ``still`` says what `Moment` has.
     """
 
     before: Mapping[torch.device, int] = field(default_factory=dict)
+    still: Callable[[], frozenset[Hashable]] = frozenset
+    moments: list[Moment] = field(default_factory=list)
     given: dict[tuple[Call, Any], frozenset[int]] = field(default_factory=dict)
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
-    held: dict[tuple[Call, Any], Counter[torch.device]] = field(default_factory=dict)
     whole: dict[str, Component] = field(default_factory=dict)
     _known: dict[tuple[Call, Any], Any] = field(default_factory=dict)
+    _left: dict[frozenset[Hashable], Counter[torch.device]] = field(default_factory=dict)
     _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def __post_init__(self) -> None:
+        self._most()  # from now on
 
     def answer(self, made: DryCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Notes a call, and answers it with zeros where the program would leave its results."""
         key = made.call, made.key
         self.calls.setdefault(key, made)
         self.times[key] += 1
-        self.held[key] = self.held.get(key, Counter()) | self._bytes_alive()
+        self.note(key)
         inputs = made.traced.signature.flatten(args, kwargs)
         main = made.component.devices[0].torch
         there = frozenset(number for number, tensor in enumerate(inputs) if tensor.device == main)
@@ -83,7 +102,28 @@ class DryRun:
         home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
         result = zeros_of(made.traced, inputs, home)
         self._alive.update((leaf, None) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        self._most()  # an answer is of the call
         return result
+
+    def note(self, key: tuple[Call, Any] | None) -> None:
+        """Notes what the pipeline holds at a call, or at the end."""
+        since, held = self._most(), self._bytes_alive()
+        self.moments.append(Moment(key, held, held | since, self.still()))
+
+    def end(self, beyond: Callable[[frozenset[Hashable]], Counter[torch.device]]) -> None:
+        """Notes the end of the pipeline's call, and what it leaves ``beyond`` it."""
+        self.note(None)
+        for still in dict.fromkeys(one.still for one in self.moments):
+            self._left[still] = beyond(still)
+
+    def left(self, moment: Moment) -> Counter[torch.device]:
+        """What an earlier call has left of each device, that is still there at a moment."""
+        return self._left.get(moment.still, Counter())
+
+    def _most(self) -> Counter[torch.device]:
+        """The most bytes that the pipeline held since this was asked last, on devices that count them."""
+        most = {device: accelerator_of(device).recent_peak() - before for device, before in self.before.items()}
+        return +Counter(most)
 
     def once(self, component: Component, call: Call, key: Any, run: Callable[[], Any]) -> Any:
         """What a call returns that runs as it is, which it does once for each kind: zeros from the second time on."""

@@ -36,11 +36,12 @@ class Ledger:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
         held = {name: self._reserved(other, read if other is component else None) for name, other in self._all()}
         taken = self._taken(component, held)
+        held_now = self._planner.held(component)
         left = {
-            device: memory.less(taken[device.name] + self._planner.held[device], _why(device.name, taken, held))
+            device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held))
             for device, memory in component.rig.memory.items()
         }
-        beside = self._planner.beside(component)
+        beside = self._planner.beside(component) - held_now  # which is not left
         kept = {device: replace(memory, beside=beside[device]) for device, memory in left.items()}
         return Rig(kept, component.rig.present)
 

@@ -207,6 +207,7 @@ class CompiledPipeline:
             for one in programs:
                 if id(one.program) in planned:
                     one.load()
+                    self.release()  # of slots, which come again with the call that uses them
 
     def refresh(self, *names: str) -> None:
         """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""

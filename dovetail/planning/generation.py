@@ -19,6 +19,7 @@ from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from ..passes.simulate.memory import simulate
 from .tiling import Tile
+from .walk import Visit, Walk, visits_of
 
 PHASES = ("conditioning", "sampling", "decoding")
 
@@ -28,7 +29,7 @@ class Piece:
     """A weight, or rows of one, on a device: ``key`` is equal for what two programs share there.
 
     ``lasts`` says whether it stays there, is there for a phase, or for a stage of a program. ``rests`` are its bytes in
-    host memory while it is not there.
+    host memory while it is not there. ``name`` is what a program calls it.
     """
 
     key: Hashable
@@ -37,9 +38,10 @@ class Piece:
     nbytes: int
     lasts: Lifetime
     rests: int = 0
+    name: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedCall:
     """A program of the plan: where it belongs, how often it is called, and what it takes beside weights.
 
@@ -104,10 +106,16 @@ class Generation:
         rigs: the devices of each component with what it may use of them.
         rig: all devices.
         others: pieces that stay on devices and belong to no program of the plan.
+        visits: the calls of the programs as the pipeline makes them, where that is known.
     """
 
     def __init__(
-        self, calls: Sequence[PlannedCall], rigs: Mapping[str, Rig], rig: Rig, others: Sequence[Piece] = ()
+        self,
+        calls: Sequence[PlannedCall],
+        rigs: Mapping[str, Rig],
+        rig: Rig,
+        others: Sequence[Piece] = (),
+        visits: Sequence[Visit] = (),
     ) -> None:
         self.calls = tuple(calls)
         self.rig = rig
@@ -115,6 +123,7 @@ class Generation:
         """The tiles in which VAEs encode and decode because the whole does not fit, by component."""
         self._rigs = rigs
         self._others = tuple(others)
+        self._visits = visits or visits_of(self.calls)
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
@@ -136,28 +145,26 @@ class Generation:
         return found
 
     @cached_property
-    def staged(self) -> Mapping[tuple[str, Device], Counter[str]]:
-        """The bytes of weights brought to a device for a phase, by component."""
-        phases: defaultdict[tuple[str, Device], Counter[str]] = defaultdict(Counter)
-        met: set[tuple[str, Hashable]] = set()
-        stays = {piece.key for piece in self._pieces if piece.lasts is Lifetime.PROGRAM}
-        for call in self.calls:
-            for piece in call.pieces:
-                if piece.lasts is Lifetime.PHASE and piece.key not in stays and (call.phase, piece.key) not in met:
-                    met.add((call.phase, piece.key))
-                    phases[call.phase, piece.device][call.component] += piece.nbytes
-        return phases
+    def _peaks(self) -> Mapping[tuple[PlannedCall, Device], Peak]:
+        """The fullest moment of each device while each call is made, or comes next."""
+        stays = frozenset(piece.key for piece in self._pieces if piece.lasts is Lifetime.PROGRAM)
+        weights = {device: sum(held.values()) for device, held in self.resident.items()}
+        found: dict[tuple[PlannedCall, Device], Peak] = {}
+        for one in Walk(stays).moments(self._visits, self.devices):
+            peak = Peak(one.call, weights.get(one.device, 0), one.staged, one.values)
+            known = found.get((one.call, one.device))
+            if known is None or known.total < peak.total:
+                found[one.call, one.device] = peak
+        return found
 
     def peak_of(self, call: PlannedCall, device: Device) -> Peak:
-        """What is on a device at the fullest moment of a call."""
-        resident = sum(self.resident.get(device, Counter()).values())
-        staged = sum(self.staged.get((call.phase, device), Counter()).values())
-        return Peak(call, resident, staged, call.values.get(device, 0) + call.held.get(device, 0))
+        """What is on a device at the fullest moment of a call, or between it and its neighbours."""
+        return self._peaks.get((call, device)) or Peak(call, sum(self.resident.get(device, Counter()).values()), 0, 0)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that something of the plan is on, in the order of the rig, the host last."""
-        used = {*self.resident, *(device for _, device in self.staged)}
+        used = {*self.resident, *(piece.device for call in self.calls for piece in call.pieces)}
         used |= {device for call in self.calls for device in call.values}
         named = [device for device in self.rig if device in used and device != self.rig.host]
         return (*named, *([self.rig.host] if self.rig.host in used else []))
@@ -200,8 +207,17 @@ class Generation:
                     {host: sum(peaks.values()) - free},
                 )
 
+    def _staged(self, call: PlannedCall, device: Device) -> Counter[str]:
+        """The bytes of weights that the programs of a call's phase keep on a device, by component."""
+        found: dict[Hashable, Piece] = {}
+        for one in (one for one in self.calls if one.phase == call.phase):
+            for piece in one.pieces:
+                if piece.lasts is Lifetime.PHASE and piece.device == device:
+                    found.setdefault(piece.key, piece)
+        return sum((Counter({piece.component: piece.nbytes}) for piece in found.values()), Counter[str]())
+
     def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> tuple[str, str]:
-        here = self.resident.get(device, Counter()) + self.staged.get((call.phase, device), Counter())
+        here = self.resident.get(device, Counter()) + self._staged(call, device)
         holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
         largest = next((name for name, _ in here.most_common(1)), call.component)
         ways = [f"let the weights of {largest} rest elsewhere (--params-backend {largest}=cpu)"]

@@ -12,6 +12,7 @@ import copy
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,19 +26,32 @@ _CONTAINERS = (list, tuple, dict)
 _LIBRARIES = ("diffusers", "transformers")
 
 
+@dataclass(frozen=True)
+class IsolatedCall:
+    """A call of a pipeline without its effects: what it writes to, it writes to ``copies``."""
+
+    call: Callable[[], Any]
+    copies: Sequence[Any]
+
+    def __call__(self) -> Any:
+        """Makes the call."""
+        return self.call()
+
+
 @contextlib.contextmanager
 def isolated(
     pipe: Any, cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any], devices: Sequence[torch.device]
-) -> Iterator[Callable[[], Any]]:
+) -> Iterator[IsolatedCall]:
     """Gives the call of a pipeline with such arguments, as of an object of a class, without its effects.
 
     ``devices`` are those on which random numbers may be drawn.
     """
     given = [_harmless(value) for value in args]
     named = {name: _harmless(value) for name, value in kwargs.items() if not _is_called_back(name, value)}
-    there = _copied(pipe, cls, {})
+    copies: dict[int, Any] = {}
+    there = _copied(pipe, cls, copies)
     with _same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
-        yield lambda: there(*given, **named)
+        yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
 
 def _is_called_back(name: str, value: Any) -> bool:

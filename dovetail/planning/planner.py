@@ -22,12 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
-
 from ..compiler.errors import DoesNotFitError, DovetailError
-from ..compiler.ir.program import Program
-from ..compiler.ir.schedule import Lifetime, Load
-from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.calls import Call
@@ -37,9 +32,11 @@ from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, run
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..fitting.refused import Tried
 from ..runtime.devices.accelerator import accelerator_of
-from .generation import Generation, Piece, PlannedCall, values_of
+from .foreseen import held_in, others_of, pieces_of, visits_in
+from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
+from .lasting import Lasting
 from .smaller import smaller_calls
 from .tiles import FitsError, Tiles, tell_of_tiles
 from .tiling import AUTO, OFF, Tile
@@ -100,8 +97,8 @@ class Planner:
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._lock = threading.RLock()
-        self.held: Counter[Device] = Counter()
-        """What the pipeline holds of each device at the call that is being lowered."""
+        self._held: dict[str, Counter[Device]] = {}
+        self._lowered: Counter[Device] | None = None
         self.planned = 0
         """How many plans were made."""
         self.is_lowering = False
@@ -112,6 +109,15 @@ class Planner:
         with self._lock:
             self._known.clear()
             self._values.clear()
+            self._held.clear()
+
+    def held(self, component: Component) -> Counter[Device]:
+        """What the pipeline holds of each device at the call that is being lowered.
+
+        For a call that was not foreseen (kernels may choose other strides than the trace, say): the most at any call of
+        the component that was.
+        """
+        return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
 
     def beside(self, component: Component) -> Counter[Device]:
         """What values of other components take of each device at other times, as far as it is planned."""
@@ -271,7 +277,10 @@ class Planner:
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         try:
             with isolated(pipe, cls, args, kwargs, devices) as call, running_dry(run):
+                lasting = Lasting(call.copies)
+                run.still = lasting.still
                 call()
+                run.end(lasting.beyond)
         except CannotBePlannedError as why:
             level = logging.WARNING if strict else logging.INFO
             logger.log(level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, why)
@@ -291,10 +300,10 @@ class Planner:
         try:
             for one in _in_turn([one for one in run.calls.values() if one.key not in one.call.programs]):
                 made.append(one)
-                self.held = _held(run, one, handle.rig)
+                held = self._lowered = held_in(run, (one.call, one.key), handle.rig)
                 one.traced.given = run.given.get((one.call, one.key), frozenset())
                 compiled = one.component.finish(one.call, one.key, one.traced)
-                values = Counter(values_of(compiled.program)) + _held(run, one, handle.rig)
+                values = Counter(values_of(compiled.program)) + held
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
             generation = self._generation(handle, run)
             generation.check()
@@ -306,63 +315,30 @@ class Planner:
             raise
         finally:
             self.is_lowering = False
-            self.held = Counter()
+            self._lowered = None
+        for one in run.calls.values():
+            held = held_in(run, (one.call, one.key), handle.rig)
+            self._held[one.component.name] = self._held.get(one.component.name, Counter()) | held
         return generation
 
     def _generation(self, handle: Plannable, run: DryRun) -> Generation:
-        calls = [
-            PlannedCall(
+        planned = {
+            key: PlannedCall(
                 one.title,
                 one.component.name,
                 one.component.role,
                 self._phase_of(one.component.name),
                 program.program,
                 list(pieces_of(one.component, one.call.module, program.program)),
-                run.times[one.call, one.key],
-                _held(run, one, handle.rig),
+                run.times[key],
+                held_in(run, key, handle.rig),
             )
-            for one in run.calls.values()
+            for key, one in run.calls.items()
             if isinstance(program := one.call.programs.get(one.key), CompiledModule)
-        ]
+        }
         rigs = {name: one.rig for name, one in handle.components.items()}
-        return Generation(calls, rigs, handle.granted, list(_others(handle.components)))
-
-
-def pieces_of(component: Component, module: nn.Module, program: Program) -> Iterator[Piece]:
-    """What a program of a component has on devices of weights, as its schedule loads it."""
-    held = {weight.name: one for weight, one in component.assigned.held(module, program)}
-    known = pieces(program)
-    for load in (item for item in program.schedule or () if isinstance(item, Load)):
-        for name in load.weights:
-            weight = known[name][0] if name in known else program.weights[name]
-            one = held.get(weight.whole)
-            key: tuple[Any, ...] = (id(program), name) if one is None else (id(one), weight.rows, weight.quant)
-            stays = load.lifetime is Lifetime.PROGRAM
-            on_host = program.residency.get(weight.whole) is Residency.HOST
-            rests = weight.nbytes if one is not None and not stays and on_host else 0
-            yield Piece((*key, load.device), component.name, load.device, weight.nbytes, load.lifetime, rests)
-
-
-def _others(components: Mapping[str, Component]) -> Iterator[Piece]:
-    """What stays on devices of weights that programs of earlier plans read, or that lies there already."""
-    for name, component in components.items():
-        for call in list(component.calls):
-            for program in list(call.programs.values()):
-                if isinstance(program, CompiledModule):
-                    found = pieces_of(component, call.module, program.program)
-                    yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
-        for one in component.view.weights():
-            if one.home is not None and not one.residency.stages_on(one.home) and component.parts.reasons:
-                yield Piece((id(one), None, one.quant, one.home), name, one.home, one.nbytes, Lifetime.PROGRAM)
-
-
-def _held(run: DryRun, one: DryCall, rig: Rig) -> Counter[Device]:
-    """The bytes of results that the pipeline holds at a call, by device."""
-    by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
-    found: Counter[Device] = Counter()
-    for device, nbytes in run.held.get((one.call, one.key), {}).items():
-        found[by_torch.get(device, rig.host)] += nbytes
-    return found
+        visits = list(visits_in(run, planned, handle.rig))
+        return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
 
 
 def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:

@@ -11,7 +11,7 @@ strides do not settle it, to be compared (see `runtime/in_place`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -58,14 +58,17 @@ class Usage:
         return self.weights + self.staged + self.values + self.scratch
 
 
-def simulate(program: Program) -> dict[Device, Usage]:
+def simulate(program: Program, there: Mapping[Device, Collection[str]] | None = None) -> dict[Device, Usage]:
     """The fullest moment of each device of a scheduled program, inputs that are the caller's apart.
 
-    Raises ValueError for a program that has no schedule.
+    ``there`` names the weights that are on devices already when the call comes. Raises ValueError for a program that
+    has no schedule.
     """
     if program.schedule is None:
         raise ValueError(f"{program.name} has no schedule yet: lower it first")
     walk = _Walk(program)
+    for device, names in (there or {}).items():
+        walk.bring(device, names)
     for instruction in program.schedule:
         walk.carry_out(instruction)
     return {device: memory.fullest for device, memory in walk.on.items()}
@@ -172,11 +175,14 @@ class _Walk:
 
     def load(self, load: Load) -> None:
         """Weights that stay, each once; slots are there from the beginning."""
-        if load.lifetime is Lifetime.STAGE:
-            return
-        memory, kept = self.on[load.device], self.kept[load.device]
-        memory.weights += sum(self.pieces[name][0].device_bytes for name in load.weights if name not in kept)
-        kept.update(load.weights)
+        if load.lifetime is not Lifetime.STAGE:
+            self.bring(load.device, load.weights)
+
+    def bring(self, device: Device, names: Iterable[str]) -> None:
+        """Weights that stay on a device."""
+        memory, kept = self.on[device], self.kept[device]
+        memory.weights += sum(self.pieces[name][0].device_bytes for name in {*names} - kept)
+        kept.update(names)
         memory.note()
 
     def hold(self, value: ValueRef, device: Device, found: Mapping[Hashable, int]) -> None:

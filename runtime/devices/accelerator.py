@@ -95,6 +95,10 @@ class Accelerator:
         """Returns the bytes in use and their peak; both are 0 where nobody counts."""
         return 0, 0
 
+    def recent_peak(self) -> int:
+        """Returns the most bytes in use since the last such question, or those now where only one peak is counted."""
+        return self.memory()[0]
+
     def room(self) -> int | None:
         """Returns about how many bytes are free for new tensors, or None where nobody counts them."""
         return None
@@ -247,6 +251,11 @@ class SimAccelerator(StreamAccelerator):
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
+
+    def recent_peak(self) -> int:
+        """Returns the most bytes in use since the last such question."""
+        found: int = self._module.recent_peak(self.device)
+        return found
 
     def room(self) -> int | None:
         """Returns the bytes that are free now."""

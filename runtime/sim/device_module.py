@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .copies import empty_pinned, host_view, is_pinned
-from .ledger import capacity, device_count, device_of, reset_peak, stats, uncounted
+from .ledger import capacity, device_count, device_of, recent_peak, reset_peak, stats, uncounted
 from .streams import DeviceLike, Event, Stream, current_stream, default_stream, stream, synchronize
 from .tensor import rewrap
 
@@ -13,7 +13,8 @@ __all__ = [
     "Event", "Stream", "current_device", "current_stream", "default_stream", "device_count", "empty_cache",
     "empty_pinned", "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available",
     "is_initialized", "is_pinned", "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info",
-    "memory_allocated", "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize", "uncounted",
+    "memory_allocated", "recent_peak", "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize",
+    "uncounted",
 ]  # fmt: skip
 
 

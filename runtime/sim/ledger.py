@@ -41,7 +41,7 @@ class SimDevice:
         self.device = torch.device("sim", index)
         self.capacity = capacity
         self.default = default_stream(index)
-        self.in_use = self.peak = self.ops = self.bytes_in = self.bytes_out = 0
+        self.in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
         self.counts = True
         self._lock = threading.RLock()
 
@@ -59,6 +59,7 @@ class SimDevice:
             self.require(size)
             self.in_use += size
             self.peak = max(self.peak, self.in_use)
+            self.recent = max(self.recent, self.in_use)
 
     def give_back(self, size: int) -> None:
         """Counts `size` bytes as free again."""
@@ -215,6 +216,13 @@ def reset_peak(device: DeviceLike = None) -> None:
     """Starts the peak of a device again from what is in use now."""
     one = device_of(device)
     one.peak = one.in_use
+
+
+def recent_peak(device: DeviceLike = None) -> int:
+    """Returns the highest bytes in use since the last such question; the peak of the statistics is another one."""
+    one = device_of(device)
+    found, one.recent = max(one.recent, one.in_use), one.in_use
+    return found
 
 
 def reset_stats(device: DeviceLike = None) -> None:

@@ -1,4 +1,4 @@
-"""Whole pipelines on one device that is granted a part of their weights' bytes: the same picture, within the budget."""
+"""Whole pipelines on one device that is granted a part of their weights' bytes: the same picture, in planned bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ pytestmark = pytest.mark.usefixtures("clean_sims")
 
 NAMES = ("flux", "sd", "sdxl", "pixart", "sd_controlnet", "kandinsky", "flux_controlnet", "sdxl_controlnet", "sd_pag",
          "lcm", "sdxl_pag", "sd_controlnet_pag")  # fmt: skip
-CASES = [*((name, part) for part in (0.7, 0.5, 0.3) for name in NAMES),
-         *((name, part) for part in (0.7, 0.5) for name in ("sd3", "wan", "chroma"))]  # fmt: skip
-"""The last three have more values than 0.3 of their weights leave room for beside what the pipeline itself holds."""
+ALL = ("sd3", "wan", "chroma")
+CASES = [(name, part) for part in (1.0, 0.7, 0.5, 0.3) for name in (*NAMES, *ALL)]
+"""Names, and the part of their weights that is granted; with all of it they stay on the device, beside their values."""
+
+LESS = {}
+"""By case, how much less is measured than planned.
+
+These are fullest while a VAE decodes, where a kernel's result has strides in which it is computed in the memory of its
+operand at once. By the strides of the trace it would be computed apart once, to be compared.
+"""
 
 
 def bytes_of(pipe: Any) -> int:
@@ -29,17 +36,29 @@ def bytes_of(pipe: Any) -> int:
 
 
 @pytest.mark.parametrize(("name", "part"), slow_but([("flux", 0.7), ("flux", 0.3)], CASES))
-def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights(name: str, part: float) -> None:
+def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_holds_what_was_planned(
+    name: str, part: float
+) -> None:
     pipe, call = EVERY_PIPELINE[name]()
-    expected, budget = result(pipe, call), int(part * bytes_of(pipe))
+    expected, budget = result(pipe, call), int(part * bytes_of(pipe)) if part < 1 else 2**30
     gc.collect()
     before = sim.stats(0).in_use
     sim.reset_peak(0)
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    rests = "cpu" if part < 1 else None
+    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend=rests, max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    given = {"output_type": "pt", "return_dict": False, **call, "generator": torch.Generator().manual_seed(0)}
+    plan = handle.plan(**given)
     found = result(pipe, call)
+    for one in (program for programs in handle.programs.values() for program in programs):
+        one.unload()
+    handle.prepare(**given)  # so all weights that stay are there while each component is called for the first time
+    again = result(pipe, call)
     peak = sim.stats(0).peak - before
     assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, again, expected))
     assert peak <= budget
+    (planned,) = (one.total for device, one in plan.peaks().items() if device.is_simulated)
+    assert planned - peak == LESS.get((name, part), 0)
     handle.undo()
 
 
@@ -52,4 +71,30 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> 
     assert not handle.programs
     gc.collect()
     assert sim.stats(0).in_use == 0
+    handle.undo()
+
+
+@pytest.mark.parametrize("part", slow_but([0.5], [0.7, 0.5, 0.3]))
+def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(part: float) -> None:
+    pipe, call = EVERY_PIPELINE["sd_img2img"]()
+    expected, budget = result(pipe, call), int(part * bytes_of(pipe))
+    gc.collect()
+    before = sim.stats(0).in_use
+    sim.reset_peak(0)
+    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    found = result(pipe, call)
+    assert all(map(torch.equal, found, expected))
+    assert sim.stats(0).peak - before <= budget
+    handle.undo()
+
+
+def test_preparing_keeps_the_budget_though_each_component_would_fill_it() -> None:
+    pipe, call = EVERY_PIPELINE["flux"]()
+    budget = int(0.3 * bytes_of(pipe))
+    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    gc.collect()
+    before = sim.stats(0).in_use
+    sim.reset_peak(0)
+    handle.prepare(**call, output_type="pt", generator=torch.Generator())
+    assert sim.stats(0).peak - before <= budget
     handle.undo()
