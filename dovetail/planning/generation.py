@@ -182,11 +182,11 @@ class Generation:
         """Raises DoesNotFitError for the first call that finds less on a device than it needs."""
         for call in self.calls:
             rig = self._rigs[call.component]
-            for device in dict.fromkeys((*call.program.devices, self.rig.host)):
+            for device in dict.fromkeys((*call.program.devices, *self.devices)):
                 memory = rig[device] if device in rig.memory else self.rig[device]
                 peak = self.peak_of(call, device)
-                is_own = device in call.program.devices
-                if (is_own or peak.resident) and peak.total > memory.free and (is_own or _rests(self, device)):
+                is_asked = device != self.rig.host or device in call.program.devices or _rests(self, device)
+                if peak.total > memory.free and is_asked:
                     over = {device: peak.total - memory.free}
                     problem, ways = self._refusal(call, device, peak, memory.free, memory.total)
                     raise DoesNotFitError(problem, over, ways)

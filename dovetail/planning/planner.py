@@ -288,6 +288,8 @@ class Planner:
             if strict or isinstance(error, DovetailError):
                 raise
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, error)
+        finally:
+            run.still = frozenset  # which knows copies of what the pipeline has on devices
         return run
 
     def _lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:

