@@ -60,7 +60,7 @@ class Lasting:
     def _bytes(self, keys: frozenset[Hashable]) -> Iterator[tuple[torch.device, int, int]]:
         """The device, address and bytes of each piece of memory that attributes have."""
         for leaf in (leaf for key, tensors in self._now() if key in keys for leaf in tensors):
-            start = leaf.data_ptr() - leaf.storage_offset() * leaf.itemsize
+            start = leaf.data_ptr() - int(leaf.storage_offset()) * leaf.itemsize
             yield leaf.device, start, leaf.untyped_storage().nbytes()
 
 
