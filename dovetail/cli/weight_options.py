@@ -41,7 +41,8 @@ class WeightFiles:
     def given(self, pipeline: Pipeline) -> dict[str, list[str]] | None:
         """The files by component or role, as `dovetail.load_pipeline` takes them; several of one are its parts.
 
-        Raises UsageError for what is no NAME=FILE, and for a text encoder that the pipeline does not have.
+        Raises UsageError for what is no NAME=FILE, for a file that is not there, and for a text encoder that the
+        pipeline does not have.
         """
         found: dict[str, list[str]] = defaultdict(list)
         for text in self.weights or ():
@@ -52,6 +53,10 @@ class WeightFiles:
         for alias, file in self._aliases().items():
             if file:
                 found[_component(alias, pipeline)].append(file)
+        known = {*pipeline.components, *pipeline.components.values()}
+        missing = [file for name in found if name in known for file in found[name] if not Path(file).exists()]
+        if missing:
+            raise UsageError(f"{missing[0]} is missing: name a safetensors or GGUF file that is there")
         return dict(found) or None
 
     def _aliases(self) -> dict[str, str]:

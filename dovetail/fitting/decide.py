@@ -138,11 +138,16 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
-    """For each device but the host that has nothing to do, what a picture would take if it had."""
+    """For each device but the host that has no part of what takes most seconds, what a picture would take if it had."""
     used = {device for way in solution.ways.values() for device in way.devices}
-    idle = [device for device in machine.devices if device not in used and device != machine.host]
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
-    return [_why(device, heavy, solution, loads, machine, budgets) for device in idle if not heavy.asked.devices]
+    others = [one for one in machine.devices if one not in solution.ways[heavy.name].devices and one != machine.host]
+    return [
+        f"{device} {f'has no part of {heavy.name}' if device in used else 'is not used'}: "
+        + _why(device, heavy, solution, loads, machine, budgets)
+        for device in others
+        if not heavy.asked.devices
+    ]
 
 
 def _why(
@@ -154,7 +159,7 @@ def _why(
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:
         free = format_bytes(budgets.of(device))
-        return f"{device} is not used: with a part of {heavy.name} in its {free} nothing fits"
+        return f"with a part of {heavy.name} in its {free} nothing fits"
     if device not in way.devices:
-        return f"{device} is not used: a picture takes as long or longer with a part of {heavy.name} there"
-    return f"{device} is not used: with a part of {heavy.name} there a picture takes {other.seconds:.3g} s"
+        return f"a picture takes as long or longer with a part of {heavy.name} there"
+    return f"with a part of {heavy.name} there a picture takes {other.seconds:.3g} s, and {solution.seconds:.3g} s so"

@@ -135,3 +135,10 @@ def test_two_bare_targets_are_refused_and_a_list_is_offered(text: str) -> None:
 
 def test_a_plus_joins_devices_as_well_for_shells() -> None:
     assert parse_backend("diffusion=cuda0+cuda1,te=cpu") == parse_backend("diffusion=cuda0&cuda1,te=cpu")
+
+
+def test_a_budget_of_a_simulated_device_that_nothing_is_placed_on_is_refused() -> None:
+    rig = Rig.of(sim0=1000, cpu=1000)
+    with pytest.raises(SpecError, match="nothing is placed on sim9"):
+        parse_budget("sim9=5MiB").limits(rig)
+    assert parse_budget("cpu=5MiB").limits(Rig.of(sim0=1000))
