@@ -52,9 +52,13 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
     for call in calls:
         chains[call.component].append((chain_of_trace(call.program), call.times))
     loads = []
+    encoders = [name for name, one in members.items() if one.role == "te"]
+    largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
         chain, times = joined(chains[name]) if name in chains else (_uncalled(name), 0.0)
         asked = asked_of(request, name, member.role)
+        if member.role == "te" and name != largest and name not in dict(request.backend.named):
+            asked = replace(asked, devices=asked.devices[:1], shares=(), rows=False)  # as `share_out` has it
         loads.append(Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files))
     return loads
 

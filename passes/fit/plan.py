@@ -138,9 +138,13 @@ def _resting(way: Option) -> str:
 
 
 def _listed(values: Mapping[str, str], of: Mapping[str, object]) -> str:
-    """Items of a spec; one value alone where all components have the same."""
-    if values and values.keys() == of.keys() and len(set(values.values())) == 1:
-        return next(iter(values.values()))
+    """Items of a spec; one value alone where all components have the same.
+
+    A list of devices is said of each by name, for of several text encoders a bare one spreads the largest alone.
+    """
+    alone = set(values.values())
+    if values.keys() == of.keys() and len(alone) == 1 and "&" not in min(alone):
+        return min(alone)
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
