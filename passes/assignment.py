@@ -26,6 +26,7 @@ from .base import Change, Pass
 from .cut import Cut
 from .hoist import Hoist
 from .pin import Pin
+from .reorder import Reorder
 from .reuse import Reuse
 from .row_split_rewrite import split_matmuls
 from .sink import Sink
@@ -101,7 +102,7 @@ def arranged(program: Program) -> Program:
 
 def _arrange(copy: Program) -> None:
     moving = () if copy.is_sliced or len(copy.devices) == 1 else (Hoist(), Sink())
-    for step in (Pin(), *moving, Cut(), Reuse()):
+    for step in (Pin(), *moving, Cut(), Reuse(), Reorder()):
         step.run(copy)
 
 

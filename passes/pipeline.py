@@ -23,6 +23,7 @@ from .lower_packed import Quantize
 from .manager import Callback, PassManager
 from .pin import Pin
 from .place import Place
+from .reorder import Reorder
 from .reuse import Reuse
 from .rows import Rows
 from .simplify import Simplify
@@ -31,7 +32,23 @@ from .verification import Verify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step
-    for step in (Simplify, Quantize, FindBlocks, Lora, Place, Rows, Keep, Pin, Hoist, Sink, Cut, Reuse, Lower, Verify)
+    for step in (
+        Simplify,
+        Quantize,
+        FindBlocks,
+        Lora,
+        Place,
+        Rows,
+        Keep,
+        Pin,
+        Hoist,
+        Sink,
+        Cut,
+        Reuse,
+        Reorder,
+        Lower,
+        Verify,
+    )
 }
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
@@ -56,6 +73,7 @@ def default_passes(
         Sink(),
         Cut(),
         Reuse(),
+        Reorder(),
         Lower(),
         Verify(),
     )

@@ -31,7 +31,7 @@ class Gate(nn.Module):
 
 GOLDEN = """\
 program "Gate"
-passes simplify, quantize, blocks, lora, place, pin, hoist, sink, cut, reuse
+passes simplify, quantize, blocks, lora, place, pin, hoist, sink, cut, reuse, reorder
 facts blocks found, cut, memory reused, pinned, placed, quantized
 devices sim0=1GiB,sim1=1GiB
 takes ["x", "flag"] defaults {"flag": true}

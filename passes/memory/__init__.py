@@ -1,0 +1,1 @@
+"""Another order of operations, in which fewer bytes are alive at once: which may change places, and the best found."""
