@@ -22,6 +22,7 @@ from .passes.assignment import Assignment
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes, with_assignment
+from .planning.chunks import parse_chunks
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
@@ -41,6 +42,7 @@ def compile(
     max_vram: Any = None,
     max_memory: Mapping[Any, Any] | None = None,
     rig: Rig | str | None = None,
+    chunk: int | str | None = None,
     passes: str | Sequence[Pass] | None = None,
     dynamic_shapes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -63,6 +65,8 @@ def compile(
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
+        chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
+            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out.
         passes: other passes than the usual ones, as text or objects.
         dynamic_shapes: as torch.export takes it, by argument name.
         callbacks: called after each pass with the pass, the program and what changed.
@@ -102,6 +106,7 @@ def compile(
     if places is not None:
         offered = offered.only(dict.fromkeys(places.values()))
     residency = _residency_for(request, name, offered.devices, index is not None)
+    chunks = parse_chunks(chunk)
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
     keep = max_vram is not None or max_memory is not None  # what was granted is used
 
@@ -111,7 +116,7 @@ def compile(
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep)
+            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks)
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())

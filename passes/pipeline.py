@@ -14,6 +14,7 @@ from ..compiler.spec.units import parse_bytes
 from .assignment import Assign, Assignment
 from .base import Pass
 from .blocks import FindBlocks
+from .chunk import Chunk
 from .cut import Cut
 from .hoist import Hoist
 from .keep import Keep
@@ -37,6 +38,7 @@ PASSES: dict[str, type[Pass]] = {
         Quantize,
         FindBlocks,
         Lora,
+        Chunk,
         Place,
         Rows,
         Keep,
@@ -54,11 +56,17 @@ _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
 def default_passes(
-    shares: Sequence[float] = (), headroom: int | None = None, *, split_mode: str = "layer", keep: bool = False
+    shares: Sequence[float] = (),
+    headroom: int | None = None,
+    *,
+    split_mode: str = "layer",
+    keep: bool = False,
+    chunk: int = 1,
 ) -> tuple[Pass, ...]:
     """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split.
 
-    With ``keep``, as many weights stay on their devices as fit there, wherever they would rest.
+    With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
+    in ``chunk`` chunks, which may change last bits if there are more than one.
     """
     place = {"layer": Place, "row": Rows}[split_mode]
     return (
@@ -66,6 +74,7 @@ def default_passes(
         Quantize(),
         FindBlocks(),
         Lora(),
+        *((Chunk(chunk),) if chunk > 1 else ()),
         place(shares=tuple(shares), headroom=headroom),
         *((Keep(),) if keep else ()),
         Pin(),

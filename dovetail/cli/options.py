@@ -14,6 +14,7 @@ import typer
 from ..compiler.printable import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..conventions.request import Request
+from ..planning.chunks import parse_chunks
 from ..planning.tiling import parse_tiling
 
 PLACEMENT = "Placement"
@@ -66,6 +67,9 @@ class Where:
     vae_tiling: Annotated[
         str, _placement("--vae-tiling", metavar="TILES", help="Decode in tiles: auto, on, off, 512, 512x384x16.")
     ] = "auto"
+    chunk: Annotated[
+        str, _placement("--chunk", metavar="N", help="Compute wide parts in N chunks: less memory, other last bits.")
+    ] = "off"
     auto_fit: Annotated[
         bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
     ] = False
@@ -93,11 +97,12 @@ class Where:
         }
 
     def check(self, components: Mapping[str, str]) -> Request:
-        """The request for a pipeline of these components (attribute name → role), once tiles are read too.
+        """The request for a pipeline of these components (attribute name → role), once tiles and chunks are read too.
 
         Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
         parse_tiling(self.vae_tiling)
+        parse_chunks(self.chunk)
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
             request.residency_for(attribute, role, request.devices_for(attribute, role))

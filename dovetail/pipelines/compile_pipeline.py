@@ -27,6 +27,7 @@ def compile_pipeline(
     lora: Any = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
+    chunk: int | str | None = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -54,6 +55,8 @@ def compile_pipeline(
         vae_tiling: whether VAEs encode and decode in tiles, which changes the picture slightly: ``"auto"``, where the
             whole does not fit; ``"on"``, in the tiles that they have; ``"off"``; or the size of a tile in pixels,
             ``512``, ``"512x384"``, with frames ``"512x384x16"``.
+        chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
+            may change the last bits of the picture. ``"off"`` if left out.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
         plans: a folder that ``dovetail compile -o`` wrote: calls that a plan is of are placed by it, without tracing
@@ -84,6 +87,7 @@ def compile_pipeline(
         lora=lora,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
+        chunk=chunk,
         plans=plans,
     )
 

@@ -48,6 +48,7 @@ def load_pipeline(
     lora: Any = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
+    chunk: int | str | None = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -78,7 +79,7 @@ def load_pipeline(
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
         backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
-            vae_tiling, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
+            vae_tiling, chunk, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
 
     Raises:
         UsageError: there is no such folder, no such variant, or no such component.
@@ -117,6 +118,7 @@ def load_pipeline(
         lora=loras,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
+        chunk=chunk,
         plans=plans,
     )
 
