@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dovetail.cache import traces
 from dovetail.compiler.frontend import trace as tracing
 from dovetail.runtime import sim
 
@@ -22,6 +24,20 @@ def clean_sims() -> Iterator[None]:
     yield
     gc.collect()
     sim.enable()
+
+
+@pytest.fixture(scope="session")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def kept_traces(_kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The cache of traces, for tests that call one model in many ways: it is traced once for all of them."""
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(_kept))
+    yield
+    traces.wait()
 
 
 @pytest.fixture
