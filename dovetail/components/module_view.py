@@ -85,7 +85,7 @@ class ModuleView:
         self._users = 0
         self._is_due = False
         self.moved: Callable[[], None] = lambda: None
-        """Called when weights that were lent have left their devices."""
+        """Called when weights may have moved since they were looked at."""
         self._names = {one.name for one in self.weights()}
         self._home = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), HOST)
         if residency is Residency.DISK:
@@ -207,7 +207,7 @@ class ModuleView:
             for one in self._lent:
                 self.store.rest(one, one.tensor.device)
             self._lent = set()
-            self.moved()
+        self.moved()
 
     @locked
     def rest(self) -> None:
