@@ -29,12 +29,13 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Has a job done, which must not raise; returns at once."""
+        """Has a job done, which must not raise; returns at once. Raises RuntimeError where no thread can be started."""
         with self._lock:
-            self._jobs.put(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._jobs.put(job)
 
     def _work(self) -> None:
         while True:
@@ -44,7 +45,8 @@ class Lane:
                 with self._lock:
                     if not self._jobs.empty():
                         continue
-                    self._thread = None
+                    if self._thread is threading.current_thread():
+                        self._thread = None
                     return
             job()
             del job

@@ -266,7 +266,7 @@ class ProgramWeights(WeightSource):
         """The files from which weights are read, that are nowhere else."""
         for weight in weights:
             one = self._stored(weight)
-            if one.file is not None and one.tensor.is_meta and not (one.parts or one.staged):
+            if one.file is not None and one.tensor.is_meta and not one.is_held(weight, HOST):
                 yield one.file, weight
 
     def _requires_grad(self, weight: Weight) -> bool:

@@ -18,7 +18,7 @@ from ...compiler.errors import DoesNotFitError
 from ...compiler.spec.devices import canonical_name
 from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import Event, Stream, accelerator_of
-from ..devices.fork import ForkSafeLock
+from ..devices.fork import ForkSafeLock, renew_after_fork
 from ..devices.out_of_memory import fetched, ran_out
 from .lane import lane_of
 
@@ -119,6 +119,11 @@ class Staging:
 
     def __init__(self) -> None:
         self._turn = ForkSafeLock()
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Forgets slots and what is on its way into them, in a process that was forked: nothing there brings it."""
         self._owner: weakref.ref[object] | None = None  # which has this
         self._slots: dict[torch.device, list[Slot]] = {}
         self._loads: list[StagedLoad] = []

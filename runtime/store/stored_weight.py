@@ -80,6 +80,11 @@ class StoredWeight:
         """Whether it has numbers anywhere: in its tensor, in a file or on devices."""
         return not self.tensor.is_meta or self.origin is not None or bool(self.parts)
 
+    def is_held(self, weight: Weight, device: torch.device) -> bool:
+        """Whether some of the numbers that a program knows as a weight stay on a device beside its own tensor."""
+        kept = (rows for rows, _, there in (*self.parts, *self.staged) if there == device)
+        return any(rows is None or weight.rows is None or _overlap(rows, weight.rows) for rows in kept)
+
     def is_in(self, place: dict[str, Any], key: str) -> bool:
         """Whether a module held it there at the last look."""
         return any(one is place and name == key for one, name in self.places)
@@ -116,6 +121,10 @@ class StoredWeight:
                 f"weight {self.name} is on meta and has no data: load the weights first, or give them to dovetail.load"
             )
         return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 ORDINARY = (torch.Tensor, nn.Parameter)

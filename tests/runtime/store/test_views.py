@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.runtime.store.opened_file import OpenedFile
 from dovetail.runtime.store.staging import Slot
 
@@ -30,11 +31,21 @@ class Layers(nn.Module):
         return x
 
 
+def save_at(path: Path, state: dict[str, torch.Tensor], byte: int) -> None:
+    """Writes a file whose numbers begin at such a byte of 64."""
+    for pad in range(0, 64, 8):
+        save_file(state, path, metadata={"pad": "x" * pad})
+        with path.open("rb") as file:
+            if (8 + int.from_bytes(file.read(8), "little")) % 64 == byte:
+                return
+    raise AssertionError(f"no padding makes it begin at byte {byte}")
+
+
 def over_file(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[dovetail.CompiledModule, nn.Module]:
     """A module compiled over a file in a dtype, from which all weights come anew, and one that has them."""
     torch.manual_seed(0)
     path = folder / "w.safetensors"
-    save_file({name: one.to(dtype) for name, one in Layers().state_dict().items()}, path)
+    save_at(path, {name: one.to(dtype) for name, one in Layers().state_dict().items()}, 0)
     module = Layers().eval()
     module.load_state_dict({name: one.float() for name, one in load_file(path).items()})
     with torch.device("meta"):
@@ -81,7 +92,40 @@ def test_a_slot_is_not_touched_where_the_file_has_what_is_needed(
     assert all(bool((slot.memory == 7).all()) for slot in slots)
 
 
+@pytest.mark.parametrize("byte", [0, 8, 24, 40])
+@pytest.mark.parametrize("backend", ["cpu", "sim0&cpu", "sim0"])
+@pytest.mark.parametrize("rests", [None, "cpu", "disk"])
+def test_where_a_file_has_them_changes_no_bit_of_a_product_of_one_row(
+    tmp_path: Path, byte: int, backend: str, rests: str | None
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(256, 320), nn.SiLU(), nn.Linear(320, 320)).eval()
+    save_at(tmp_path / "w.safetensors", module.state_dict(), byte)
+    x = torch.randn(1, 256)
+    compiled = dovetail.compile(module, (x,), weights=tmp_path / "w.safetensors", backend=backend, params_backend=rests)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+
+
 if sys.platform == "linux":
+
+    def test_pages_leave_with_their_stage_though_other_rows_stay_on_another_device(tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        module = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(8))).eval()
+        path = tmp_path / "w.safetensors"
+        save_at(path, module.state_dict(), 0)
+        budget = f"sim0=40MiB,cpu={4 * 4 * WIDE * WIDE // 2}B"  # the slots of half of the rows, and some values
+        compiled = dovetail.compile(
+            module, (X,), weights=path, backend="cpu&sim0", split_mode="row", params_backend="disk",
+            tensor_split="1,1", max_vram=budget,
+        )  # fmt: skip
+        for _ in range(2):
+            compiled(X)
+        loads = [one for one in compiled.schedule if isinstance(one, Load) and one.device.is_host]
+        stay = sum(one.lifetime is Lifetime.PROGRAM for one in loads) * 4 * WIDE * WIDE // 2
+        assert sum(one.lifetime is Lifetime.STAGE for one in loads) > 3
+        around = 2 * 8 * 2**16  # the system maps what is around a page with it
+        assert mapped_bytes(path) <= stay + around < path.stat().st_size // 4  # half of it are the rows of the host
 
     def test_no_more_of_the_file_is_in_memory_than_the_slots_take(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch
