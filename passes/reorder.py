@@ -44,13 +44,13 @@ class Reorder(Pass):
         if program.is_sliced:
             return Change(0, "nodes in another place, by rows they stay")
         pieces, constraints = _Pieces(program), Constraints(program)
-        known: dict[Problem, list[int] | None] = {}
+        known: dict[tuple[Problem, ...], list[int] | None] = {}
         moved = 0
         for region in regions(program):
-            problem = pieces.problem(region, constraints.before(region.nodes))
-            if problem not in known:
-                known[problem] = better_order(problem)
-            order = known[problem]
+            problems = pieces.problems(region, constraints.before(region.nodes))
+            if problems not in known:
+                known[problems] = better_order(*problems)
+            order = known[problems]
             if order is not None:
                 _place([region.nodes[number] for number in order], region.nodes[0].prev)
                 moved += sum(number != place for place, number in enumerate(order))
@@ -82,8 +82,8 @@ class _Pieces:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
-        self._of_others = of_weights | program.given_storages
+        self._of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
+        self._inputs = {tensor.storage for node in program.inputs() for tensor in tensors_of(node)}
         self._sizes: dict[Hashable, int] = {}
         self._touches: dict[Node, dict[Hashable, None]] = {node: {} for node in program.graph.nodes}
         self._note_touches()
@@ -117,19 +117,22 @@ class _Pieces:
 
     def _note_value(self, node: Node, value: Node) -> None:
         for tensor in tensors_of(value):
-            if tensor.storage not in self._of_others:
+            if tensor.storage not in self._of_weights:
                 self._sizes.setdefault(tensor.storage, tensor.nbytes)
                 self._touches[node][tensor.storage] = None
 
-    def problem(self, region: Region, before: tuple[tuple[int, ...], ...]) -> Problem:
-        """The problem of ordering a region."""
+    def problems(self, region: Region, before: tuple[tuple[int, ...], ...]) -> tuple[Problem, ...]:
+        """The problem of ordering a region, and the same where inputs stay with the caller and take nothing here.
+
+        An order that is better in both does not depend on who holds inputs, which a plan for no machine cannot know.
+        """
         nodes = region.nodes
         start, end = self._place[nodes[0]], self._place[nodes[-1]]
         numbers: dict[Hashable, int] = {}
         touches = tuple(
             tuple(numbers.setdefault(piece, len(numbers)) for piece in self._touches[node]) for node in nodes
         )
-        return Problem(
+        problem = Problem(
             before,
             touches,
             tuple(self._extra(nodes)),
@@ -138,6 +141,9 @@ class _Pieces:
             tuple(self._last[piece] > end for piece in numbers),
             tuple(number for number, node in enumerate(nodes) if node in region.first and not before[number]),
         )
+        if self._inputs.isdisjoint(numbers):
+            return (problem,)
+        return problem, replace(problem, sizes=tuple(0 if p in self._inputs else self._sizes[p] for p in numbers))
 
     def _extra(self, nodes: Sequence[Node]) -> Iterator[int]:
         return (scratch_bytes(self.program, node, device_of(node)) + apart_bytes(node) for node in nodes)

@@ -28,7 +28,7 @@ def evenly(sizes: Sequence[int], nbytes: int) -> list[bool]:
     """Which of some weights, of these sizes in order, make up so many bytes at most, spread evenly over all.
 
     >>> evenly([4, 4, 1, 4, 4], 9)
-    [False, True, True, False, True]
+    [False, True, False, False, True]
     """
     part = min(1.0, nbytes / max(1, sum(sizes)))
     due, taken, found = 0.0, 0, []

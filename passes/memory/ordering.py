@@ -110,14 +110,20 @@ class Problem:
         return order
 
 
-def better_order(problem: Problem) -> list[int] | None:
-    """An order with a lower peak than that of the order given; None where none was found."""
-    given = problem.peak(range(len(problem.before)))
-    if given <= problem.least():
+def better_order(*problems: Problem) -> list[int] | None:
+    """An order with a lower peak than that of the order given; None where none was found.
+
+    Several problems of the same steps, whose pieces have other sizes, are views of what may be alive: the order is no
+    worse in any of them, and better in one. The first is the one for which orders are looked for.
+    """
+    problem, traced = problems[0], range(len(problems[0].before))
+    given = [one.peak(traced) for one in problems]
+    if all(peak <= one.least() for peak, one in zip(given, problems, strict=True)):
         return None
     last = len(problem.before) - 1
     late = [last - step for step in problem.backwards().greedy()][::-1]
     begin = next((step for step in late if step in problem.first), late[0])
     tried = [problem.greedy(), [begin, *(step for step in late if step != begin)]]
-    best = min(tried, key=problem.peak)
-    return best if problem.peak(best) < given else None
+    peaks = [[one.peak(order) for one in problems] for order in tried]
+    fitting = [at for at in range(len(tried)) if all(map(int.__le__, peaks[at], given)) and peaks[at] != given]
+    return tried[min(fitting, key=peaks.__getitem__)] if fitting else None

@@ -86,7 +86,12 @@ def test_a_plan_takes_no_weights(tmp_path: Path) -> None:
     assert "is a plan, which has no weights: leave out --weights" in " ".join(result.stderr.split())
 
 
-def test_stable_diffusion_cpps_names_mean_the_text_encoders_of_their_kind() -> None:
+def test_stable_diffusion_cpps_names_mean_the_text_encoders_of_their_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "ltvdbc":
+        Path(name).touch()
     pipeline: Pipeline = find_pipeline("")
     files = WeightFiles(clip_l="l", t5xxl="t", vae="v", diffusion_model="d", weights=["a=b", "a=c"])
     assert files.given(pipeline) == {

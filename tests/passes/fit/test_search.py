@@ -206,7 +206,7 @@ def test_what_was_said_of_host_memory_and_disk_is_kept_to_and_said_again() -> No
     given = Budgets({FAST: 80 * MIB, CPU: 300 * MIB}, CPU)
     solution = found(loads, given, machine((FAST, CPU)))
     assert solution.ways["diffusion"].in_memory == 128 * MIB
-    assert settings_of(solution, loads)["--params-backend"] == "cpu:128MiB&disk"
+    assert settings_of(solution, loads)["--params-backend"] == "diffusion=cpu:128MiB&disk"
 
 
 def test_devices_that_share_the_memory_of_the_host_have_one_budget_with_it() -> None:
