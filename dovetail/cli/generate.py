@@ -61,7 +61,7 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Paint a picture over one device or several."""
-    from .picture import check_suffix, save
+    from .picture import check_suffix, other_size, save
 
     check_writable(output)
     check_suffix(output)
@@ -87,6 +87,8 @@ def generate(
     with phases.watching():
         begin("writing")
         files = save(result, output)
+    if warning := other_size(result, arguments.get("width"), arguments.get("height")):
+        print(f"warning: {warning}", file=sys.stderr)
     peaks = peaks_of(handle)
     if json:
         told = {"files": list(map(str, files)), "seed": seed, "seconds": round(sum(phases.seconds.values()), 3)}

@@ -26,6 +26,18 @@ def save(result: Any, path: Path) -> list[Path]:
     return [_write([frame], path.with_stem(f"{path.stem}-{index:03}")) for index, frame in enumerate(frames)]
 
 
+def other_size(result: Any, width: int | None, height: int | None) -> str:
+    """What to say of a picture that has another size than was asked for; empty where it has that size."""
+    found = _frames(result)[0].size
+    asked = width or found[0], height or found[1]
+    if found == asked:
+        return ""
+    return (
+        f"{asked[0]} x {asked[1]} was asked for and {found[0]} x {found[1]} is painted: this pipeline rounds sizes to "
+        "what its models can do"
+    )
+
+
 def check_suffix(path: Path) -> None:
     """Raises UsageError, before any work is done, when pictures cannot be written to such a file."""
     known = Image.registered_extensions()

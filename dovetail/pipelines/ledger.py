@@ -38,7 +38,7 @@ class Ledger:
         taken = self._taken(component, held)
         held_now = self._planner.held(component)
         left = {
-            device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held))
+            device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held, held_now[device]))
             for device, memory in component.rig.memory.items()
         }
         beside = self._planner.beside(component) - held_now  # which is not left
@@ -80,9 +80,12 @@ class Ledger:
         return stays, comes
 
 
-def _why(device: str, taken: Mapping[str, int], held: Mapping[str, _Held]) -> str:
-    """Who holds what is taken of a device, the largest first."""
+def _why(device: str, taken: Mapping[str, int], held: Mapping[str, _Held], by_pipeline: int) -> str:
+    """Who holds what is taken of a device, the largest first, and what the pipeline's own code holds there."""
     each = Counter({name: stays[device] + comes[device] for name, (stays, comes) in held.items()})
     names = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in each.most_common(3) if nbytes)
-    who = "other components, or parts of this one"
-    return f"{format_bytes(taken[device])} are held by {who}: {names}"
+    who = f"{format_bytes(taken[device])} are held by other components, or parts of this one: {names}"
+    own = f"{format_bytes(by_pipeline)} by what the pipeline computes itself"
+    if taken[device] and by_pipeline:
+        return f"{who}, and {own}"
+    return who if taken[device] else own.replace(" by ", " are held by ", 1)

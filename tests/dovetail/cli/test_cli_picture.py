@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dovetail.cli.picture import check_suffix, save
+from dovetail.cli.picture import check_suffix, other_size, save
 from dovetail.compiler.errors import DovetailError, UsageError
 
 FRAMES = np.stack([np.full((4, 6, 3), shade) for shade in (0.0, 0.5, 1.0)])
@@ -36,6 +36,12 @@ def test_a_video_that_moves_is_one_file(name: str, tmp_path: Path) -> None:
 def test_what_holds_no_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DovetailError, match="neither images nor frames"):
         save(SimpleNamespace(audios=[]), tmp_path / "a.png")
+
+
+def test_a_picture_of_another_size_than_was_asked_for_is_told() -> None:
+    result = SimpleNamespace(images=[Image.new("RGB", (48, 32))])
+    assert other_size(result, 48, 32) == other_size(result, None, None) == other_size(result, 48, None) == ""
+    assert other_size(result, 63, 32).startswith("63 x 32 was asked for and 48 x 32 is painted")
 
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.mp4"])
