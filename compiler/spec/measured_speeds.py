@@ -54,7 +54,7 @@ def measured_host(file: Path | None = None) -> Speed:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, {**dict(list(known.items())[1 - _MOST :]), key: found})
     except OSError as error:
-        logger.debug("what was measured of the host is not kept: %s", error)
+        logger.debug("what was measured of the host is not kept: %s", str(error))
     return found
 
 

@@ -52,7 +52,7 @@ def key_of(
             content.arguments(method)
         told = content.finish()
     except (HasNoContent, RecursionError) as why:
-        logger.debug("the trace of a %s is not kept on disk: it depends on %s", type(module).__name__, why)
+        logger.debug("the trace of a %s is not kept on disk: it depends on %s", type(module).__name__, str(why))
         return None
     around = repr((told, surroundings())).encode(errors="surrogatepass")
     return Key(told, hashlib.blake2b(around, digest_size=20).hexdigest())

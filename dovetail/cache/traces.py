@@ -92,7 +92,7 @@ def keep(key: Key, program: Program, most: int) -> None:
     try:
         parts = entry.written(key, program)
     except NoEntry as why:
-        logger.debug("the trace of a %s is not kept on disk: %s", program.name, why)
+        logger.debug("the trace of a %s is not kept on disk: %s", program.name, str(why))
         return
     collecting = _collecting.get()
     if collecting is not None:

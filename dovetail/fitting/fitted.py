@@ -74,7 +74,7 @@ def fitted(
         except DoesNotFitError as error:
             if not error.over:
                 raise
-            logger.info("the plan needs more than was foreseen, and is searched again: %s", error)
+            logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
             over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
             last = error
     raise last

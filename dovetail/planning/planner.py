@@ -237,7 +237,7 @@ class Planner:
             joins.append(join)
             with contextlib.suppress(DoesNotFitError):
                 generation = attempt()
-                logger.warning("%s: so components of one phase take turns on their devices", refused)
+                logger.warning("%s: so components of one phase take turns on their devices", str(refused))
                 return generation
         for join in reversed(joins):
             join()
@@ -283,11 +283,13 @@ class Planner:
                 run.end(lasting.beyond)
         except CannotBePlannedError as why:
             level = logging.WARNING if strict else logging.INFO
-            logger.log(level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, why)
+            logger.log(
+                level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, str(why)
+            )
         except Exception as error:  # the call itself raises it too, unless zeros are to blame
             if strict or isinstance(error, DovetailError):
                 raise
-            logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, error)
+            logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, str(error))
         finally:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
         return run

@@ -109,7 +109,7 @@ def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:
         except FileNotFoundError:
             continue
         except (OSError, NoEntry) as error:
-            logger.warning("the trace %s is not used: %s: compile the plan again", path, error)
+            logger.warning("the trace %s is not used: %s: compile the plan again", path, str(error))
 
 
 def _assigned(plan: Program, traced: Program) -> Iterator[tuple[str, Assigned]]:

@@ -82,6 +82,6 @@ def _kernels() -> Any:
     try:
         from . import triton_kernels
     except Exception as error:  # an installation may be broken in any way
-        _log.warning("Triton is installed and cannot be imported, plain PyTorch unpacks weights: %s", error)
+        _log.warning("Triton is installed and cannot be imported, plain PyTorch unpacks weights: %s", str(error))
         return None
     return triton_kernels
