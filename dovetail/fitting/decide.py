@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
@@ -25,6 +27,12 @@ from ..passes.lower_packed import Quantize
 from ..passes.manager import PassManager
 from ..passes.simplify import Simplify
 from .asked import asked_of, budgets_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_TRIES = 5
+_MARGIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,27 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Dev
         raise DoesNotFitError(f"{name} does not fit: {problem_of(lack, loads, budgets, total)}")
     searched = time.perf_counter() - started
     return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution)
+
+
+def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
+    """What an attempt gives that is made anew while it exceeds a device, with so much less of that device.
+
+    Args:
+        attempt: decides and lowers; takes the bytes by which the attempts before exceeded each device.
+
+    Raises DoesNotFitError: that of the attempt, where it names no device that is exceeded, or was the last.
+    """
+    over: Counter[Device] = Counter()
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return attempt(over)
+        except DoesNotFitError as error:
+            if not error.over or tries == _TRIES:
+                raise
+            logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
+            over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
 
 
 def machine_of(request: Request) -> Machine:

@@ -7,23 +7,19 @@ that is more than a budget, so much less is taken for granted of the device, and
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.devices import Device
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
 from .asked import request_of
-from .decide import Decision, Member, TracedCall, decide, loads_of
+from .decide import Decision, Member, TracedCall, decide, loads_of, tightened
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_TRIES = 5
-_MARGIN = 1.02
 
 
 def members_of(components: Mapping[str, Component], phase_of: Callable[[str], str]) -> dict[str, Member]:
@@ -64,17 +60,11 @@ def fitted(
     members = members_of(components, phase_of)
     roles = {one: member.role for one, member in members.items()}
     loads = loads_of(members, calls_of(run), request)
-    over: Counter[Device] = Counter()
-    for _ in range(_TRIES):
+
+    def attempt(over: Mapping[Device, int]) -> tuple[T, Decision]:
         decision = decide(name, loads, request, over)
         logger.info("searched %.2f s: %s", decision.searched, decision.plan.line)
         place(request_of(request, decision.plan, roles))
-        try:
-            return lower(), decision
-        except DoesNotFitError as error:
-            if not error.over:
-                raise
-            logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
-            last = error
-    raise last
+        return lower(), decision
+
+    return tightened(attempt)

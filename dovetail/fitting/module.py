@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.spec import parse_backend, parse_tensor_split
 from ..compiler.spec.devices import Device
@@ -17,13 +15,11 @@ from ..conventions.request import Request
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load
 from .asked import leaves_devices_open
-from .decide import Member, TracedCall, decide, loads_of
+from .decide import Member, TracedCall, decide, loads_of, tightened
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_TRIES = 5
-_MARGIN = 1.02
 
 
 def is_open(request: Request) -> bool:
@@ -45,18 +41,13 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Callable[
     nbytes = sum(weight.nbytes for weight in traced.weights.values())
     loads = loads_of({name: Member("", "all", nbytes)}, [TracedCall(name, traced)], request)
     loads = [_staying(load) for load in loads]
-    over: Counter[Device] = Counter()
-    for _ in range(_TRIES):
+
+    def attempt(over: Mapping[Device, int]) -> T:
         placed = _placed(request, decide(name, loads, request, over).solution, name)
         logger.info("%s: --backend %s", name, placed.backend)
-        try:
-            return lower(placed)
-        except DoesNotFitError as error:
-            if not error.over:
-                raise
-            over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
-            last = error
-    raise last
+        return lower(placed)
+
+    return tightened(attempt)
 
 
 def _staying(load: Load) -> Load:
