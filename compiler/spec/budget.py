@@ -50,10 +50,12 @@ class Budget:
     def limits(self, rig: Rig) -> dict[Device, int]:
         """The bytes that may be used of each device of a rig.
 
+        An amount without a device is for each GPU, and for the host only where it is alone: who says 8 GB means cards.
+
         Raises:
             SpecError: a device is budgeted that the rig does not have.
         """
-        amounts = dict.fromkeys(rig, self.default or Amount())
+        amounts = dict.fromkeys(rig, Amount()) | dict.fromkeys(rig.gpus or rig, self.default or Amount())
         for word, amount in self.named:
             devices = word.devices(rig)
             _check_used(word, devices, rig)

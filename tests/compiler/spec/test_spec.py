@@ -237,6 +237,12 @@ def test_budgets_may_differ_from_device_to_device() -> None:
     assert list(limits.values()) == [6 * GIB, 2 * GIB, 7 * GIB, 32 * GIB]
 
 
+def test_an_amount_without_a_device_is_for_each_gpu_and_for_the_host_only_where_it_is_alone() -> None:
+    assert list(parse_budget("6").limits(RIG).values()) == [6 * GIB, 6 * GIB, 6 * GIB, 64 * GIB]
+    alone = RIG.only([RIG.host])
+    assert list(parse_budget("6").limits(alone).values()) == [6 * GIB]
+
+
 def test_a_budget_for_a_device_that_is_not_there_is_refused_at_the_place() -> None:
     with pytest.raises(SpecError, match="no device is called 'cuda5'") as caught:
         parse_budget("cuda0=6,cuda5=1").limits(RIG)

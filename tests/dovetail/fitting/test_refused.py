@@ -33,6 +33,7 @@ def lines_in(message: str) -> list[list[str]]:
     [
         pytest.param(("--backend", "cuda1"), id="one card that is too small"),
         pytest.param(("--backend", "cuda0", "--max-vram", "cuda0=6MiB"), id="a budget", marks=pytest.mark.slow),
+        pytest.param(("--backend", "cuda0&cuda1", "--max-vram", "5MiB"), id="two cards", marks=pytest.mark.slow),
     ],
 )
 def test_every_line_that_a_refusal_names_works(said: tuple[str, ...]) -> None:
