@@ -23,6 +23,9 @@ from ...compiler.ir.value import TensorType
 from ..analysis.liveness import live_bytes
 from .rowwise import ATTENTION, MATMULS, sliced_operands
 
+_MOST = 64
+"""Nodes of a band, about."""
+
 
 @dataclass(frozen=True)
 class Band:
@@ -101,20 +104,28 @@ class _Search:
         waiting = [self.first]
         while waiting:
             node = waiting.pop()
-            if node in self.inside:
-                continue
-            if len(self.inside) > 64 or node.op != "call_function":
+            more = [] if node in self.inside else self._enter(node)
+            if more is None:
                 return None
-            operands = sliced_operands(node, self.dim, self.rows)
-            if operands is None:
-                return None
-            self.inside.add(node)
-            self.sliced.update(operands)
-            waiting += [one for one in operands if one not in self.inside and self._belongs(one)]
-            if not self._is_narrow(node):
-                waiting += node.users
+            waiting = [*waiting, *more] or self._behind_the_first_end(place)
         nodes = tuple(sorted(self.inside, key=place.__getitem__))
         return Band(nodes, self.dim, self.rows, frozenset(self.sliced - self.inside)) if self._is_whole(nodes) else None
+
+    def _enter(self, node: Node) -> list[Node] | None:
+        """Takes a node into the band; gives the nodes that must be in it too, or None where there is no band then."""
+        operands = sliced_operands(node, self.dim, self.rows) if node.op == "call_function" else None
+        if operands is None or len(self.inside) > _MOST:
+            return None
+        self.inside.add(node)
+        self.sliced.update(operands)
+        within = [one for one in operands if one not in self.inside and self._belongs(one)]
+        return within if self._is_narrow(node) else [*within, *node.users]
+
+    def _behind_the_first_end(self, place: dict[Node, int]) -> list[Node]:
+        """The readers of the first of several narrow values, for these may meet: what adapters add to a matmul does."""
+        ends = [node for node in self.inside if not self.inside.issuperset(node.users)]
+        readers = min(ends, key=place.__getitem__).users if len(ends) > 1 else ()
+        return [reader for reader in readers if reader not in self.inside]
 
     def _is_narrow(self, node: Node) -> bool:
         return (node is not self.first and sum(tensor.nbytes for tensor in tensors_of(node)) <= self.most) or (

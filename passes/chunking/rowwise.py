@@ -21,8 +21,18 @@ ATTENTION = aten.scaled_dot_product_attention.default
 MATMULS = LINEAR | {aten.matmul.default, aten.bmm.default, ATTENTION}
 """The operations whose first operand has the rows of the result."""
 
-_PARTS = frozenset({aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor})
-_OF_LAST = frozenset({aten.softmax.int, aten._softmax.default})
+_ALONG_DIM = frozenset(
+    {
+        aten.chunk.default,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.slice.Tensor,
+        aten.softmax.int,
+        aten._softmax.default,
+    }
+)
+"""Operations on the rows of their first operand alone, unless it is the rows that they go along."""
+
 _NORMS = frozenset({aten.layer_norm.default, aten.rms_norm.default})
 
 
@@ -31,7 +41,7 @@ def sliced_operands(node: Node, dim: int, rows: int) -> list[Node] | None:
 
     The other operands are read whole. None for an operation of which that is not known.
     """
-    if not all(len(one.shape) > dim and one.shape[dim] == rows for one in tensors_of(node)) or not tensors_of(node):
+    if not tensors_of(node) or not _has(node, dim, rows):
         return None
     if node.target is operator.getitem:
         return [node.args[0]]  # type: ignore[list-item]
@@ -39,9 +49,7 @@ def sliced_operands(node: Node, dim: int, rows: int) -> list[Node] | None:
         return _of_matmul(node, dim, rows)
     if node.target is aten.cat.default:
         return _of_cat(node, dim, rows)
-    if node.target in _PARTS:
-        return _first(node, dim, rows) if _rank(argument_of(node, "dim"), node) != dim else None
-    if node.target in _OF_LAST:
+    if node.target in _ALONG_DIM:
         return _first(node, dim, rows) if _rank(argument_of(node, "dim"), node) != dim else None
     if node.target in _NORMS:
         inner = len(argument_of(node, "normalized_shape"))

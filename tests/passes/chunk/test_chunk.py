@@ -24,11 +24,11 @@ WIDTH, TOKENS = 16, 64
 
 
 class Parts(nn.Module):
-    def __init__(self, inner: int = 8 * WIDTH) -> None:
+    def __init__(self, inner: int = 8 * WIDTH, width: int = WIDTH) -> None:
         super().__init__()
-        self.up, self.gate = nn.Linear(WIDTH, inner), nn.Linear(WIDTH, inner, bias=False)
-        self.down, self.narrow = nn.Linear(inner, WIDTH), nn.Linear(inner // 2, WIDTH)
-        self.both = nn.Linear(WIDTH + inner, WIDTH)
+        self.up, self.gate = nn.Linear(width, inner), nn.Linear(width, inner, bias=False)
+        self.down, self.narrow = nn.Linear(inner, width), nn.Linear(inner // 2, width)
+        self.both = nn.Linear(width + inner, width)
         self.shift = nn.Parameter(torch.randn(1, 1, inner))
 
 
