@@ -11,6 +11,7 @@ from .cache.traces import trace
 from .compiled_by_parts import compile_by_parts
 from .compiler.errors import TraceError, UsageError
 from .compiler.ir.program import Program
+from .compiler.spec.chunks import WHOLE
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
@@ -22,7 +23,6 @@ from .passes.assignment import Assignment
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes, with_assignment
-from .planning.chunks import parse_chunks
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
@@ -95,6 +95,7 @@ def compile(
         max_vram=max_vram,
         max_memory=max_memory,
         rig=rig,
+        chunk=chunk,
     )
     request.switch_on()
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
@@ -106,7 +107,7 @@ def compile(
     if places is not None:
         offered = offered.only(dict.fromkeys(places.values()))
     residency = _residency_for(request, name, offered.devices, index is not None)
-    chunks = parse_chunks(chunk)
+    chunks = request.chunks_for() or WHOLE
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
     keep = max_vram is not None or max_memory is not None  # what was granted is used
 

@@ -26,6 +26,9 @@ from .chunking.bands import Band, bands
 
 aten = torch.ops.aten
 
+CHUNKED = "chunked"
+"""The fact that some part of a program is computed in chunks."""
+
 
 @dataclass(frozen=True)
 class Chunk(Pass):
@@ -41,7 +44,14 @@ class Chunk(Pass):
         writer = _Writer(program, self.parts)
         for band in found:
             writer.write(band)
+        program.facts |= {CHUNKED} if found else set()
         return Change(len(found), f"wide parts computed in {self.parts} chunks")
+
+
+def chunks_of(program: Program) -> int:
+    """In how many chunks the wide parts of a program are computed; 1 where it has none, or all are whole."""
+    steps = [step.removeprefix("chunk{parts=").rstrip("}") for step in program.history if step.startswith("chunk{")]
+    return int(steps[-1]) if steps and CHUNKED in program.facts else 1
 
 
 class _Writer:

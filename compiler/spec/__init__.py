@@ -13,6 +13,7 @@ from .backend import (
     with_offload_flag,
 )
 from .budget import Amount, Budget, parse_budget, parse_max_memory
+from .chunks import Chunks, parse_chunks
 from .modes import MODES, SplitMode, TensorSplit, parse_split_mode, parse_tensor_split
 from .roles import ROLES, role_of, role_of_component
 
@@ -22,12 +23,14 @@ __all__ = [
     "Amount",
     "Backend",
     "Budget",
+    "Chunks",
     "ParamsBackend",
     "SplitMode",
     "TensorSplit",
     "Word",
     "parse_backend",
     "parse_budget",
+    "parse_chunks",
     "parse_max_memory",
     "parse_params_backend",
     "parse_split_mode",

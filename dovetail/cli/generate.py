@@ -140,7 +140,6 @@ def _load(
         weights=weights.given(pipeline),
         passes=where.passes or None,
         vae_tiling=where.vae_tiling,
-        chunk=where.chunk,
         dtype=dtype_of(pipeline, dtype, variant),
         variant=variant,
     )

@@ -14,7 +14,6 @@ import typer
 from ..compiler.printable import printable
 from ..compiler.spec import with_cpu_flags, with_offload_flag
 from ..conventions.request import Request
-from ..planning.chunks import parse_chunks
 from ..planning.tiling import parse_tiling
 
 PLACEMENT = "Placement"
@@ -68,8 +67,11 @@ class Where:
         str, _placement("--vae-tiling", metavar="TILES", help="Decode in tiles: auto, on, off, 512, 512x384x16.")
     ] = "auto"
     chunk: Annotated[
-        str, _placement("--chunk", metavar="N", help="Compute wide parts in N chunks: less memory, other last bits.")
-    ] = "off"
+        str,
+        _placement(
+            "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, auto, 4."
+        ),
+    ] = ""
     auto_fit: Annotated[
         bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
     ] = False
@@ -94,15 +96,15 @@ class Where:
             "tensor_split": self.tensor_split or None,
             "max_vram": self.max_vram or None,
             "rig": self.rig or None,
+            "chunk": self.chunk or None,
         }
 
     def check(self, components: Mapping[str, str]) -> Request:
-        """The request for a pipeline of these components (attribute name → role), once tiles and chunks are read too.
+        """The request for a pipeline of these components (attribute name → role), once tiles are read too.
 
         Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
         parse_tiling(self.vae_tiling)
-        parse_chunks(self.chunk)
         request = Request.parse(**self.arguments, components=components)
         for attribute, role in components.items():
             request.residency_for(attribute, role, request.devices_for(attribute, role))

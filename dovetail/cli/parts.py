@@ -83,7 +83,6 @@ def planned(
         passes=where.passes or None,
         origins=origins,
         vae_tiling=where.vae_tiling,
-        chunk=where.chunk,
         **(adapters or {}),
     )
     return dry, dry(**call_arguments(pipe, given, pipeline.defaults))

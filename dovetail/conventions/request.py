@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -12,11 +12,13 @@ from ..compiler.errors import UsageError
 from ..compiler.spec import (
     Backend,
     Budget,
+    Chunks,
     ParamsBackend,
     SplitMode,
     TensorSplit,
     parse_backend,
     parse_budget,
+    parse_chunks,
     parse_max_memory,
     parse_params_backend,
     parse_split_mode,
@@ -38,6 +40,7 @@ class Request:
     tensor_split: TensorSplit
     budget: Budget
     rig: Rig
+    chunks: Chunks = field(default_factory=Chunks)
 
     @classmethod
     def parse(
@@ -50,6 +53,7 @@ class Request:
         max_vram: Any = None,
         max_memory: Mapping[Any, Any] | None = None,
         rig: Rig | str | None = None,
+        chunk: Any = None,
         components: Mapping[str, str] | None = None,
     ) -> Request:
         """Reads every part in the spelling that people type, or as Python values.
@@ -69,6 +73,7 @@ class Request:
             tensor_split=parse_tensor_split(tensor_split, components),
             budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
             rig=named,
+            chunks=parse_chunks(chunk, components),
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:
@@ -128,6 +133,10 @@ class Request:
             f"weights{of} cannot rest on {place} and be read on {' & '.join(names)}: "
             "let them rest on cpu or disk (--params-backend), or where they are read by leaving it out"
         )
+
+    def chunks_for(self, attribute: str = "", role: str = "") -> int | None:
+        """In how many chunks wide parts of a component are computed; None where that is to be found."""
+        return self.chunks.chunks_for(attribute, role)
 
     def in_memory_for(self, attribute: str = "", role: str = "") -> int:
         """The bytes of weights that rest in host memory, where the others rest on disk."""

@@ -9,6 +9,7 @@ from typing import Any
 from ..compiler.spec import (
     parse_backend,
     parse_budget,
+    parse_chunks,
     parse_params_backend,
     parse_split_mode,
     parse_tensor_split,
@@ -93,6 +94,7 @@ def settings_of_request(request: Request) -> dict[str, str]:
         "--params-backend": str(request.params_backend),
         "--split-mode": "" if str(request.split_mode) == "layer" else str(request.split_mode),
         "--tensor-split": str(request.tensor_split),
+        "--chunk": "" if str(request.chunks) == "off" else str(request.chunks),
         "--max-vram": str(request.budget),
     }
     return {option: value for option, value in found.items() if value}
@@ -106,5 +108,6 @@ def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str
         params_backend=parse_params_backend(settings.get("--params-backend"), roles),
         split_mode=parse_split_mode(settings.get("--split-mode", "layer"), roles),
         tensor_split=parse_tensor_split(settings.get("--tensor-split"), roles),
+        chunks=parse_chunks(settings.get("--chunk"), roles),
         budget=request.budget if "--max-vram" in settings else parse_budget(None),
     )

@@ -80,6 +80,7 @@ def compile_pipeline(
             "max_vram": max_vram,
             "max_memory": max_memory,
             "rig": rig,
+            "chunk": chunk,
         },
         dynamic_shapes=dynamic_shapes,
         passes=passes,
@@ -87,7 +88,6 @@ def compile_pipeline(
         lora=lora,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
-        chunk=chunk,
         plans=plans,
     )
 

@@ -107,6 +107,7 @@ def load_pipeline(
         "max_vram": max_vram,
         "max_memory": max_memory,
         "rig": rig,
+        "chunk": chunk,
     }
     return CompiledPipeline(
         pipe,
@@ -118,7 +119,6 @@ def load_pipeline(
         lora=loras,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
-        chunk=chunk,
         plans=plans,
     )
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.ir.program import Program
+from ..compiler.spec.chunks import WHOLE
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
@@ -31,7 +32,6 @@ from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
-from ..planning.chunks import parse_chunks
 from ..planning.generation import Generation
 from ..planning.isolated import isolated
 from ..planning.planner import Planner
@@ -77,7 +77,6 @@ class CompiledPipeline:
         lora: Any = None,
         lora_apply_mode: str = "auto",
         vae_tiling: Any = None,
-        chunk: Any = None,
         plans: str | os.PathLike[str] | None = None,
     ) -> None:
         self._plans = Plans(plans) if plans is not None else None
@@ -92,7 +91,6 @@ class CompiledPipeline:
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._passes = passes
-        self._chunk = parse_chunks(chunk)
         self._callbacks = callbacks
         self._request.switch_on()
         self._roles = roles
@@ -437,7 +435,8 @@ class CompiledPipeline:
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
-        steps = given or default_passes(shares, split_mode=mode, chunk=self._chunk)
+        chunk = self._request.chunks_for(component.name, component.role) or WHOLE
+        steps = given or default_passes(shares, split_mode=mode, chunk=chunk)
         planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
         PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)

@@ -13,6 +13,7 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..compiler.spec import role_of_component
 from ..compiler.spec.devices import Rig, canonical_name
+from ..compiler.spec.items import ByComponent
 from ..conventions.request import Request
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,12 @@ def count_held_as_free(request: Request, modules: Mapping[str, nn.Module]) -> Re
 
 def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str, Any]) -> None:
     """Says which names mean nothing in this pipeline: a warning for a role, UsageError for dynamic shapes."""
-    for name, setting in (("backend", request.backend), ("params_backend", request.params_backend)):
+    settings: dict[str, ByComponent[Any]] = {
+        "backend": request.backend,
+        "params_backend": request.params_backend,
+        "chunk": request.chunks,
+    }
+    for name, setting in settings.items():
         for key in setting.unused(roles):
             logger.warning("this pipeline has no %s: what %s says of it is not used", key, name)
     wrong = sorted(shapes.keys() - roles.keys())

@@ -20,6 +20,7 @@ from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
+from ..passes.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 
@@ -47,7 +48,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """A program of the plan: its rows, main device first, and its seconds a picture, bringing included."""
+    """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
+
+    ``chunks`` says in how many its wide parts are computed.
+    """
 
     title: str
     call: PlannedCall
@@ -55,6 +59,7 @@ class Part:
     tile: str
     seconds: float
     bringing: float
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,9 @@ class Account:
         bringing = sum(line.bringing.values())
         tile = self.generation.tiles.get(call.component)
         seconds = call.times * line.seconds + bringing
-        return Part(title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing)
+        return Part(
+            title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program)
+        )
 
     @property
     def seconds(self) -> float:
@@ -199,11 +206,12 @@ def _resting(program: Program, device: Device) -> dict[Residency, int]:
 
 def _text(part: Part, row: Row) -> tuple[str, ...]:
     is_first = row is part.rows[0]
+    chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
     return (
         part.title if is_first else "",
         row.device.name,
-        row.what + tiles,
+        row.what + chunks + tiles,
         _size(row.weights),
         _size(row.activations),
         _size(row.streamed),
@@ -228,6 +236,7 @@ def _facts(part: Part) -> dict[str, Any]:
         "phase": part.call.phase,
         "rests": part.call.program.kept.value,
         "tiled": bool(part.tile),
+        "chunks": part.chunks,
         "calls": part.call.times,
         "seconds": round(part.seconds, 3),
         "bringing_seconds": round(part.bringing, 3),

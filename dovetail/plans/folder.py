@@ -23,6 +23,7 @@ from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
 from ..compiler.text.plan_file import load_plan
 from ..passes.assignment import Assigned, Assignment
+from ..passes.chunk import chunks_of
 from ..passes.verify.verifier import verify
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,9 @@ class Plans:
             kept = {one.component: one.program.kept for one in self._plans}
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}
             found["params_backend"] = away or None
+        if not found.get("chunk"):
+            chunks = {one.component: chunks_of(one.program) for one in self._plans}
+            found["chunk"] = {name: count for name, count in chunks.items() if count > 1} or None
         return found
 
     def assignment(self, component: str, traced: Program, residency: Residency) -> Assignment | None:

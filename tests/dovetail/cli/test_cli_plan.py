@@ -32,6 +32,15 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
     assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
 
 
+def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
+    said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
+    lines = run(*said).output.splitlines()
+    assert [line.split()[0] for line in lines if ", in 4 chunks" in line] == ["transformer"]
+    assert lines[-1] == "--backend cuda0 --chunk diffusion=4"
+    plan = json.loads(run(*said, "--json").output)
+    assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
+
+
 @pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=3MiB"])
 def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)

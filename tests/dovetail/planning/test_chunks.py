@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import SpecError
-from dovetail.planning.chunks import parse_chunks
 from tests.dovetail.components.small_pipeline import WIDTH, Model, Pipeline
 
 X = torch.randn(1, 8, WIDTH)
-
-
-@pytest.mark.parametrize(("asked", "chunks"), [(None, 1), ("off", 1), ("", 1), (1, 1), ("4", 4), (4, 4)])
-def test_it_is_off_or_a_number_of_chunks(asked: object, chunks: int) -> None:
-    assert parse_chunks(asked) == chunks
-
-
-@pytest.mark.parametrize("asked", ["auto", "0", 0, -1, "many", 65, True, 2.5])
-def test_anything_else_is_refused(asked: object) -> None:
-    with pytest.raises(SpecError, match="chunk"):
-        parse_chunks(asked)
 
 
 def test_a_module_in_chunks_says_so_and_without_the_option_none_is() -> None:

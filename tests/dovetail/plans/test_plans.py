@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
+from dovetail.passes.chunk import chunks_of
 from testbed.pipelines.tiny_pipelines import flux
 
 BACKEND = "sim0&sim1"
@@ -146,3 +147,13 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
     assert traced == []
     done(*words, "--backend", BACKEND, "-ts", "3,1", "-o", str(tmp_path / "two.png"))
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_what_a_plan_has_in_chunks_is_computed_in_chunks(folder: Path, tmp_path: Path) -> None:
+    done("compile", str(folder), "--backend", "sim0", "--chunk", "diffusion=2", "--size", "16", "-o", str(tmp_path))
+    for asked, expected in ((None, {"transformer": 2}), ("off", {})):
+        handle = dovetail.load_pipeline(folder, plans=tmp_path, chunk=asked)
+        painted(handle)
+        chunks = {name: chunks_of(one.program) for name, programs in handle.programs.items() for one in programs}
+        assert {name: count for name, count in chunks.items() if count > 1} == expected
+        handle.undo()
