@@ -114,6 +114,7 @@ CASES = (
     Case("spec", "dovetail generate x --split-mode rows", 2),
     Case("spec", "dovetail generate x --split-mode diffusion=tensor", 2),
     Case("spec", "dovetail generate x --params-backend 'te=sim0&disk'", 2),
+    Case("spec", f"dovetail compile --params-backend te=disc {RIG}", 2),
     Case("spec", "dovetail generate x --tensor-split 3,x", 2),
     Case("spec", "dovetail generate x --max-vram cuda0=6GX", 2),
     Case("spec", "dovetail generate x --max-vram 120%", 2),
@@ -128,6 +129,7 @@ CASES = (
     Case("file", "dovetail generate x --model empty", 2),
     Case("file", "dovetail generate x -o missing/out.png", 2),
     Case("file", "dovetail generate x -o out.txt", 2),
+    Case("file", "dovetail show missing.json", 2),
     Case("file", "dovetail show notes.json", 1),
     Case("file", "dovetail verify edited.json", 4),
     Case("file", "dovetail generate x --model damaged", 1),
@@ -145,6 +147,7 @@ CASES = (
     Case("lora", "dovetail generate x --lora blue:much", 2),
     Case("lora", "dovetail generate x --lora purple:0.5", 2),
     Case("lora", "dovetail generate x --lora short.gguf", 2),
+    Case("lora", "dovetail generate x --lora old.bin", 2),
     Case("lora", "dovetail generate x --lora weights.safetensors", 2),
     Case("call", "dovetail generate x --size 64x64x64", 2),
     Case("call", "dovetail generate x --frames 8", 2),
@@ -192,12 +195,13 @@ def _damage_a_pipeline() -> None:
 
 
 def _damage_weights() -> None:
-    """Writes weights of which one is not a number, a GGUF file that was cut short, and a header that lies."""
+    """Writes weights of which one is not a number, a GGUF file that was cut short, a pickle, and a header that lies."""
     weight = torch.ones(256, 256)
     weight[7, 7] = float("nan")
     save_file({"blocks.0.mlp.weight": weight}, "weights.safetensors")
     plan_conversion("weights.safetensors", "short.gguf", "f16").run()
     os.truncate("short.gguf", 1000)
+    torch.save({"a": weight}, "old.bin")
     header = b'{"a": {"dtype": "F32", "shape": [1000000, 1000000], "data_offsets": [0, 4]}}'
     Path("lying.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
@@ -31,8 +31,8 @@ class Word:
     text: str
     place: Span | None = field(default=None, compare=False, repr=False)
 
-    def devices(self, rig: Rig) -> tuple[Device, ...]:
-        """The devices that the word means on a rig.
+    def devices(self, rig: Rig, also: Sequence[str] = ()) -> tuple[Device, ...]:
+        """The devices that the word means on a rig; an error names what else may stand there.
 
         Raises:
             SpecError: the rig has no such device.
@@ -46,7 +46,7 @@ class Word:
             if not rig.gpus:
                 raise span.error("this rig has no GPU", "auto, cpu, or a simulated device (sim0)")
             return rig.gpus[:1]
-        return (rig.find(span),)
+        return (rig.find(span, also),)
 
     def __str__(self) -> str:
         """The canonical spelling."""
@@ -115,7 +115,7 @@ class ParamsBackend(ByComponent[Word]):
         word = self.get(attribute, role)
         if word is None or word.text == AUTO:
             return None
-        return "disk" if word.text == DISK else word.devices(rig)[0]
+        return "disk" if word.text == DISK else word.devices(rig, (DISK,))[0]
 
 
 def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> Backend:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -248,10 +248,11 @@ class Rig:
         """The first GPU, else an integrated one, else the host."""
         return next(iter(self.gpus), self.host)
 
-    def find(self, name: str | int | torch.device | Device | Span) -> Device:
+    def find(self, name: str | int | torch.device | Device | Span, also: Sequence[str] = ()) -> Device:
         """The device of a name, of a unique beginning of one (any case), or of a GPU's number.
 
-        The host and simulated devices are found in every rig: they can be made anywhere.
+        The host and simulated devices are found in every rig: they can be made anywhere. ``also`` has the words that
+        may stand there too, which an error names.
 
         Raises:
             SpecError: no device has that name, or several begin with it.
@@ -259,7 +260,7 @@ class Rig:
         span = name if isinstance(name, Span) else Span.whole(str(name))
         text = canonical_name(span.value)
         exact = next((device for device in self if device.name == text), None)
-        return exact or _on_demand(text) or self._by_number(text) or self._by_prefix(span, text)
+        return exact or _on_demand(text) or self._by_number(text) or self._by_prefix(span, text, also)
 
     def with_device(self, name: str | Device, memory: Memory | None = None) -> Rig:
         """This rig and one more device with its memory, unless it has that one already."""
@@ -272,7 +273,7 @@ class Rig:
     def _by_number(self, text: str) -> Device | None:
         return self.gpus[int(text)] if text.isdecimal() and int(text) < len(self.gpus) else None
 
-    def _by_prefix(self, span: Span, text: str) -> Device:
+    def _by_prefix(self, span: Span, text: str, also: Sequence[str]) -> Device:
         names = [device.name for device in self]
         known = [*names, *([] if HOST in names else [HOST])]
         matches = [name for name in known if text and name.startswith(text)]
@@ -281,7 +282,8 @@ class Rig:
         if matches:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
         there = ", ".join(f"{device.name} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
-        raise span.error(f"no device is called {span.value!r}", f"one of {there}, or a simulated one (sim0)", known)
+        expected = f"{', '.join((*also, f'one of {there}'))}, or a simulated one (sim0)"
+        raise span.error(f"no device is called {span.value!r}", expected, [*known, *also])
 
 
 _HOST = Device(HOST)

@@ -45,7 +45,8 @@ class TensorSplit(ByComponent[Shares]):
         if len(shares) != len(devices):
             text = self._value_text(shares)
             names = ", ".join(map(str, devices))
-            problem = f"{attribute} has {len(shares)} shares for {len(devices)} devices ({names})"
+            number = f"{len(shares)} share{'s' * (len(shares) != 1)}"
+            problem = f"{attribute} has {number} for {len(devices)} devices ({names})"
             raise SpecError(problem, text, 0, len(text), "one share for each device")
         return tuple(share / sum(shares) for share in shares)
 

@@ -26,6 +26,8 @@ from ..spec.devices import Rig
 from .parser import parse_program
 from .printer import lines_of
 
+_FORMAT, _OPENING = b'"dovetail plan"', 1000
+
 
 class Plan(BaseModel):
     """The schema of a plan file."""
@@ -72,12 +74,16 @@ def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, tor
 
 def _read(path: str | os.PathLike[str]) -> Plan:
     try:
-        return Plan.model_validate_json(Path(path).read_bytes())
+        text = Path(path).read_bytes()
     except OSError as error:
         raise PlanFileError(
             f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile"
         ) from error
+    try:
+        return Plan.model_validate_json(text)
     except ValidationError as error:
+        if _FORMAT not in text[:_OPENING]:
+            raise PlanFileError(f"{path} is no plan: name a file that dovetail compile -o wrote") from error
         first = error.errors()[0]
         where = clipped(".".join(map(str, first["loc"])) or "the file")
         why = f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}"

@@ -9,7 +9,8 @@ import typer
 
 from ..compiler.spec.units import format_bytes
 from .options import Debug, Json
-from .output import check_writable, print_json, print_table, progress
+from .output import check_writable, print_json, print_table
+from .progress import progress
 
 if TYPE_CHECKING:
     from ..convert import Conversion
@@ -52,8 +53,8 @@ def convert(
 
     rules = [*filter(None, tensor_type_rules.split(",")), *(tensor_type or ())]
     conversion = plan_conversion(source, output, type, rules, arch)
-    with progress(f"converting to {output.name}", total=len(conversion.weights)) as bar:
-        conversion.run(lambda: bar.advance(bar.task_ids[0]))
+    with progress(f"converting to {output.name}", total=len(conversion.weights)) as advance:
+        conversion.run(advance)
     if json:
         print_json(_facts(conversion))
         return

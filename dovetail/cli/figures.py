@@ -28,15 +28,22 @@ def line_of(phases: Phases, peaks: Mapping[str, int]) -> str:
     """One line for people."""
     told = []
     for name, seconds in phases.seconds.items():
-        read = f" ({_rate(phases.bytes_read, seconds)})" if name == READING and phases.bytes_read else ""
-        told.append(f"{name} {seconds:.1f} s{read}")
+        told.append(f"{name} {seconds:.1f} s{_read(phases, name, seconds)}")
     return f"{', '.join(told)}; peak: {', '.join(f'{name} {format_bytes(peak)}' for name, peak in peaks.items())}"
 
 
 def document_of(phases: Phases, peaks: Mapping[str, int]) -> dict[str, Any]:
     """The same as data; sizes are in bytes."""
     seconds = {name: round(seconds, 3) for name, seconds in phases.seconds.items()}
-    return {"phases": seconds, "bytes_read": phases.bytes_read, "peaks": dict(peaks)}
+    during = {name: nbytes for name, nbytes in phases.read_during.items() if nbytes}
+    return {"phases": seconds, "bytes_read": phases.bytes_read, "read_during": during, "peaks": dict(peaks)}
+
+
+def _read(phases: Phases, name: str, seconds: float) -> str:
+    if name == READING:
+        return f" ({_rate(phases.bytes_read, seconds)})" if phases.bytes_read else ""
+    streamed = phases.read_during[name]
+    return f" (and {format_bytes(streamed)} read)" if streamed else ""
 
 
 def _rate(nbytes: int, seconds: float) -> str:

@@ -17,8 +17,9 @@ from .call import PICTURE, Size, call_arguments
 from .figures import document_of, line_of, peaks_of
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
-from .output import check_writable, print_json, progress
+from .output import check_writable, print_json
 from .plan import accounted, print_account
+from .progress import progress
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
@@ -165,10 +166,10 @@ def _paint(
     generator = torch.Generator("cpu").manual_seed(seed)
     parameters = inspect.signature(type(handle.pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
-    with progress("planning", total if isinstance(total, int) else None, phases.describe) as bar:
+    with progress("planning", total if isinstance(total, int) else None, phases.describe) as advance:
 
         def tick(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
-            bar.advance(bar.task_ids[0])
+            advance()
             return state
 
         told = {"callback_on_step_end": tick} if "callback_on_step_end" in parameters else {}

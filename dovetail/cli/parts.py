@@ -10,7 +10,7 @@ from ..compiler.errors import UsageError
 from . import collect_from_now
 from .call import Size, call_arguments
 from .options import Where
-from .output import progress
+from .progress import progress
 from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
@@ -38,6 +38,8 @@ def compiled_parts(
         if weights.are_named:
             raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
         return _of_plan(path, component)
+    if path.suffix == ".json" and not path.exists():
+        raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
     pipeline = find_pipeline(subject)
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)

@@ -9,8 +9,9 @@ import typer
 from ..compiler.errors import DovetailError, UsageError
 from .call import PICTURE, Size
 from .options import Debug, Dtype, Json, Where
-from .output import print_json, print_table, progress
+from .output import print_json, print_table
 from .parts import planned
+from .progress import progress
 from .subject import Pipeline, Subject, find_pipeline
 from .weight_options import WeightFiles
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..compiler.errors import UsageError
 
 MODES = ("auto", "immediately", "at_runtime")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _IN_PROMPT = re.compile(r"<lora:([^<>]+)>")
 
 
@@ -92,7 +93,9 @@ def check_mode(mode: str) -> None:
 
 def refuse_pickle(place: Path) -> None:
     """Raises UsageError for a file that is not safetensors, and for a folder that has none."""
-    if place.is_file() and place.suffix != ".safetensors":
+    if place.is_file() and place.suffix not in (".safetensors", *_PICKLES):
+        raise UsageError(f"{place} is no LoRA: LoRAs are read from .safetensors files{_other_use(place)}")
+    if place.is_file() and place.suffix in _PICKLES:
         what = f"{place} is not a .safetensors file"
     elif place.is_dir() and not any(place.glob("*.safetensors")):
         what = f"{place} has no .safetensors file"
@@ -102,3 +105,7 @@ def refuse_pickle(place: Path) -> None:
         f"{what}: pickles can run code and are not read: convert it to safetensors, or, if you trust it, ask for it "
         "with --lora-pickles, in Python with Lora(path, pickled=True)"
     )
+
+
+def _other_use(place: Path) -> str:
+    return f"; weights of a component are named with --weights NAME={place}" if place.suffix == ".gguf" else ""

@@ -19,10 +19,14 @@ PLANNING, READING = "planning", "reading"
 
 
 class Phases:
-    """The seconds of each phase of a call so far, in the order in which they began, and the bytes that were read."""
+    """The seconds of each phase of a call so far, in the order in which they began, and the bytes that were read.
+
+    ``bytes_read`` counts what was brought in phases of reading, ``read_during`` what came of files in each phase.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.read_during: defaultdict[str, int] = defaultdict(int)
         self.bytes_read = 0
         self._now = ""
         self._since = time.perf_counter()
@@ -33,6 +37,7 @@ class Phases:
         before, now = self._now, time.perf_counter()
         if before:
             self.seconds[before] += now - self._since
+            self.read_during[before] += READ.nbytes - self._read_before
         self._now, self._since, self._read_before = name, now, READ.nbytes
         if name and name != before:
             self.seconds[name] += 0

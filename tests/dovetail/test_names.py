@@ -118,6 +118,13 @@ def test_a_pickled_lora_is_read_only_when_asked_for(tmp_path: Path) -> None:
     assert not Lora("x").pickled
 
 
+def test_a_gguf_file_is_no_lora_and_no_pickle(tmp_path: Path) -> None:
+    (tmp_path / "lora.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"read from \.safetensors files; weights .* --weights NAME=") as raised:
+        refuse_pickle(tmp_path / "lora.gguf")
+    assert "pickle" not in str(raised.value)
+
+
 def test_the_dtypes_of_a_file_are_read_by_the_checked_reader(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1, dtype=torch.bfloat16)}, tmp_path / "a.safetensors")
     assert _stored_dtypes(tmp_path / "a.safetensors") == {torch.bfloat16}

@@ -206,6 +206,21 @@ def test_shares_that_do_not_match_the_devices_are_refused() -> None:
         parse_tensor_split("3,1,1").shares_for("transformer", "diffusion", RIG.devices[:2])
 
 
+def test_one_share_for_two_devices_is_called_one_share() -> None:
+    with pytest.raises(SpecError, match=r"transformer has 1 share for 2 devices"):
+        parse_tensor_split("1").shares_for("transformer", "diffusion", RIG.devices[:2])
+
+
+def test_a_wrong_resting_place_is_told_of_the_disk_and_offered_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"expected disk, one of .*\ndid you mean 'disk'"):
+        parse_params_backend("te=disc", PIPELINE).resting_place("text_encoder", "te", RIG)
+
+
+def test_a_wrong_device_to_run_on_is_not_told_of_the_disk() -> None:
+    with pytest.raises(SpecError, match=r"^(?s:(?!.*disk,).*no device is called 'disc'.*)$"):
+        parse_backend("te=disc", PIPELINE).devices_for("text_encoder", "te", RIG)
+
+
 CARD = Rig.of(cuda0=(20 * GIB, 24 * GIB))
 
 

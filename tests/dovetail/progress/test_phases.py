@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from dovetail.cli.figures import document_of, line_of
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.progress.phases import Phases, begin, note_read, phase
 from dovetail.runtime.store.reader import WeightReader
@@ -52,3 +53,16 @@ def test_what_comes_after_the_call_does_not_count() -> None:
     counted = dict(phases.seconds)
     begin("decoding")
     assert phases.seconds == counted
+
+
+def test_what_is_streamed_while_sampling_counts_for_sampling(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(2**18)}, path)
+    phases = Phases()
+    with phases.watching():
+        begin("sampling")
+        WeightReader().read_into(WeightIndex.of_file(path)["w"], torch.empty(2**18))
+        begin("decoding")
+    assert phases.read_during == {"sampling": 2**20, "decoding": 0}
+    assert "sampling 0.0 s (and 1.0 MiB read), decoding 0.0 s; peak: " in line_of(phases, {"process": 1})
+    assert document_of(phases, {})["read_during"] == {"sampling": 2**20}
