@@ -74,7 +74,9 @@ def generate(
     if dry_run:
         where.check(pipeline.components)
         with progress("planning"):
-            account = accounted(pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=adapters)
+            account = accounted(
+                pipeline, where, weights, given, dtype=dtype, variant=variant, adapters={**adapters, "plans": plans}
+            )
         print_account(account, json)
         return
     _check_rig(where, pipeline)

@@ -27,7 +27,12 @@ PROCESS = 2 * 2**30
 
 def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
     """Whether the search decides: some component has no devices of its own, and there is more than the host."""
-    return bool(request.rig.gpus) and any(_is_open(request, name, role) for name, role in roles.items())
+    return bool(request.rig.gpus) and may_be_searched(request, roles)
+
+
+def may_be_searched(request: Request, roles: Mapping[str, str]) -> bool:
+    """Whether some component has no devices of its own, so that its weights may rest where they fit."""
+    return any(_is_open(request, name, role) for name, role in roles.items())
 
 
 def _is_open(request: Request, name: str, role: str) -> bool:

@@ -137,9 +137,11 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
     Args:
         attempt: decides and lowers; takes the bytes by which the attempts before exceeded each device.
 
-    Raises DoesNotFitError: that of the attempt, where it names no device that is exceeded, or was the last.
+    Raises DoesNotFitError: that of the last attempt that had numbers of devices that it exceeds, for those of a search
+    within less than the budgets mean nothing to a person; else that of the first.
     """
     over: Counter[Device] = Counter()
+    exceeded: DoesNotFitError | None = None
     tries = 0
     while True:
         tries += 1
@@ -147,7 +149,8 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
             return attempt(over)
         except DoesNotFitError as error:
             if not error.over or tries == _TRIES:
-                raise
+                raise (error if error.over else exceeded or error) from None
+            exceeded = error
             logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
             over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
 
@@ -165,7 +168,7 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         without = replace(budgets, devices={**budgets.devices, device: 0})
         other = search(loads, machine, without) if device != machine.host else None
-        said = f"a picture takes {other.seconds:.3g} s" if other else "nothing fits"
+        said = f"a picture takes {_times(other, solution)}" if other else "nothing fits"
         notes += [f"{device} has a part of {heavy.name}: without it {said}"] if device != machine.host else []
     return notes
 
@@ -195,4 +198,8 @@ def _why(
         return f"with a part of {heavy.name} in its {free} nothing fits"
     if device not in way.devices:
         return f"a picture takes as long or longer with a part of {heavy.name} there"
-    return f"with a part of {heavy.name} there a picture takes {other.seconds:.3g} s, and {solution.seconds:.3g} s so"
+    return f"with a part of {heavy.name} there a picture takes {_times(other, solution)}"
+
+
+def _times(other: Solution, solution: Solution) -> str:
+    return f"{other.seconds / solution.seconds:.3g} times as long"

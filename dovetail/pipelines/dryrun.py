@@ -17,6 +17,7 @@ from ..fitting.asked import settings_of_request
 from ..fitting.decide import machine_of
 from ..planning.generation import Generation, numbered
 from ..planning.table import Account
+from ..planning.tiling import AUTO, typed
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
 
@@ -73,9 +74,11 @@ class DryPipeline(CompiledPipeline):
         settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
         if not decision:
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
-        tile = next(iter(generation.tiles.values()), None)
-        if tile is not None:
-            settings["--vae-tiling"] = "x".join(map(str, filter(None, (tile.width, tile.height, tile.frames))))
+        if self._plans:
+            settings["--plans"] = str(self._plans.place)
+        tile = next(iter(generation.tiles.values()), self._tiles.asked)
+        if tile != AUTO:
+            settings["--vae-tiling"] = typed(tile)
         return Account(
             generation,
             machine_of(self._request).speeds,

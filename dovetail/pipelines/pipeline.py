@@ -23,7 +23,7 @@ from ..components.sharing import Sharing
 from ..conventions import libraries
 from ..conventions.request import Request
 from ..conventions.roles import role_of_module
-from ..fitting.asked import leaves_devices_open
+from ..fitting.asked import leaves_devices_open, may_be_searched
 from ..fitting.decide import Decision
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
@@ -317,16 +317,22 @@ class CompiledPipeline:
     def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
         """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
 
-        Raises DoesNotFitError as lowering does, and where the search finds nothing; devices stay open then.
+        On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
+        their files. Raises DoesNotFitError as lowering does, and where the search finds nothing; devices stay open
+        then.
         """
         if not self._is_open:
-            return lower()
-        asked, name = self._request, type(self.pipe).__name__
+            try:
+                return lower()
+            except DoesNotFitError:
+                if self.programs or not may_be_searched(self._request, self._roles):
+                    raise
+        asked, was_open, name = self._request, self._is_open, type(self.pipe).__name__
         self._is_open = False
         try:
             generation, self.decision = fitted(name, self.components, asked, phase_of, run, self._place, lower)
         except BaseException:
-            self._is_open = True
+            self._is_open = was_open
             self._place(asked)
             raise
         self._settle()

@@ -120,7 +120,7 @@ class Generation:
         self.calls = tuple(calls)
         self.rig = rig
         self.tiles: Mapping[str, Tile] = {}
-        """The tiles in which VAEs encode and decode because the whole does not fit, by component."""
+        """The tiles in which VAEs encode and decode, by component."""
         self._rigs = rigs
         self._others = tuple(others)
         self._visits = visits or visits_of(self.calls)

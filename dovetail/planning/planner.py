@@ -263,7 +263,7 @@ class Planner:
                 raise
         if not generation.calls:
             return None
-        generation.tiles = self._tiles.now
+        generation.tiles = self._tiles.all
         self._known[kind] = generation, [_Met.of(one) for one in run.calls.values()], self._tiles.now
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)

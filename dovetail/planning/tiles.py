@@ -10,7 +10,7 @@ from torch import nn
 
 from ..compiler.errors import DoesNotFitError
 from ..components.dry import DryCall
-from .tiling import AUTO, Asked, Tile, can_be_tiled, candidates, put_settings, settings, tile_vae
+from .tiling import AUTO, OFF, Asked, Tile, can_be_tiled, candidates, put_settings, settings, tile_of, tile_vae
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,13 @@ class Tiles:
         self._before = [] if asked == AUTO else [(one, settings(one)) for one in vaes.values()]
         for one, _ in self._before:
             tile_vae(one, asked)
+        tiled = {name: vaes[name] for name in self._names} if asked not in (AUTO, OFF) else {}
+        self._by_hand = {name: tile_of(one) for name, one in tiled.items()}
+
+    @property
+    def all(self) -> dict[str, Tile]:
+        """The tiles in which VAEs work now, whoever chose them."""
+        return {**self._by_hand, **self.now}
 
     def undo(self) -> None:
         """Gives the VAEs the tiles that they had at the beginning."""

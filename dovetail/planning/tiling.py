@@ -58,6 +58,13 @@ def parse_tiling(value: Any) -> Asked:
     return Tile(int(height or width), int(width), int(frames) if frames else None)
 
 
+def typed(asked: Asked) -> str:
+    """What `parse_tiling` reads as this."""
+    if not isinstance(asked, Tile):
+        return asked
+    return "x".join(str(size) for size in (asked.width, asked.height, asked.frames) if size)
+
+
 def can_be_tiled(module: Any) -> bool:
     """Whether a VAE has tiling whose sizes can be set."""
     return hasattr(module, "enable_tiling") and (
@@ -110,6 +117,14 @@ def tile_vae(module: Any, tile: Asked) -> None:
         for name in ("use_framewise_encoding", "use_framewise_decoding"):
             if hasattr(module, name):
                 setattr(module, name, True)
+
+
+def tile_of(module: Any) -> Tile:
+    """The size of a VAE's tiles as it is set."""
+    side = getattr(module, "tile_sample_min_size", 0)
+    height, width = (int(getattr(module, f"tile_sample_min_{name}", side)) for name in ("height", "width"))
+    in_time = getattr(module, "use_framewise_decoding", False)
+    return Tile(height, width, getattr(module, "tile_sample_min_num_frames", None) if in_time else None)
 
 
 def _set_side(module: Any, side: str, size: int, ratio: int) -> None:

@@ -46,3 +46,13 @@ def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)
     assert result.exit_code == 3
     assert "what fits: " in result.output + str(result.stderr)
+
+
+@pytest.mark.parametrize(("asked", "typed", "said"), [("on", "64x64", "tiles of 64x64"), ("off", "off", "all")])
+def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, typed: str, said: str) -> None:
+    words = ("--rig", RIG, "--backend", "cuda0", "--vae-tiling", asked)
+    lines = run(*words).output.splitlines()
+    assert lines[-1] == f"--backend cuda0 --vae-tiling {typed}"
+    assert said in next(line for line in lines if line.startswith("vae"))
+    again = run("--rig", RIG, *lines[-1].split()).output.splitlines()
+    assert again == lines

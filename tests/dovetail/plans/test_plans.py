@@ -69,6 +69,15 @@ def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, tra
     assert {str(device) for one in handle.components.values() for device in one.devices} == {"sim0", "sim1"}
 
 
+def test_a_dry_run_says_what_runs_by_the_plans(folder: Path, plans: Path, traced: list[str]) -> None:
+    words = ("generate", "a picture", "--model", str(folder), "--plans", str(plans), "--size", "16", "--steps", "2")
+    plan = json.loads(done(*words, "--dry-run", "--json"))
+    assert traced == []
+    there = {name: [one["device"] for one in part["devices"]] for name, part in plan["components"].items()}
+    assert there["transformer"] == ["sim0", "sim1"]
+    assert plan["options"]["--plans"] == str(plans)
+
+
 def test_a_pipeline_in_memory_takes_plans_too(folder: Path, plans: Path, traced: list[str]) -> None:
     import diffusers
 
