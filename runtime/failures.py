@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..compiler.errors import DoesNotFitError, DovetailError, ExecutionError
@@ -30,6 +31,21 @@ def let_go(values: list[Any], error: BaseException) -> None:
     """Drops the values of a call that failed, and those that the frames of its traceback hold."""
     values.clear()
     traceback.clear_frames(error.__traceback__)
+
+
+@contextlib.contextmanager
+def exhaustion_told(what: str) -> Iterator[None]:
+    """Raises DoesNotFitError, which says what needed memory, where that ran out meanwhile; it keeps no tensor alive.
+
+    What another error says stays as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DovetailError) or not ran_out(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        raise _told(what, error) from error
 
 
 def _told(where: str, error: Exception) -> DovetailError:

@@ -24,6 +24,7 @@ from ..runtime.devices.accelerator import Event, accelerator_of
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import handed, home_of, start_copy
 from ..runtime.executor import Executor
+from ..runtime.failures import exhaustion_told
 from ..runtime.store.program_weights import ProgramWeights
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class CompiledModule:
                 where these decide what the model writes.
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
+            DoesNotFitError: memory ran out, for an operation, inputs, results or weights.
             WeightError: a file of which weights are views was written to, before the call or while it went on.
         """
         if self._weights and self._weights.is_changed():
@@ -84,16 +86,18 @@ class CompiledModule:
             self.program.signature.check_strides(inputs)
         home = home_of(inputs)
         main = self.program.main.torch
-        coming = [start_copy(x, main) for x in inputs]
-        read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
-        placed = [one.wait() for one in coming]
+        with exhaustion_told(f"the inputs of {self.program.name}"):
+            coming = [start_copy(x, main) for x in inputs]
+            read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
+            placed = [one.wait() for one in coming]
         del inputs, coming, args, kwargs
         with self._without_autocast(), _waited_for(read):
             leaves = self._executor(placed)  # which takes the list over
         if self._weights:
             self._weights.check()  # what was written meanwhile to a file of which weights are views is in the result
         if home is not None and home != main:
-            leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
+            with exhaustion_told(f"the results of {self.program.name}"):
+                leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)
 
     def _without_autocast(self) -> contextlib.AbstractContextManager[object]:

@@ -41,6 +41,7 @@ from ..plans.folder import Plans
 from ..progress.phases import PLANNING, begin
 from ..progress.phases import phase as progress_phase
 from ..recovery.recovery import Recovery
+from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .ledger import Ledger
@@ -225,13 +226,17 @@ class CompiledPipeline:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next."""
+        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next.
+
+        Raises DoesNotFitError where memory runs out in what the pipeline computes itself.
+        """
         for component in self.components.values():
             component.put_back()
         self._running.append(None)
         self._recovery.begin()
         try:
-            yield
+            with exhaustion_told(f"{type(self.pipe).__name__} outside its components"):
+                yield
             self._recovery.begin()
         except BaseException:
             self._recovery.keep()
