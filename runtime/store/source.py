@@ -90,6 +90,20 @@ class WeightSource(Protocol):
 
 
 def tensors_of_module(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers of a module, under every name they have."""
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
+    """All parameters and buffers of a module, under every name they have; walked here, for it is asked for often."""
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    _gather(module, "", parameters, buffers)
+    return {**parameters, **buffers}
+
+
+def _gather(
+    module: nn.Module, prefix: str, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]
+) -> None:
+    for found, held in (parameters, module._parameters), (buffers, module._buffers):
+        for name, tensor in held.items():
+            if tensor is not None:
+                found[prefix + name] = tensor
+    for name, child in module._modules.items():
+        if child is not None:
+            _gather(child, f"{prefix}{name}.", parameters, buffers)

@@ -99,7 +99,7 @@ class Swept:
         """Bytes in use on each device that are not of weights which it holds."""
         gc.collect()
         weights = {id(one): one.tensor for part in self.handle.components.values() for one in part.view.weights()}
-        of_weights = Counter({index: 0 for index in range(2)})
+        of_weights: Counter[int | None] = Counter()
         for tensor in weights.values():
             of_weights[tensor.device.index] += tensor.nbytes
         return [sim.stats(index).in_use - of_weights[index] for index in range(2)]

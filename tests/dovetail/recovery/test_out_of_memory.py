@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import DovetailError, UsageError
+from dovetail.compiler.errors import UsageError
 from dovetail.recovery.latents import Latents, beside, read_latents, save_latents
-from dovetail.runtime import sim
-from dovetail.runtime.sim.ledger import SimDevice
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
-from tests.cases import slow_but
+
+from .injected import Injected
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -31,62 +30,9 @@ def _let_go() -> Iterator[None]:
     gc.collect()
 
 
-class Injected:
-    """Has simulated devices be out of memory at chosen requests; counts all of them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda _: False) -> None:
-        self.count, self.fails = 0, fails
-        original = SimDevice.require
-
-        def require(device: SimDevice, size: int) -> None:
-            self.count += 1
-            if self.fails(self.count):
-                raise torch.OutOfMemoryError(f"sim{device.index} is out of memory: injected at {self.count}")
-            original(device, size)
-
-        monkeypatch.setattr(SimDevice, "require", require)
-
-
 def sd(size: int = 32) -> tuple[Any, dict[str, Any]]:
     pipe, call = tiny_pipelines.sd()
     return pipe, {**call, "height": size, "width": size, "num_inference_steps": 2}
-
-
-def in_use() -> list[int]:
-    gc.collect()
-    return [sim.stats(index).in_use for index in range(2)]
-
-
-@pytest.mark.parametrize("part", slow_but([3, 11], range(16)))
-def test_memory_that_runs_out_anywhere_is_recovered_or_ends_with_one_error(
-    part: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pipe, call = sd()
-    expected = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
-    handle.plan(**call)
-    injected = Injected(monkeypatch)
-    paint(pipe, call)
-    whole = injected.count
-    handle.undo()
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
-    injected.count = 0
-    at = 1 + whole * part // 16
-    injected.fails = lambda count: count == at
-    try:
-        with caplog.at_level(logging.WARNING, "dovetail"):
-            found = paint(pipe, call).cpu()
-    except (DovetailError, torch.OutOfMemoryError) as error:
-        assert "injected" in str(error)
-        found = None
-    told = [one.getMessage() for one in caplog.records if "ran out of memory" in one.getMessage()]
-    if found is not None and not any("tiles" in one for one in told):
-        assert torch.equal(found, expected)
-    assert len(told) <= 1
-    del found
-    handle.undo()
-    del handle
-    assert in_use() == [0, 0]
 
 
 def test_a_component_that_runs_out_goes_on_block_by_block(
