@@ -34,7 +34,7 @@ An error says what was asked, what is there, and the way out. It goes to stderr,
 | 2 | what was typed is wrong |
 | 3 | does not fit into the memory there is |
 | 4 | a placement breaks a rule |
-| 130 | interrupted |
+| 130 | interrupted; 143 terminated, 129 hung up |
 
 There is no traceback unless `--debug` asks for one. In Python every error is a `dovetail.compiler.errors.DovetailError`
 with the same message, and its `exit_code`.

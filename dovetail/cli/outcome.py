@@ -14,8 +14,9 @@ from typer.core import TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.printable import printable
+from .signals import heeding, told
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
 _OF_THE_EXTRA = {
     "diffusers", "transformers", "peft", "accelerate", "tokenizers", "sentencepiece", "google", "ftfy", "PIL",
     "huggingface_hub",
@@ -27,7 +28,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
-        with ending(ctx.meta):
+        with ending(ctx.meta), heeding():
             return super().invoke(ctx)
 
 
@@ -39,9 +40,10 @@ def ending(meta: dict[str, Any]) -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         _close_stdout()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        word, code = told(interrupt)
+        print(word, file=sys.stderr)
+        raise typer.Exit(code) from None
     except DovetailError as error:
         raise _told(str(error), error.exit_code, meta) from error
     except ModuleNotFoundError as error:

@@ -46,6 +46,7 @@ def shell(*words: str, **more: Any) -> "subprocess.Popen[bytes]":
 def heed_interrupts() -> None:
     """What runs in the background inherits deaf ears."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
@@ -302,14 +303,18 @@ def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
     assert process.wait() == 0
 
 
-def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "word", "code"),
+    [("SIGINT", "interrupted", 130), ("SIGTERM", "terminated", 143), ("SIGHUP", "hung up", 129)],
+)
+def test_a_signal_ends_a_command_quietly_and_leaves_no_file(tmp_path: Path, sent: str, word: str, code: int) -> None:
     process = shell("generate", "x", "--steps", "5000", "-o", str(tmp_path / "out.png"), "--debug")
     assert process.stderr is not None
     while b"compiled transformer" not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert b"interrupted" in process.communicate()[1]
-    assert process.returncode == 130
+    process.send_signal(signal.Signals[sent])
+    assert process.communicate()[1].splitlines()[-1] == word.encode()
+    assert process.returncode == code
     assert list(tmp_path.iterdir()) == []
 
 
