@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..compiler.atomic_write import written_beside
+from ..compiler.errors import SpecError
 from ..compiler.spec.units import parse_bytes
 from .head import NoEntry, open_entry, read_head
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
 
-_SIZE = "512MiB"
+_SIZE, _EXAMPLE = "512MiB", "a number and a unit, such as 512MiB"
 _ABANDONED = 3600.0
 """Seconds after which a draft is what a process left that was killed."""
 
@@ -55,7 +56,13 @@ def place() -> Path:
 
 def limit() -> int:
     """The bytes that all entries may take together; raises SpecError where the variable is no size."""
-    return parse_bytes(os.environ.get(SIZE) or _SIZE)
+    given = os.environ.get(SIZE) or _SIZE
+    try:
+        return parse_bytes(given)
+    except SpecError as error:
+        raise SpecError(
+            f"{SIZE} says how large the cache may grow: {error.problem}", given, 0, len(given), _EXAMPLE
+        ) from error
 
 
 def entries() -> list[Entry]:

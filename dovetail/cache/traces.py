@@ -118,7 +118,7 @@ def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> Pr
     started = time.perf_counter()
     try:
         program = entry.read(path, key, is_named)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry) as error:
         _tell(f"the kept trace {path} is not used: {error}; it is traced and written anew")

@@ -67,7 +67,8 @@ def _clear(json: bool) -> None:
 def _age(used: float) -> str:
     """How long ago that was, in the largest unit of which there is one."""
     seconds = max(0.0, time.time() - used)
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
+            number = round(seconds / unit)
+            return f"{number} {name}{'s' * (number != 1)} ago"
     return "just now"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,7 +87,9 @@ def generate(
         handle = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
     collect_from_now()
     arguments = call_arguments(handle.pipe, given, pipeline.defaults)
-    result = _paint(handle, arguments, seed, phases, saved, output)
+    if saved and saved.pipeline != type(handle.pipe).__name__:
+        raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(handle.pipe).__name__}: name its --model")
+    result = _paint(handle, arguments, seed, phases, saved, output, model)
     with phases.watching():
         begin("writing")
         files = save(result, output)
@@ -158,6 +161,7 @@ def _paint(
     phases: Phases,
     saved: Latents | None,
     output: Path,
+    model: str,
 ) -> Any:
     """Calls the pipeline, or goes on from latents; a bar says which phase is going on, and moves a step at a time.
 
@@ -182,7 +186,16 @@ def _paint(
                 return handle.pipe(**arguments, **told, generator=generator)
         except BaseException:
             if handle.latents:
-                made = Latents(handle.latents, type(handle.pipe).__name__, {**arguments, "seed": seed})
-                file = save_latents(beside(output), made)
-                print(f"what was to be decoded is in {file}: generate --latents {file} goes on there", file=sys.stderr)
+                _keep(Latents(handle.latents, type(handle.pipe).__name__, {**arguments, "seed": seed}), output, model)
             raise
+
+
+def _keep(latents: Latents, output: Path, model: str) -> None:
+    """Writes latents beside the picture that they were to become, and says what goes on from there."""
+    try:
+        file = save_latents(beside(output), latents)
+    except OSError as error:
+        print(f"what was to be decoded cannot be kept beside {output}: {error.strerror}", file=sys.stderr)
+        return
+    words = ["dovetail", "generate", "--latents", str(file), *(["--model", model] if model else [])]
+    print(f"what was to be decoded is in {file}: {shlex.join(words)} goes on there", file=sys.stderr)

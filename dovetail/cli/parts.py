@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import UsageError
+from ..conventions.hub import INDEX
 from . import collect_from_now
 from .call import Size, call_arguments
 from .options import Where
@@ -29,15 +30,16 @@ class Parts(dict[str, "CompiledModule"]):
 def compiled_parts(
     subject: str, component: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None = None
 ) -> dict[str, CompiledModule]:
-    """What a plan file holds, or what the components of a pipeline compile to, by name, in the order of their calls.
+    """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
 
     Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16.
     """
     path = Path(subject)
-    if subject and path.is_file():
+    files = _plans(path) if subject else []
+    if files:
         if weights.are_named:
             raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
-        return _of_plan(path, component)
+        return _of_plans(files, component)
     if path.suffix == ".json" and not path.exists():
         raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
     pipeline = find_pipeline(subject)
@@ -47,13 +49,20 @@ def compiled_parts(
         return _plan(pipeline, wanted, where, size, weights, dtype)
 
 
-def _of_plan(path: Path, component: str) -> dict[str, CompiledModule]:
+def _plans(path: Path) -> list[Path]:
+    """The plan file that was named, or those of a folder that `dovetail compile -o` wrote."""
+    if path.is_file():
+        return [path]
+    return [] if any((path / name).exists() for name in (INDEX, "config.json")) else sorted(path.glob("*.json"))
+
+
+def _of_plans(files: list[Path], component: str) -> dict[str, CompiledModule]:
     from .. import load
 
     if component:
-        raise UsageError(f"{path} is a plan of one component: leave out --component {component}")
-    compiled = load(path)
-    return {compiled.program.name: compiled}
+        raise UsageError(f"{files[0]} is a plan of one component: leave out --component {component}")
+    loaded = {file.stem: load(file) for file in files}
+    return loaded if len(loaded) > 1 else {one.program.name: one for one in loaded.values()}
 
 
 def planned(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,27 @@ MOVING = (".gif", ".webp")
 def save(result: Any, path: Path) -> list[Path]:
     """Writes the first picture of a result, or its first video: a `.gif` or `.webp` as one file, else a file a frame.
 
-    Raises DovetailError when the result holds no pictures.
+    Where the disk is full or gone by now, what was painted goes to a folder for temporary files, and the error says so.
+    Raises DovetailError for that, and when the result holds no pictures.
     """
     frames = _frames(result)
+    try:
+        return _save(frames, path)
+    except OSError as error:
+        if error.errno is None:  # a format that cannot hold such a picture
+            raise
+        why = f"cannot write {path}: {error.strerror}"
+        raise DovetailError(f"{why}; what was painted is in {_save_elsewhere(frames, path)}") from error
+
+
+def _save_elsewhere(frames: Sequence[Image.Image], path: Path) -> str:
+    try:
+        return ", ".join(map(str, _save(frames, Path(tempfile.mkdtemp(prefix="dovetail-"), path.name))))
+    except OSError as error:
+        return f"no file either ({error.strerror}): make room and paint it again"
+
+
+def _save(frames: Sequence[Image.Image], path: Path) -> list[Path]:
     if len(frames) == 1 or path.suffix.lower() in MOVING:
         return [_write(frames, path)]
     return [_write([frame], path.with_stem(f"{path.stem}-{index:03}")) for index, frame in enumerate(frames)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compiler.atomic_write import written_beside
 from ..compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,12 +32,13 @@ def beside(output: Path) -> Path:
 
 
 def save_latents(path: Path, latents: Latents) -> Path:
-    """Writes latents; returns the path."""
-    from safetensors.torch import save_file
+    """Writes latents, whole or not at all; returns the path. Raises OSError where they cannot be written."""
+    from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in latents.tensors.items()}
     call = json.dumps({name: value for name, value in latents.call.items() if _is_plain(value)})
-    save_file(tensors, path, metadata={"format": _FORMAT, "pipeline": latents.pipeline, "call": call})
+    with written_beside(path) as draft:
+        draft.write_bytes(save(tensors, {"format": _FORMAT, "pipeline": latents.pipeline, "call": call}))
     return path
 
 
@@ -51,6 +53,8 @@ def read_latents(path: Path) -> Latents:
         if about.get("format") != _FORMAT:
             raise UsageError(f"{path} holds no latents that dovetail saved")
         return Latents(tensors, about["pipeline"], json.loads(about["call"]))
+    except FileNotFoundError as error:
+        raise UsageError(f"there are no latents {path}: a call whose decoding fails writes them") from error
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read latents from {path}: {error}") from error
 

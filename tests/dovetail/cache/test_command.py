@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import dovetail
 from dovetail.cache import folder, traces
 from dovetail.cli.app import app
+from dovetail.cli.cache import _age
+from dovetail.compiler.errors import SpecError
 
 
 def done(*words: str) -> str:
@@ -73,3 +78,28 @@ def test_a_second_picture_is_painted_without_a_trace(cache: Path, traced: list[s
     assert count > 0
     assert again == 0
     assert len(folder.entries()) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(5, "just now"), (70, "1 minute ago"), (7300, "2 hours ago"), (90000, "1 day ago")]
+)
+def test_an_age_is_told_in_the_largest_unit(seconds: float, told: str) -> None:
+    assert _age(time.time() - seconds) == told
+
+
+def test_a_size_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE_SIZE", "lots")
+    with pytest.raises(SpecError, match="DOVETAIL_CACHE_SIZE says how large the cache may grow: 'lots' is not a size"):
+        folder.limit()
+
+
+def test_a_file_in_the_place_of_the_folder_is_said_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "file"))
+    dovetail.compile(torch.nn.Linear(2, 2), (torch.ones(1, 2),), backend="cpu")
+    traces.wait()
+    assert [one.message.partition(":")[0] for one in caplog.records if one.levelname == "WARNING"] == [
+        f"traces are not kept in {tmp_path / 'file'}"
+    ]

@@ -318,6 +318,12 @@ def test_a_signal_ends_a_command_quietly_and_leaves_no_file(tmp_path: Path, sent
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_plans_is_shown_and_verified_whole(plans: Path) -> None:
+    told = done("verify", str(plans))
+    assert [line.split()[0] for line in told.splitlines()[1:]] == COMPONENTS
+    assert len(data("show", str(plans))) == len(COMPONENTS)
+
+
 def test_the_module_and_the_script_are_the_same_command(tmp_path: Path) -> None:
     process = shell("--version", cwd=Path(__file__).resolve().parents[3], env={**os.environ, "COLUMNS": "80"})
     assert process.communicate()[0].startswith(b"dovetail ")

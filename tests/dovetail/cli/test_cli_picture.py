@@ -1,5 +1,6 @@
 """Pictures and videos as files."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,3 +59,12 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         save(SimpleNamespace(images=[Image.new("RGBA", (2, 2))]), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_picture_that_cannot_be_written_is_kept_elsewhere(tmp_path: Path) -> None:
+    result = SimpleNamespace(images=[Image.new("RGB", (2, 2))])
+    with pytest.raises(DovetailError, match=r"cannot write .*gone.*; what was painted is in (.*\.png)") as raised:
+        save(result, tmp_path / "gone" / "out.png")
+    kept = Path(str(raised.value).rpartition(" is in ")[2])
+    assert Image.open(kept).size == (2, 2)
+    shutil.rmtree(kept.parent)

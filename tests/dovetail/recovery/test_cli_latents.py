@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
+from dovetail.cli.generate import _keep
 from dovetail.components.component import Component
+from dovetail.recovery.latents import Latents, save_latents
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -62,3 +65,27 @@ def test_a_dry_run_prints_what_would_run_where_and_paints_nothing(tmp_path: Path
     assert data["devices"]["cuda0"]["peak"] > 0
     assert {one["phase"] for one in data["components"].values()} == {"conditioning", "sampling", "decoding"}
     assert not (tmp_path / "out.png").exists()
+
+
+def test_latents_of_another_pipeline_are_refused_by_its_name(tmp_path: Path) -> None:
+    saved = Latents({"vae": torch.zeros(1, 4, 8, 8)}, "StableDiffusionPipeline", {"prompt": "x"})
+    file = save_latents(tmp_path / "x.latents.safetensors", saved)
+    told = run("--latents", str(file), "-o", str(tmp_path / "out.png"))
+    assert told.exit_code == 2
+    assert "is of a StableDiffusionPipeline, not of FluxPipeline: name its --model" in told.stderr
+
+
+def test_what_goes_on_from_latents_names_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "a.png", "a folder")
+    assert "a.latents.safetensors --model 'a folder' goes on there" in capsys.readouterr().err
+
+
+def test_latents_that_cannot_be_written_do_not_hide_why_decoding_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "gone" / "a.png", "")
+    assert "cannot be kept beside" in capsys.readouterr().err
+
+
+def test_latents_that_are_not_there_are_named(tmp_path: Path) -> None:
+    assert "there are no latents" in run("--latents", str(tmp_path / "x.latents.safetensors")).stderr
