@@ -22,7 +22,7 @@ from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.ways_out import lacking, problem_of
-from ..passes.fit.workload import Asked, Budgets, Load, joined
+from ..passes.fit.workload import TRIES, Asked, Budgets, Load, joined, taken_off
 from ..passes.lower_packed import Quantize
 from ..passes.manager import PassManager
 from ..passes.simplify import Simplify
@@ -31,8 +31,6 @@ from .asked import asked_of, budgets_of
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_TRIES = 5
-_MARGIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,10 @@ def chain_of_trace(traced: Program) -> Chain:
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan, the seconds of the search for it, and what it was searched with."""
+    """A plan, the seconds of the search for it, and what it was searched with.
+
+    ``budgets`` are those of the search, ``granted`` those before earlier plans were found to exceed them.
+    """
 
     plan: Plan
     searched: float
@@ -96,6 +97,7 @@ class Decision:
     machine: Machine
     budgets: Budgets
     solution: Solution
+    granted: Budgets
 
     def explained(self) -> Plan:
         """The plan with notes on why devices are used or not; a search for each of them."""
@@ -119,16 +121,16 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Dev
     """
     started = time.perf_counter()
     machine = machine_of(request)
-    budgets, _ = budgets_of(request)
-    tight = {device: max(0, n - (over or {}).get(device, 0)) for device, n in budgets.devices.items()}
-    budgets = replace(budgets, devices=tight)
+    granted, _ = budgets_of(request)
+    tight = {device: max(0, n - (over or {}).get(device, 0)) for device, n in granted.devices.items()}
+    budgets = replace(granted, devices=tight)
     solution = search(loads, machine, budgets)
     if solution is None:
         total = {device: request.rig[device].total for device in machine.devices}
         lack = lacking(loads, machine, budgets)
         raise DoesNotFitError(f"{name} does not fit: {problem_of(lack, loads, budgets, total)}")
     searched = time.perf_counter() - started
-    return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution)
+    return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution, granted)
 
 
 def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
@@ -148,11 +150,11 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
         try:
             return attempt(over)
         except DoesNotFitError as error:
-            if not error.over or tries == _TRIES:
+            if not error.over or tries == TRIES:
                 raise (error if error.over else exceeded or error) from None
             exceeded = error
             logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update({device: int(_MARGIN * nbytes) for device, nbytes in error.over.items()})
+            over.update(taken_off(error.over, tries))
 
 
 def machine_of(request: Request) -> Machine:

@@ -42,7 +42,7 @@ def fitted(
     phase_of: Callable[[str], str],
     run: DryRun,
     place: Callable[[Request], None],
-    lower: Callable[[], T],
+    lower: Callable[[Decision], T],
 ) -> tuple[T, Decision]:
     """What lowering makes of the best plan that is found to fit when it is lowered, and the plan.
 
@@ -53,7 +53,7 @@ def fitted(
         phase_of: gives the phase in which a component works, by its name.
         run: has the traced calls.
         place: gives the components the devices and the residency of a request.
-        lower: lowers all calls and checks them together; raises DoesNotFitError, and keeps nothing then.
+        lower: lowers all calls as was decided and checks them together; raises DoesNotFitError, and keeps nothing then.
 
     Raises DoesNotFitError where no plan fits; the message names what would.
     """
@@ -65,6 +65,6 @@ def fitted(
         decision = decide(name, loads, request, over)
         logger.info("searched %.2f s: %s", decision.searched, decision.plan.line)
         place(request_of(request, decision.plan, roles))
-        return lower(), decision
+        return lower(decision), decision
 
     return tightened(attempt)

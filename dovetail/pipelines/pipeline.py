@@ -319,7 +319,7 @@ class CompiledPipeline:
         """Whether the devices of some components are to be searched."""
         return leaves_devices_open(self._request, self._roles)
 
-    def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
         """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
 
         On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
@@ -328,7 +328,7 @@ class CompiledPipeline:
         """
         if not self._is_open:
             try:
-                return lower()
+                return lower(None)
             except DoesNotFitError:
                 if self.programs or not may_be_searched(self._request, self._roles):
                     raise

@@ -30,6 +30,8 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
+from ..fitting.decide import Decision
+from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
 from ..runtime.devices.accelerator import accelerator_of
 from .foreseen import held_in, others_of, pieces_of, visits_in
@@ -37,11 +39,14 @@ from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
 from .lasting import Lasting
+from .quicker import TILES, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
 from .tiles import FitsError, Tiles, tell_of_tiles
 from .tiling import AUTO, OFF, Tile
 
 logger = logging.getLogger(__name__)
+
+_Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 _KEPT = 64
 """So many plans of different kinds of calls are remembered."""
@@ -66,8 +71,11 @@ class Plannable(Protocol):
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""
 
-    def decided(self, run: DryRun, lower: Callable[[], Generation]) -> Generation:
-        """What lowering makes of the calls of a dry run, once devices that were left open are decided."""
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
+        """What lowering makes of the calls of a dry run, once devices that were left open are decided.
+
+        ``lower`` takes the decision if there was one.
+        """
 
     def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
         """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
@@ -96,6 +104,7 @@ class Planner:
         self._tiles = tiles
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
+        self._compares = False
         self._lock = threading.RLock()
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -169,7 +178,7 @@ class Planner:
                 raise
 
         try:
-            return attempt({}, True)
+            return self._whole_or_quicker(handle, attempt)
         except DoesNotFitError as refused:
             found = self._apart(handle, lambda: attempt({}, True), refused)
             if found is not None:
@@ -183,9 +192,33 @@ class Planner:
             tell_of_tiles(type(handle.pipe).__name__, tiles, refused)
             return generation
 
-    def _explained(
-        self, handle: Plannable, refused: DoesNotFitError, call: tuple[Sequence[Any], Mapping[str, Any]], run: DryRun
-    ) -> DoesNotFitError:
+    def _whole_or_quicker(
+        self, handle: Plannable, attempt: Callable[[Mapping[str, Tile], bool], Generation | None]
+    ) -> Generation | None:
+        """The plan in which VAEs decode whole, or that in tiles where a picture is much quicker so."""
+        self._compares = self._tiles.asked == AUTO
+        try:
+            return attempt({}, True)
+        except QuickerInTilesError as quicker:
+            self._compares = False
+            with contextlib.suppress(DoesNotFitError):
+                generation = attempt(quicker.tiles, True)
+                tell_of_quicker(type(handle.pipe).__name__, quicker.tiles)
+                return generation
+            return attempt({}, True)
+        finally:
+            self._compares = False
+
+    def _compare(self, handle: Plannable, run: DryRun, decision: Decision, call: _Arguments) -> None:
+        """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
+        slow = [one for one in run.calls.values() if one.component.name in slow_on_the_host(decision, "vae")]
+        for tiles in self._tiles.steps(handle, slow)[:TILES]:
+            self._tiles.put(handle, tiles)
+            if is_quicker(decision, tiles, calls_of(self._trace(handle, *call, False))):
+                raise QuickerInTilesError(tiles)
+        self._tiles.put_back()
+
+    def _explained(self, handle: Plannable, refused: DoesNotFitError, call: _Arguments, run: DryRun) -> DoesNotFitError:
         """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""
         components = list(handle.components.values())
 
@@ -210,9 +243,7 @@ class Planner:
         folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
         return handle.refused(refused, run, Tried(lowers, smaller, self._in_tiles(handle, call, run), folder))
 
-    def _in_tiles(
-        self, handle: Plannable, call: tuple[Sequence[Any], Mapping[str, Any]], run: DryRun
-    ) -> tuple[str, ...]:
+    def _in_tiles(self, handle: Plannable, call: _Arguments, run: DryRun) -> tuple[str, ...]:
         """In words that decoding in tiles would fit, where it was forbidden."""
         if self._tiles.asked != OFF:
             return ()
@@ -253,11 +284,17 @@ class Planner:
         kind, args, kwargs, strict = call
         components = list(handle.components.values())
         before = dict(self._values)
+
+        def lower(decision: Decision | None) -> Generation:
+            if decision is not None and self._compares:
+                self._compare(handle, run, decision, (args, kwargs))
+            return self._lower(handle, run, keeps)
+
         with _as_before_on_error(components):
             run = self._trace(handle, args, kwargs, strict)
             tried.append(run)
             try:
-                generation = handle.decided(run, lambda: self._lower(handle, run, keeps))
+                generation = handle.decided(run, lower)
             except BaseException:
                 self._values = before
                 raise

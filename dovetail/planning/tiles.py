@@ -95,9 +95,7 @@ class Tiles:
             attempt: plans with tiles; raises FitsError where they fit, DoesNotFitError where not.
             asked: in the place of what was asked for.
         """
-        sizes = self._sizes(handle, calls) if (asked or self.asked) == AUTO else {}
-        most = max(map(len, sizes.values()), default=0)
-        steps = [{name: some[min(index, len(some) - 1)] for name, some in sizes.items()} for index in range(most)]
+        steps = self.steps(handle, calls) if (asked or self.asked) == AUTO else []
         if not steps or not _fits(attempt, steps[-1]):
             return {}
         low, high = 0, len(steps) - 1  # the last fits; the first that does is searched
@@ -105,6 +103,12 @@ class Tiles:
             middle = (low + high) // 2
             low, high = (low, middle) if _fits(attempt, steps[middle]) else (middle + 1, high)
         return steps[high]
+
+    def steps(self, handle: HasComponents, calls: Iterable[DryCall]) -> list[dict[str, Tile]]:
+        """Tiles to try of the VAEs that decode whole in some calls, the largest first."""
+        sizes = self._sizes(handle, calls)
+        most = max(map(len, sizes.values()), default=0)
+        return [{name: some[min(index, len(some) - 1)] for name, some in sizes.items()} for index in range(most)]
 
     def _sizes(self, handle: HasComponents, calls: Iterable[DryCall]) -> dict[str, Sequence[Tile]]:
         """The tiles to try of each VAE that decoded whole."""

@@ -18,7 +18,7 @@ from .chain import Part
 from .options import SLOTS, Machine, residencies
 from .plan import settings_of
 from .search import Solution, search
-from .workload import Asked, Budgets, Load
+from .workload import TRIES, Asked, Budgets, Load, taken_off
 
 TYPES = ("Q8_0", "Q4_K")
 """The packed types that are tried, in bits a number from most to least."""
@@ -27,8 +27,6 @@ _PLACEMENTS = (
     "other devices", "weights that rest elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
-_TRIES = 4  # of a way out, each with what the one before turned out to exceed
-_MARGIN = 1.02
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -134,7 +132,7 @@ def _tried(
 ) -> WayOut | None:  # fmt: skip
     """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it."""
     left = budgets
-    for _ in range(_TRIES):
+    for tries in range(1, TRIES + 1):
         solution = search(loads, machine, left)
         if solution is None:
             return None
@@ -144,8 +142,8 @@ def _tried(
         over = trial(out)
         if not over:
             return out if over is not None else None
-        less = {device: max(0, n - int(_MARGIN * over.get(device, 0))) for device, n in left.devices.items()}
-        left = replace(left, devices=less)
+        off = taken_off(over, tries)
+        left = replace(left, devices={device: max(0, n - off.get(device, 0)) for device, n in left.devices.items()})
     return None
 
 

@@ -11,7 +11,10 @@ from ...compiler.spec.residency import Residency
 from ...compiler.spec.speeds import Speed
 from .chain import Chain, Part
 
-TILED = "tiled"
+TRIES = 6
+"""So often a plan is searched that turns out to exceed a device."""
+
+_MARGIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,14 @@ class Budgets:
     def of(self, device: Device) -> int:
         """The bytes for weights and values on a device."""
         return max(0, self.devices.get(device, 0) - (self.process if device == self.host else 0))
+
+
+def taken_off(over: Mapping[Device, int], tries: int) -> dict[Device, int]:
+    """The bytes to take off the budgets of devices which a plan was found to exceed by ``over``, after so many tries.
+
+    A little more than that at first; from the third on four times as much each time, so that few tries find an end.
+    """
+    return {device: int(_MARGIN * nbytes * 4 ** max(0, tries - 2)) for device, nbytes in over.items()}
 
 
 def joined(calls: Sequence[tuple[Chain, float]]) -> tuple[Chain, float]:

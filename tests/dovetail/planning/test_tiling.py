@@ -14,6 +14,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.tiling import Tile, candidates, parse_tiling, settings, tile_vae
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
@@ -64,6 +65,26 @@ def test_a_plan_takes_the_largest_tiles_that_fit_and_says_so(caplog: pytest.LogC
         with pytest.raises(DoesNotFitError):
             refusing.plan(**call)
         refusing.undo()
+
+
+@pytest.mark.parametrize("rig", ["cuda0=5MiB,cpu=16GiB", "cuda0=10MiB,cpu=16GiB"])
+def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_much_longer(
+    rig: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds, places = {}, {}
+    for asked in ("off", "auto"):
+        pipe, call = sd(256)
+        handle = DryPipeline(pipe, {"rig": rig}, vae_tiling=asked)
+        with caplog.at_level(logging.WARNING, "dovetail"):
+            plan = handle.plan(**call)
+        assert plan is not None
+        assert handle.decision is not None
+        seconds[asked] = handle.decision.solution.seconds
+        places[asked] = [str(device) for device in handle.components["vae"].devices]
+        assert bool(plan.tiles) == (asked == "auto")
+        assert ("decodes in tiles" in caplog.text) == (asked == "auto")
+    assert "cpu" in places["off"]
+    assert seconds["auto"] <= 0.8 * seconds["off"]
 
 
 def test_the_picture_in_tiles_is_that_of_diffusers_in_these_tiles() -> None:
