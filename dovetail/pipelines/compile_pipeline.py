@@ -53,8 +53,8 @@ def compile_pipeline(
             merges where weights are dense, stay where they run and are whole there. What ``pipe.load_lora_weights``
             loads later is computed beside the weights until ``pipe.fuse_lora`` merges it.
         vae_tiling: whether VAEs encode and decode in tiles, which changes the picture slightly: ``"auto"``, where the
-            whole does not fit; ``"on"``, in the tiles that they have; ``"off"``; or the size of a tile in pixels,
-            ``512``, ``"512x384"``, with frames ``"512x384x16"``.
+            whole does not fit, or on the host alone and takes much longer there; ``"on"``, in the tiles that they have;
+            ``"off"``; or the size of a tile in pixels, ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export

@@ -85,7 +85,7 @@ def _why(device: str, taken: Mapping[str, int], held: Mapping[str, _Held], by_pi
     each = Counter({name: stays[device] + comes[device] for name, (stays, comes) in held.items()})
     names = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in each.most_common(3) if nbytes)
     who = f"{format_bytes(taken[device])} are held by other components, or parts of this one: {names}"
-    own = f"{format_bytes(by_pipeline)} by what the pipeline computes itself"
+    own = format_bytes(by_pipeline)
     if taken[device] and by_pipeline:
-        return f"{who}, and {own}"
-    return who if taken[device] else own.replace(" by ", " are held by ", 1)
+        return f"{who}, and {own} by what the pipeline computes itself"
+    return who if taken[device] else f"{own} are held by what the pipeline computes itself"

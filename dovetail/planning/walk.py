@@ -18,7 +18,7 @@ from ..compiler.spec.devices import Device
 from ..passes.simulate.memory import simulate
 
 if TYPE_CHECKING:
-    from .generation import Piece, PlannedCall
+    from .generation import PlannedCall
 
 Bytes = Mapping[Device, int]
 """Bytes by device."""
@@ -62,8 +62,8 @@ class _There:
         if self.last is call:
             return
         keeps = {piece.key for piece in call.pieces if piece.lasts is Lifetime.PHASE}
-        reads = {_weight(piece) for piece in call.pieces}
-        self.kept = {key: one for key, one in self.kept.items() if key in keeps or _of(key) not in reads}
+        reads = {_weight_of(piece.key) for piece in call.pieces}
+        self.kept = {key: one for key, one in self.kept.items() if key in keeps or _weight_of(key) not in reads}
         self.last, self.slots = call, {device: sum(sizes) for device, sizes in slot_bytes(call.program).items()}
 
     def on(self, device: Device) -> int:
@@ -147,10 +147,6 @@ def visits_of(calls: Sequence[PlannedCall]) -> list[Visit]:
     return [Visit(call, call.held, call.held) for call in calls for _ in range(min(2, call.times))]
 
 
-def _weight(piece: Piece) -> Hashable:
-    return _of(piece.key)
-
-
-def _of(key: Hashable) -> Hashable:
+def _weight_of(key: Hashable) -> Hashable:
     """The weight, of a piece that is some rows of it."""
     return key[0] if isinstance(key, tuple) else key
