@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +15,8 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.at, self.how = 0, -1, ""
-        self.every, self.pause = False, 0.2
+        self.every = False
+        self.stall: Callable[[], None] = lambda: time.sleep(0.2)
         original = OpenedFile._read_some
 
         def read(file: OpenedFile, start: int, memory: memoryview) -> int:
@@ -26,7 +28,7 @@ class Reads:
             if self.how == "ends":
                 return 0
             if self.how == "stalls":
-                time.sleep(self.pause)
+                self.stall()
             return original(file, start, memory[: max(1, len(memory) // 2)] if self.how == "short" else memory)
 
         monkeypatch.setattr(OpenedFile, "_read_some", read)

@@ -1,4 +1,4 @@
-"""Files that fail, stall, return short or end at some read of a generation."""
+"""Files that fail, stall, return short or end at some read of a pipeline's first generation."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, call, paint(pipe, call)
 
 
-CASES = [(how, part) for how in ("fails", "ends", "stalls", "short") for part in range(PARTS)]
+CASES = [("fails", 5), ("short", 2), ("ends", 3), ("stalls", 7)]
 
 
-@pytest.mark.parametrize(("how", "part"), slow_but([("fails", 5), ("short", 2)], CASES))
+@pytest.mark.parametrize(("how", "part"), slow_but(CASES[:2], CASES))
 def test_a_read_that_goes_wrong_gives_the_same_picture_or_one_error(
     how: str, part: int, saved: tuple[Path, dict[str, Any], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
