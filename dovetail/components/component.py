@@ -9,7 +9,6 @@ What cannot be traced runs by its parts (``by_parts.py``).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,25 +28,19 @@ from ..compiler.spec.residency import Residency
 from ..conventions import libraries
 from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
-from ..lora.adapters import Adapters, Branches
+from ..lora.adapters import Adapters
 from ..lora.stand_ins import guard_module
 from ..passes.assignment import Assigned, Assignment
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
+from .answers import answer
 from .assigned import AssignedWeights
 from .by_parts import Parts
 from .call_compiler import CallCompiler, Finish
-from .call_key import call_key
 from .calls import (
-    BY_PARTS,
-    ByParts,
     Call,
-    answer_late,
-    has_ended,
-    refuse_gradients,
 )
 from .compiled import CompiledModule
-from .dry import DryCall, DryRun, dry_run
 from .merging import Merges
 from .module_methods import put_methods
 from .module_view import ModuleView
@@ -133,12 +126,12 @@ class Component:
         self.rows = rows and len(rig.devices) > 1
         self.parts = Parts(self)
         self.sites = Sites(self)
-        self._compiler = CallCompiler(self, finish, why, dynamic_shapes)
-        self._watch = Watch(self)
+        self.compiler = CallCompiler(self, finish, why, dynamic_shapes)
+        self.watch = Watch(self)
         self._offer = offer
-        self._enter = enter
+        self.enter = enter
         self.whole_on = whole_on or rig.devices[0]
-        self.view.moved = self._watch.renew
+        self.view.moved = self.watch.renew
         self.recovery: Recovering | None = None
         """What is asked when memory runs out."""
         self.is_decoding = False
@@ -234,11 +227,11 @@ class Component:
 
     def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
         """Makes the program of a kind of call out of its trace, and keeps it."""
-        return self._compiler.finish(call, key, traced)
+        return self.compiler.finish(call, key, traced)
 
     def take_back(self, call: Call, key: tuple[Any, ...]) -> None:
         """Forgets the program of a kind of call, and keeps its trace."""
-        self._compiler.take_back(call, key)
+        self.compiler.take_back(call, key)
 
     def decisions(self) -> Callable[[], None]:
         """What is decided of its weights now: what is returned makes it so again, as long as none was brought."""
@@ -252,7 +245,7 @@ class Component:
 
     def is_as_planned(self, call: Call, key: tuple[Any, ...]) -> bool:
         """Whether the part that is called is in the state of a key, adapters included."""
-        state = self._watch.look(call)
+        state = self.watch.look(call)
         around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
         return key[:-1] == (state.number, *around, self.adapters.read(call.module).key)
 
@@ -269,7 +262,7 @@ class Component:
             self.unload()
             self.view.forget_copies()
             with self.assigned.trying(assignment):
-                self._compiler.lower_again(self.calls)
+                self.compiler.lower_again(self.calls)
             self.sites.forget()
             self.view.rest()
 
@@ -315,92 +308,10 @@ class Component:
             return call.original(*args, **kwargs)
         try:
             with self.view.using(), self.parts.waits:
-                return self._answer(call, args, kwargs)
+                return answer(self, call, args, kwargs)
         except BaseException:
             self.view.release()
             raise
-
-    def _answer(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if call.is_over:
-            return answer_late(call, args, kwargs)
-        refuse_gradients(self.title(call), call.module, args, kwargs)
-        state = self._watch.look(call)
-        dry = dry_run()
-        if self._enter and dry is None:
-            self._enter(self)
-        factor, others = self.adapters.without_factor(kwargs)
-        branches = self.adapters.read(call.module, factor)
-        if dry is None:
-            self.renew_merged()
-        if self.parts.takes(call, args, kwargs):
-            return self.parts.run(call, *args, **kwargs)
-        around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
-        key = state.number, *around, branches.key, call_key(args, others)
-        if dry is not None:
-            return self._answer_dry(dry, call, key, args, kwargs, others, branches)
-        program = call.programs.get(key) or call.whole
-        if program is None and self.parts.is_unsteady(call):
-            program = BY_PARTS
-        program = program or self._compiler.make(call, key, args, others, branches)
-        with contextlib.suppress(KeyError):  # another thread may have forgotten it
-            call.programs.move_to_end(key)
-        if not isinstance(program, CompiledModule):
-            return self.parts.run(call, *args, **kwargs)
-        with self.sharing.shared():
-            if not has_ended(call):  # another thread may have undone it meanwhile
-                return self._recovered(call, key, branches, program, args, others)
-        return answer_late(call, args, kwargs)
-
-    def _answer_dry(
-        self,
-        dry: DryRun,
-        call: Call,
-        key: tuple[Any, ...],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        others: Mapping[str, Any],
-        branches: Branches,
-    ) -> Any:
-        """Answers a call with zeros, from its trace; what cannot be traced whole goes by its parts."""
-        answering: CompiledModule | Program | ByParts | None = call.programs.get(key) or call.whole
-        if answering is None and self.parts.is_unsteady(call, len(call.traced)):
-            answering = BY_PARTS
-        answering = answering or self._compiler.trace(call, key, args, others, branches)
-        if isinstance(answering, CompiledModule):
-            answering = answering.base or answering.program
-        if not isinstance(answering, Program):
-            return self.parts.run(call, *args, **kwargs)
-        with contextlib.suppress(KeyError):  # another thread may have forgotten it
-            call.programs.move_to_end(key)
-        return dry.answer(DryCall(self, call, key, answering), args, others)
-
-    def _recovered(
-        self,
-        call: Call,
-        key: tuple[Any, ...],
-        branches: Branches,
-        program: CompiledModule,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """What a program returns; where memory runs out, once more with less of it."""
-        try:
-            return self._run_with(branches, program, args, kwargs)
-        except Exception as error:
-            if self.recovery is None or not self.recovery.once_more(self, error):
-                raise
-        again = call.programs.get(key)
-        return self._run_with(branches, again if isinstance(again, CompiledModule) else program, args, kwargs)
-
-    def _run_with(
-        self, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What a program returns with the weights of these branches, which no other thread exchanges meanwhile."""
-        if not branches.held:
-            return self.parts.answer(program, args, kwargs)
-        with program.turn:  # taken last, after the pipeline's sharing
-            program.exchange(branches.held)
-            return self.parts.answer(program, args, kwargs)
 
     def renew_merged(self) -> None:
         """Brings the data of weights up to date after something was merged or taken out."""
@@ -436,7 +347,7 @@ class Component:
         for call in self.calls:
             call.end()
         self.calls.clear()
-        self._watch.clear()
+        self.watch.clear()
         take_methods_out(self.module)
         for module in self._generating:
             take_methods_out(module)

@@ -132,7 +132,7 @@ class Swept:
     def _lower_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Has programs be lowered once for each place where the weights of a component rest."""
         for component in self.handle.components.values():
-            compiler = component._compiler
+            compiler = component.compiler
             monkeypatch.setattr(compiler, "_finish", _once(compiler._finish))
 
 

@@ -1,0 +1,109 @@
+"""Answers the calls of a component: finds the program of a call, or has it made, and runs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..compiler.frontend.autocast import autocast_state
+from ..compiler.ir.program import Program
+from ..conventions import libraries
+from ..lora.adapters import Branches
+from .call_key import call_key
+from .calls import BY_PARTS, ByParts, Call, answer_late, has_ended, refuse_gradients
+from .compiled import CompiledModule
+from .dry import DryCall, DryRun, dry_run
+
+if TYPE_CHECKING:
+    from .component import Component
+
+
+def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call of a component gives: by its program, by its parts, or, in a dry run, zeros.
+
+    A program is compiled for the shapes and constants of the call if there is none yet.
+    """
+    if call.is_over:
+        return answer_late(call, args, kwargs)
+    refuse_gradients(component.title(call), call.module, args, kwargs)
+    state = component.watch.look(call)
+    dry = dry_run()
+    if component.enter and dry is None:
+        component.enter(component)
+    factor, others = component.adapters.without_factor(kwargs)
+    branches = component.adapters.read(call.module, factor)
+    if dry is None:
+        component.renew_merged()
+    if component.parts.takes(call, args, kwargs):
+        return component.parts.run(call, *args, **kwargs)
+    around = autocast_state(component.devices[0].traced_as), libraries.attention_backend()
+    key = state.number, *around, branches.key, call_key(args, others)
+    if dry is not None:
+        return _dry(component, dry, call, key, args, kwargs, others, branches)
+    program = call.programs.get(key) or call.whole
+    if program is None and component.parts.is_unsteady(call):
+        program = BY_PARTS
+    program = program or component.compiler.make(call, key, args, others, branches)
+    with contextlib.suppress(KeyError):  # another thread may have forgotten it
+        call.programs.move_to_end(key)
+    if not isinstance(program, CompiledModule):
+        return component.parts.run(call, *args, **kwargs)
+    with component.sharing.shared():
+        if not has_ended(call):  # another thread may have undone it meanwhile
+            return _recovered(component, call, key, branches, program, args, others)
+    return answer_late(call, args, kwargs)
+
+
+def _dry(
+    component: Component,
+    dry: DryRun,
+    call: Call,
+    key: tuple[Any, ...],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    others: Mapping[str, Any],
+    branches: Branches,
+) -> Any:
+    """Answers a call with zeros, from its trace; what cannot be traced whole goes by its parts."""
+    answering: CompiledModule | Program | ByParts | None = call.programs.get(key) or call.whole
+    if answering is None and component.parts.is_unsteady(call, len(call.traced)):
+        answering = BY_PARTS
+    answering = answering or component.compiler.trace(call, key, args, others, branches)
+    if isinstance(answering, CompiledModule):
+        answering = answering.base or answering.program
+    if not isinstance(answering, Program):
+        return component.parts.run(call, *args, **kwargs)
+    with contextlib.suppress(KeyError):  # another thread may have forgotten it
+        call.programs.move_to_end(key)
+    return dry.answer(DryCall(component, call, key, answering), args, others)
+
+
+def _recovered(
+    component: Component,
+    call: Call,
+    key: tuple[Any, ...],
+    branches: Branches,
+    program: CompiledModule,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """What a program returns; where memory runs out, once more with less of it."""
+    try:
+        return _run_with(component, branches, program, args, kwargs)
+    except Exception as error:
+        if component.recovery is None or not component.recovery.once_more(component, error):
+            raise
+    again = call.programs.get(key)
+    return _run_with(component, branches, again if isinstance(again, CompiledModule) else program, args, kwargs)
+
+
+def _run_with(
+    component: Component, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """What a program returns with the weights of these branches, which no other thread exchanges meanwhile."""
+    if not branches.held:
+        return component.parts.answer(program, args, kwargs)
+    with program.turn:  # taken last, after the pipeline's sharing
+        program.exchange(branches.held)
+        return component.parts.answer(program, args, kwargs)
