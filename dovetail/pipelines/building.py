@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,13 +55,14 @@ def build(
     weights come from nowhere, and buffers are as they are constructed: enough for a plan.
 
     Raises:
-        WeightError: a file is missing or damaged, or weights are missing or of another shape than the component's.
+        WeightError: a file or the config is missing or damaged, or weights are missing or of another shape than needed.
     """
     cls = class_of(library, class_name)
     family = _family(cls)
     if cls is None or family is None:
         _leave(folder, "no file of weights can be given to it", given, quietly=True)
         return None
+    _check_config(folder / "config.json")
     index = given or find_index(folder, _STEMS[family], variant, needs_files=needs_files)
     if index is None and not needs_files and not any(folder.glob("*.bin")):
         return _without_files(family, cls, folder, dtype)
@@ -81,6 +83,17 @@ def build(
     origins = origins_of(named, reader)
     _read_buffers(module.eval(), origins)
     return module, origins
+
+
+def _check_config(file: Path) -> None:
+    """Raises WeightError where a component's config is not there, or is no JSON object."""
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise WeightError(f"cannot read {file}: {why}: is the download complete?") from error
+    if not isinstance(config, dict):
+        raise WeightError(f"{file} is no config of a component: it holds a {type(config).__name__}: download it again")
 
 
 def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:

@@ -240,7 +240,7 @@ def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: M
     try:
         with libraries.quiet_assembly():
             return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
         raise WeightError(f"diffusers cannot load {folder}: {error}") from error
 
 

@@ -297,3 +297,28 @@ def test_a_repository_is_downloaded_by_diffusers(flux: Path, monkeypatch: pytest
     monkeypatch.setattr(diffusers.DiffusionPipeline, "download", classmethod(download))
     assert isinstance(dovetail.load_pipeline("somebody/flux", "cpu").pipe, diffusers.FluxPipeline)
     assert asked == [("somebody/flux", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "is the download complete"), ("{", "is the download complete"), ("[]", "is no config of a component")],
+)
+def test_a_config_that_is_none_is_named(copied: Path, text: str, told: str) -> None:
+    (copied / "transformer" / "config.json").write_text(text)
+    with pytest.raises(WeightError, match=rf"transformer/config\.json.*{told}"):
+        dovetail.load_pipeline(copied)
+
+
+def test_a_component_without_its_config_is_named(copied: Path) -> None:
+    (copied / "transformer" / "config.json").unlink()
+    with pytest.raises(WeightError, match=r"cannot read .*transformer/config\.json: No such file"):
+        dovetail.load_pipeline(copied)
+
+
+@pytest.mark.parametrize("entry", ["_class_name", "transformer"])
+def test_a_class_that_diffusers_has_not_is_named(copied: Path, entry: str) -> None:
+    listing = json.loads((copied / "model_index.json").read_text())
+    listing[entry] = "NopePipeline" if entry == "_class_name" else ["diffusers", "NopeModel"]
+    (copied / "model_index.json").write_text(json.dumps(listing))
+    with pytest.raises(WeightError, match=r"cannot load .*has no attribute Nope"):
+        dovetail.load_pipeline(copied)
