@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, permutations
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, permutations, product
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
@@ -47,7 +47,7 @@ class Option:
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
     rest in the host's memory, which are ``in_memory`` where the others rest on disk. ``bringing`` seconds of
-    ``seconds`` go into bringing what stays for the phase.
+    ``seconds`` go into bringing what stays for the phase. Wide parts are computed in ``chunks`` chunks.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Option:
     weights: Mapping[Device, int] = field(hash=False)
     host: int = 0
     in_memory: int = 0
+    chunks: int = 1
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
@@ -106,20 +107,20 @@ def options_of(
     ``places`` are those where weights may rest that were not told where. Several devices are left out where the fastest
     of them takes all: what they leave of it to others counts when others have taken their part of the budgets.
     """
-    alone: set[tuple[Device, Residency, bool]] = set()
+    alone: set[tuple[Device, Residency, bool, int]] = set()
     for devices in sorted([load.asked.devices] if load.asked.devices else lists, key=len):
         fastest = min(devices, key=lambda device: _seconds(load, machine, device))
         for residency in (
             one for one in residencies(load, devices, machine.host) if one in places or load.asked.residency
         ):
-            for tiled in load.ways():
-                if (fastest, residency, tiled) in alone and not load.asked.devices:
+            for tiled, chunks in product(load.ways(), load.counts()):
+                if (fastest, residency, tiled, chunks) in alone and not load.asked.devices:
                     continue
                 for in_memory in _in_memory(load, residency, devices, budgets):
-                    found = option(load, machine, budgets, devices, residency, tiled, in_memory=in_memory)
+                    found = option(load, machine, budgets, devices, residency, tiled, chunks, in_memory=in_memory)
                     if found is not None:
                         if len(devices) == 1 and not any(found.streamed.values()):
-                            alone.add((fastest, residency, tiled))
+                            alone.add((fastest, residency, tiled, chunks))
                         yield found
 
 
@@ -150,15 +151,15 @@ def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Res
 
 def option(
     load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
-    most: int = PARTS, in_memory: int = 0,
+    chunks: int = 1, most: int = PARTS, in_memory: int = 0,
 ) -> Option | None:  # fmt: skip
-    """The best way under some budgets with a list of devices, a residency, in tiles or not; None if it does not fit.
+    """The best way under some budgets with devices, a residency, in tiles or not, in chunks; None if it does not fit.
 
     Of weights that rest on disk, ``in_memory`` bytes rest in the host's memory. Those on disk stay for the phase before
     these do, so that how much of what is streamed comes from disk follows from how much stays; that is found in turns.
     """
     is_asked = bool(load.asked.shares or load.asked.rows) or len(load.asked.devices) > 1
-    chain, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most)
+    chain, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most, chunks)
     in_memory = min(in_memory, chain.nbytes) if residency is Residency.DISK else 0
     part, split = 1 - in_memory / max(1, chain.nbytes), None
     for _ in range(2 if in_memory else 1):
@@ -171,7 +172,8 @@ def option(
         streamed = _streamed(chain, split)
         part = max(0, chain.nbytes - in_memory - (chain.nbytes - streamed)) / max(1, streamed)
     assert split is not None
-    return _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, in_memory)
+    way = _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, in_memory)
+    return replace(way, chunks=chunks)
 
 
 def _streamed(chain: Chain, split: Split) -> int:
@@ -182,14 +184,16 @@ def _streamed(chain: Chain, split: Split) -> int:
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     """The way in which each device is filled in proportion to what it offers, with weights that stay."""
-    chain, counted = load.coarse(False, WHOLE)
+    chunks = load.counts()[0]
+    chain, counted = load.coarse(False, WHOLE, chunks)
     problem = problem_of(load, chain, machine, budgets, devices, Residency.DEVICE)
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
     counts = split_parts(parts, [Offer(budgets.of(one)) for one in devices], Placed(chain.rest.nbytes, chain.rest.live))
     split = _of_counts(problem, counts)
     if split is None:
         return None
-    return _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
+    way = _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
+    return replace(way, chunks=chunks)
 
 
 def problem_of(

@@ -36,7 +36,7 @@ class PlacedComponent:
 
     ``residency`` is where all of its weights rest while nobody computes with them, and ``streamed`` says for each block
     whether it is brought in every call; the others are there for the phase, or throughout. ``of`` is how many blocks it
-    has.
+    has. Wide parts are computed in ``chunks`` chunks.
     """
 
     name: str
@@ -50,6 +50,7 @@ class PlacedComponent:
     seconds: float
     bringing: float
     of: int
+    chunks: int = 1
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -111,12 +112,12 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
     streamed = tuple(rests is not Residency.DEVICE for rests in way.rests)
     return PlacedComponent(
         load.name, load.role, load.phase, shares, way.residency, streamed, way.tiled, times, way.seconds, way.bringing,
-        len(chain.parts),
+        len(chain.parts), way.chunks,
     )  # fmt: skip
 
 
 def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
-    """What asks for a solution, by option: devices, residency, shares of layer splits, and tiles."""
+    """What asks for a solution, by option: devices, residency, shares of layer splits, tiles, and chunks."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
@@ -128,6 +129,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
         "--split-mode": _listed(rows, ways),
         "--tensor-split": _listed(shares, {}),
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
+        "--chunk": _listed({name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}, {}),
     }
     return {option: value for option, value in found.items() if value}
 

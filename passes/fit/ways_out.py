@@ -2,14 +2,16 @@
 
 Each way out is named only after the search with it has found a plan, and that plan has been tried where the caller can
 lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
-weights that rest elsewhere, decoding in tiles), the quickest first; more of the memory that is there. Weights in a
-packed type, which are not the same weights, and a smaller size are looked for where nothing else helps.
+weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
+more of the memory that is there. Weights in a packed type, which are not the same weights, and a smaller size are
+looked for where nothing else helps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
@@ -27,6 +29,7 @@ _PLACEMENTS = (
     "other devices", "weights that rest elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
+CHUNKS = "wide parts in chunks"
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -60,6 +63,18 @@ class WayOut:
     budgets: Budgets
     quant: str = ""
     packed: tuple[str, ...] = ()
+    lowered: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a picture: of the lowered schedules where they are known, else as the search predicts them."""
+        return self.solution.seconds if self.lowered is None else self.lowered
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether some component is computed in chunks of which that was not asked."""
+        ways = self.solution.ways
+        return any(ways[load.name].chunks > 1 for load in self.loads if load.asked.chunks is None)
 
 
 Trial = Callable[[WayOut], "Mapping[Device, int] | None"]
@@ -81,21 +96,30 @@ def ways_out(
     smaller: Smaller | None = None,
     most: int = 3,
     trial: Trial = _fits,
+    in_chunks: Callable[[], WayOut | None] | None = None,
 ) -> list[WayOut]:
-    """Up to so many ways out, the cheapest first; ``free`` are the bytes of devices without what was typed of them."""
+    """Up to so many ways out, the cheapest first; ``free`` are the bytes of devices without what was typed of them.
+
+    ``in_chunks`` finds chunks of wide parts in place of the search.
+    """
     found: list[WayOut] = []
     kinds: set[str] = set()
-    for kind, what, changed, given in _relaxed(loads, budgets, free):
-        if kind not in kinds:
-            out = _tried(what, changed, machine, given, trial)
+    for what, changed in _relaxed(loads):
+        if what not in kinds:
+            out = _tried(what, changed, machine, budgets, trial)
             if out is not None:
-                kinds.add(kind)
+                kinds.add(what)
                 found += [] if any(out.settings == other.settings for other in found) else [out]
+    if len(found) < most:
+        found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
+    if free and dict(free) != dict(budgets.devices):
+        whole = replace(budgets, devices=dict(free), typed="", why={})
+        found += filter(None, [_tried("a larger budget", loads, machine, whole, trial)])
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
     placed = [out for out in found if out.what in _PLACEMENTS]
     others = [out for out in found if out.what not in _PLACEMENTS]
-    found = [*sorted(placed, key=lambda out: out.solution.seconds), *others][:most]
+    found = [*sorted(placed, key=lambda out: out.seconds), *others][:most]
     return found or _at_a_smaller_size(machine, budgets, smaller)
 
 
@@ -147,26 +171,29 @@ def _tried(
     return None
 
 
-def _relaxed(
-    loads: Sequence[Load], budgets: Budgets, free: Mapping[Device, int] | None
-) -> Iterator[tuple[str, str, list[Load], Budgets]]:
-    """One thing left out or made smaller at a time, with its kind: of each kind one way out is enough."""
+def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
+    """One thing left out at a time, with its kind: of each kind one way out is enough."""
     changes: list[Callable[[Asked], Asked]] = [
         lambda asked: replace(asked, devices=(), shares=(), rows=False),
         lambda asked: replace(asked, residency=None, in_memory=0),
         lambda asked: replace(asked, tiled=None),
-        lambda asked: Asked(),
+        lambda asked: Asked(chunks=asked.chunks),
     ]
     for what, change in zip(_PLACEMENTS, changes, strict=True):
         for some in _groups(loads):
             changed = [_with(load, change(load.asked)) if load.name in some else load for load in loads]
             if [load.asked for load in changed] != [load.asked for load in loads]:
-                yield what, what, changed, budgets
-    whole = (
-        replace(budgets, devices=dict(free), typed="", why={}) if free and dict(free) != dict(budgets.devices) else None
-    )
-    if whole:
-        yield "budget", "a larger budget", list(loads), whole
+                yield what, changed
+
+
+def _in_chunks(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> WayOut | None:
+    """Chunks of as few components as that takes, where some fit only so."""
+    for some in _groups([load for load in loads if load.chunked]):
+        opened = [_with(load, replace(load.asked, chunks=None)) if load.name in some else load for load in loads]
+        out = _tried(CHUNKS, opened, machine, budgets, trial)
+        if out is not None:
+            return out if out.has_chunks else None
+    return None
 
 
 def _groups(loads: Sequence[Load]) -> list[set[str]]:
@@ -210,8 +237,8 @@ def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
     devices = load.asked.devices or max([(one,) for one in machine.devices], key=lambda one: budgets.of(one[0]))
     found = []
     for residency in residencies(load, devices, machine.host):
-        for tiled in load.ways():
-            chain, _ = load.way(tiled)
+        for tiled, chunks in product(load.ways(), load.counts()):
+            chain, _ = load.way(tiled, chunks)
             streams = residency.stages_on(devices[0])
             held = (
                 SLOTS * max((part.largest for part in chain.parts), default=0)
@@ -260,7 +287,7 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
-    return f"{out.what} ({before}{typed}: {_seconds(out.solution.seconds)} s)"
+    return f"{out.what} ({before}{typed}: {_seconds(out.seconds)} s)"
 
 
 def _given(option: str, value: str) -> list[str]:

@@ -23,7 +23,7 @@ class Asked:
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
     split by rows; ``tiled`` whether it decodes in tiles; ``in_memory`` the bytes that rest in the host's memory of
-    weights that rest on disk.
+    weights that rest on disk; ``chunks`` in how many its wide parts are computed, None where that is to be found.
     """
 
     devices: tuple[Device, ...] = ()
@@ -32,6 +32,7 @@ class Asked:
     rows: bool = False
     tiled: bool | None = None
     in_memory: int = 0
+    chunks: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Load:
     """A component: its chain, how often that is called for a picture, and the same when it works in tiles.
 
     ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
-    ``phase`` is the part of the pipeline's call in which
-    it works; what is brought for a phase leaves with it.
+    ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
+    ``chunked`` has by a number of chunks the chain in which wide parts are computed in so many.
     """
 
     name: str
@@ -52,23 +53,25 @@ class Load:
     nbytes: int = 0
     asked: Asked = field(default_factory=Asked)
     in_files: bool = True
+    chunked: Mapping[int, Chain] = field(default_factory=dict, hash=False)
 
     @property
     def unread(self) -> int:
         """The bytes of weights that no call reads; they lie with the rest."""
         return max(0, self.nbytes - self.chain.nbytes)
 
-    def way(self, tiled: bool) -> tuple[Chain, float]:
-        """The chain and the number of its calls, in tiles or not; the rest has the weights that no call reads."""
-        chain, times = self.tiles if tiled and self.tiles else (self.chain, self.times)
+    def way(self, tiled: bool, chunks: int = 1) -> tuple[Chain, float]:
+        """The chain and the number of its calls, in tiles or chunks; the rest has the weights that no call reads."""
+        whole = self.chunked.get(chunks, self.chain), self.times
+        chain, times = self.tiles if tiled and self.tiles else whole
         missing = max(0, max(self.nbytes, self.chain.nbytes) - chain.nbytes)
         return replace(chain, rest=replace(chain.rest, nbytes=chain.rest.nbytes + missing)), times
 
-    def coarse(self, tiled: bool, most: int) -> tuple[Chain, tuple[int, ...]]:
+    def coarse(self, tiled: bool, most: int, chunks: int = 1) -> tuple[Chain, tuple[int, ...]]:
         """The chain in at most so many parts, and how many blocks each has; made once."""
-        key = tiled, most
+        key = tiled, most, chunks
         if key not in self._coarse:
-            chain, _ = self.way(tiled)
+            chain, _ = self.way(tiled, chunks)
             self._coarse[key] = chain.coarsened(most), tuple(len(group) for group in chain.groups(most))
         return self._coarse[key]
 
@@ -81,7 +84,7 @@ class Load:
         return self._seconds[key][2]
 
     @cached_property
-    def _coarse(self) -> dict[tuple[bool, int], tuple[Chain, tuple[int, ...]]]:
+    def _coarse(self) -> dict[tuple[bool, int, int], tuple[Chain, tuple[int, ...]]]:
         return {}
 
     @cached_property
@@ -92,6 +95,10 @@ class Load:
         """In tiles, or not: what is possible, and was asked for."""
         possible = (False, True) if self.tiles else (False,)
         return [tiled for tiled in possible if self.asked.tiled in (None, tiled) or not self.tiles]
+
+    def counts(self) -> Sequence[int]:
+        """In how many chunks: what is of use, the fewest first, or what was asked for."""
+        return (1, *sorted(self.chunked)) if self.asked.chunks is None else (self.asked.chunks,)
 
 
 @dataclass(frozen=True)
