@@ -56,7 +56,7 @@ def rig_of(cards: Sequence[int], host: int) -> Rig:
 
 def profile(name: str) -> dict[str, object]:
     """The chain of a part, and the bytes of all its weights; traces it."""
-    from dovetail.fitting.decide import chain_of_trace
+    from dovetail.fitting.chains import chain_of_trace
     from testbed.zoo.full_size import trace_entry
 
     program, _ = trace_entry(PARTS[name])

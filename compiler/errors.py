@@ -64,14 +64,14 @@ class DoesNotFitError(DovetailError):
     """What was asked needs more memory than a device, a budget or the machine has.
 
     ``over`` has by how many bytes each device is exceeded, as far as that is known. ``problem`` is the message without
-    what it proposes.
+    what it proposes, which is ``ways``.
     """
 
     exit_code = 3
 
     def __init__(self, problem: str, over: Mapping[Any, int] | None = None, ways: str = "") -> None:
         self.over: Mapping[Any, int] = over or {}
-        self.problem = problem
+        self.problem, self.ways = problem, ways
         super().__init__(f"{problem}: {ways}" if ways else problem)
 
 

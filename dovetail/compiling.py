@@ -18,7 +18,7 @@ from .components.compiled import CompiledModule
 from .components.component import Component
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import Request, one_backend
-from .fitting.module import fitted_module, is_open
+from .fitting.module import is_open, placed_module
 from .passes.assignment import Assignment
 from .passes.base import Pass
 from .passes.manager import Callback, PassManager
@@ -66,7 +66,8 @@ def compile(
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
         chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
-            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out.
+            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out;
+            ``"auto"`` takes as few as it takes to fit, or to be quicker.
         passes: other passes than the usual ones, as text or objects.
         dynamic_shapes: as torch.export takes it, by argument name.
         callbacks: called after each pass with the pass, the program and what changed.
@@ -107,17 +108,20 @@ def compile(
     if places is not None:
         offered = offered.only(dict.fromkeys(places.values()))
     residency = _residency_for(request, name, offered.devices, index is not None)
-    chunks = request.chunks_for() or WHOLE
     shares, mode = request.shares_for(name, "", offered.devices), request.mode_for()
     keep = max_vram is not None or max_memory is not None  # what was granted is used
 
     def finish(
-        traced: Program, mode: str, assignment: Assignment | None = None, shares: tuple[float, ...] = shares
+        traced: Program,
+        mode: str,
+        assignment: Assignment | None = None,
+        shares: tuple[float, ...] = shares,
+        chunks: int | None = request.chunks_for(),
     ) -> Program:
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks)
+            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks or WHOLE)
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
@@ -143,9 +147,9 @@ def compile(
         devices = traced.rig.devices
         traced.keep(_residency_for(request, name, devices, index is not None), request.in_memory_for())
         assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
-        return finish(traced, mode, assignment, request.shares_for(name, "", devices))
+        return finish(traced, mode, assignment, request.shares_for(name, "", devices), request.chunks_for())
 
-    program = fitted_module(name, traced, request, lower) if homes is None and is_open(request) else lower(request)
+    program = placed_module(name, traced, request, lower, homes is None and is_open(request))
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
     source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)

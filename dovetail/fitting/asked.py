@@ -15,6 +15,7 @@ from ..compiler.spec import (
     parse_tensor_split,
 )
 from ..compiler.spec.backend import AUTO
+from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
@@ -50,7 +51,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
     rows = request.mode_for(name, role) == "row" and len(devices) > 1
-    return Asked(devices, residency, tuple(shares), rows, in_memory=request.in_memory_for(name, role))
+    in_memory, chunks = request.in_memory_for(name, role), request.chunks_for(name, role)
+    return Asked(devices, residency, tuple(shares), rows, in_memory=in_memory, chunks=chunks)
 
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
@@ -84,12 +86,26 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         found = ((name, setting.get(name, roles[name])) for name in is_open)
         return tuple((name, value) for name, value in found if value is not None)
 
+    counts = {one.name: one.chunks for one in plan.components}
     return replace(
-        request,
+        in_chunks(request, counts, roles),
         backend=replace(request.backend, named=(*request.backend.named, *chosen(backend))),
         params_backend=replace(request.params_backend, named=(*request.params_backend.named, *chosen(resting))),
         tensor_split=replace(request.tensor_split, named=(*request.tensor_split.named, *chosen(split))),
     )
+
+
+def in_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, str]) -> Request:
+    """The request with so many chunks of each component where that is to be found; one chunk of those not named."""
+    asked = {name: request.chunks_for(name, role) for name, role in roles.items()}
+    found = {name: counts.get(name, WHOLE) if count is None else count for name, count in asked.items()}
+    return with_chunks(request, found)
+
+
+def with_chunks(request: Request, counts: Mapping[str, int]) -> Request:
+    """The request with so many chunks of the components that are named, and one of all others."""
+    named = tuple((name, count) for name, count in counts.items() if count != WHOLE)
+    return replace(request, chunks=Chunks(named=named))
 
 
 def settings_of_request(request: Request) -> dict[str, str]:

@@ -11,22 +11,19 @@ from typing import TypeVar
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.measured_speeds import measured_host
-from ..compiler.spec.speeds import speeds_of
+from ..compiler.spec.speeds import Speeds, speeds_of
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
-from ..passes.blocks import FindBlocks
-from ..passes.fit.chain import REST, Chain, Part, chain_of
+from ..passes.fit.chain import REST, Chain, Part
 from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.ways_out import lacking, problem_of
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, joined, taken_off
-from ..passes.lower_packed import Quantize
-from ..passes.manager import PassManager
-from ..passes.simplify import Simplify
 from .asked import asked_of, budgets_of
+from .chains import COUNTS, chain_of_trace, chains_in_chunks
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +49,29 @@ class Member:
     in_files: bool = True
 
 
-def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request) -> list[Load]:
-    """The components as the search takes them, with what was asked of each."""
-    chains: dict[str, list[tuple[Chain, float]]] = defaultdict(list)
+def loads_of(
+    members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request, counts: Sequence[int] = ()
+) -> list[Load]:
+    """The components as the search takes them, with what was asked of each.
+
+    ``counts`` are numbers of chunks that may be tried of each beside what was asked.
+    """
+    traces: dict[str, list[tuple[Program, float]]] = defaultdict(list)
     for call in calls:
-        chains[call.component].append((chain_of_trace(call.program), call.times))
+        traces[call.component].append((call.program, call.times))
     loads = []
     encoders = [name for name, one in members.items() if one.role == "te"]
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
-        chain, times = joined(chains[name]) if name in chains else (_uncalled(name), 0.0)
+        made = [(chain_of_trace(program), times) for program, times in traces[name]]
+        chain, times = joined(made) if made else (_uncalled(name), 0.0)
         asked = asked_of(request, name, member.role)
+        wanted = {*counts, *(COUNTS if asked.chunks is None else (asked.chunks,))} - {1}
+        chunked = dict(chains_in_chunks(chain, traces[name], sorted(wanted)))
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
             asked = replace(asked, devices=asked.devices[:1], shares=(), rows=False)  # as `share_out` has it
-        loads.append(Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files))
+        given = member.nbytes, asked, member.in_files, chunked
+        loads.append(Load(name, member.role, member.phase, chain, times, None, *given))
     return loads
 
 
@@ -77,11 +83,6 @@ def _order(phase: str) -> int:
 def _uncalled(name: str) -> Chain:
     """A component that no call was traced of: weights and nothing else."""
     return Chain(name, Part(str(REST), 0, 0, 0, 0, ()), ())
-
-
-def chain_of_trace(traced: Program) -> Chain:
-    """The chain of a program as it was traced, which stays as it is."""
-    return chain_of(PassManager((Simplify(), Quantize(), FindBlocks())).run(traced.copy()))
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,12 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
 def machine_of(request: Request) -> Machine:
     """The devices of a request with their speeds; this machine's host is measured once, where the rig is here."""
     rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
-    return Machine(rig.devices, speeds_of(rig, measured_host() if rig.present else None), rig.host)
+    return Machine(rig.devices, speeds_here(rig), rig.host)
+
+
+def speeds_here(rig: Rig) -> Speeds:
+    """The speeds of a rig's devices; this machine's host is measured once, where the rig is here."""
+    return speeds_of(rig, measured_host() if rig.present else None)
 
 
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
@@ -192,7 +198,7 @@ def _why(
     device: Device, heavy: Load, solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets
 ) -> str:
     devices = (*solution.ways[heavy.name].devices, device)
-    forced = [replace(one, asked=Asked(devices)) if one is heavy else one for one in loads]
+    forced = [replace(one, asked=Asked(devices, chunks=one.asked.chunks)) if one is heavy else one for one in loads]
     other = search(forced, machine, budgets)
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:

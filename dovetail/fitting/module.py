@@ -1,25 +1,30 @@
-"""One module whose devices were left open, on a rig of several: searches how it is spread, and lowers what is found."""
+"""One module whose devices or chunks were left open: searches how it is spread, and lowers what is found."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
 
+from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
+from ..compiler.ir.schedule import Lifetime
+from ..compiler.ir.schedule import Load as Bring
 from ..compiler.spec import parse_backend, parse_tensor_split
+from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
+from ..passes.chunk import chunks_of
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load
+from ..passes.simulate.timeline import timeline
 from .asked import leaves_devices_open
-from .decide import Member, TracedCall, decide, loads_of, tightened
+from .chains import COUNTS, chain_of_trace, chains_in_chunks
+from .chunked import Counts, Lowered, least_chunks
+from .decide import Member, TracedCall, decide, loads_of, speeds_here, tightened
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def is_open(request: Request) -> bool:
@@ -27,7 +32,40 @@ def is_open(request: Request) -> bool:
     return len(request.rig.gpus) > 1 and leaves_devices_open(request, {"": ""})
 
 
-def fitted_module(name: str, traced: Program, request: Request, lower: Callable[[Request], T]) -> T:
+Lowers = Callable[[Request], Program]
+"""Lowers a module as a request says, and raises DoesNotFitError."""
+
+
+def placed_module(name: str, traced: Program, request: Request, lower: Lowers, is_open: bool) -> Program:
+    """What lowering makes of a module: on devices that are searched where they are open, in chunks where those are.
+
+    Raises DoesNotFitError, which names chunks that were not asked for where it fits with them.
+    """
+    fit = fitted_module if is_open else chunked_module
+    try:
+        return fit(name, traced, request, lower)
+    except DoesNotFitError as error:
+        count = _chunks_that_fit(fit, name, traced, request, lower)
+        if count == WHOLE:
+            raise
+        way = f"compute wide parts in chunks, with which it fits (chunk={count}, --chunk {count})"
+        ways = f"{way}, {error.ways}" if error.ways else way
+        raise DoesNotFitError(error.problem, error.over, ways) from None
+
+
+def _chunks_that_fit(
+    fit: Callable[[str, Program, Request, Lowers], Program], name: str, traced: Program, request: Request, lower: Lowers
+) -> int:
+    """The number of chunks with which a module fits that does not as it was asked for; 1 where there is none."""
+    if request.chunks_for() is None:
+        return WHOLE
+    try:
+        return chunks_of(fit(name, traced, replace(request, chunks=Chunks(0)), lower))
+    except DoesNotFitError:
+        return WHOLE
+
+
+def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -> Program:
     """What lowering makes of a module on the devices that the search finds for it; weights rest where that was said.
 
     Args:
@@ -42,7 +80,7 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Callable[
     loads = loads_of({name: Member("", "all", nbytes)}, [TracedCall(name, traced)], request)
     loads = [_staying(load) for load in loads]
 
-    def attempt(over: Mapping[Device, int]) -> T:
+    def attempt(over: Mapping[Device, int]) -> Program:
         placed = _placed(request, decide(name, loads, request, over).solution, name)
         logger.info("%s: --backend %s", name, placed.backend)
         return lower(placed)
@@ -61,4 +99,41 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     nbytes = [max(1, way.weights.get(device, 0) // 2**20) for device in way.devices]
     shares = parse_tensor_split(":".join(map(str, nbytes)) if len(nbytes) > 1 else None)
     asked = request.tensor_split if request.tensor_split.default or request.tensor_split.named else shares
-    return replace(request, backend=parse_backend("&".join(map(str, way.devices))), tensor_split=asked)
+    backend = parse_backend("&".join(map(str, way.devices)))
+    return replace(request, backend=backend, tensor_split=asked, chunks=Chunks(way.chunks))
+
+
+def chunked_module(name: str, traced: Program, request: Request, lower: Lowers) -> Program:
+    """What lowering makes of a module on the devices that were asked for, in as few chunks as is quickest.
+
+    Args:
+        name: of the module, for messages.
+        traced: the program.
+        request: what was asked.
+        lower: lowers it as a request says, and raises DoesNotFitError.
+
+    Raises DoesNotFitError where it fits in no number of chunks.
+    """
+    if request.chunks_for() is not None:
+        return lower(request)
+    made: dict[int, Program] = {}
+
+    def lowered(counts: Counts) -> Lowered | None:
+        count = counts.get(name, WHOLE)
+        try:
+            program = made[count] = lower(replace(request, chunks=Chunks(count)))
+        except DoesNotFitError:
+            return None
+        return Lowered(timeline(program, speeds_here(request.rig)).seconds, _streams(program))
+
+    def choices() -> dict[str, list[int]]:
+        found = [count for count, _ in chains_in_chunks(chain_of_trace(traced), [(traced, 1)], COUNTS)]
+        return {name: found} if found else {}
+
+    count = least_chunks(lowered, choices).get(name, WHOLE)
+    logger.info("%s: in %d chunks", name, count)
+    return made.get(count) or lower(replace(request, chunks=Chunks(count)))
+
+
+def _streams(program: Program) -> bool:
+    return any(isinstance(one, Bring) and one.lifetime is Lifetime.STAGE for one in program.schedule or ())

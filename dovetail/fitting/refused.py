@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.chunks import WHOLE
 from ..compiler.spec.devices import Device
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
-from ..passes.fit.ways_out import Trial, WayOut, refusal, said_of, ways_out
-from ..passes.fit.workload import Load
-from .asked import budgets_of, typed
+from ..passes.fit.search import Solution
+from ..passes.fit.ways_out import CHUNKS, Trial, WayOut, refusal, said_of, ways_out
+from ..passes.fit.workload import Budgets, Load
+from .asked import budgets_of, leaves_devices_open, settings_of_request, typed, with_chunks
+from .chains import COUNTS
+from .chunked import Counts, Lowered, least_chunks
 from .decide import loads_of, machine_of
 from .fitted import calls_of, members_of
 from .packing import packed
@@ -23,16 +27,21 @@ logger = logging.getLogger(__name__)
 Lowers = Callable[[DryRun], "Mapping[Device, int]"]
 """Lowers what a dry run has traced as it is placed now, and keeps nothing: by how much each device is exceeded."""
 
+Seconds = Callable[[DryRun], float]
+"""The seconds of a picture by the schedules of what a dry run has traced, as it is placed now, where it fits."""
+
 
 @dataclass(frozen=True)
 class Tried:
     """How ways out of a refusal are tried.
 
-    ``lowers`` lowers what is placed. ``smaller`` gives smaller sizes as options, each with a dry run at it. ``others``
-    are ways out that were found otherwise, in words, and ``folder`` is that of the pipeline.
+    ``lowers`` lowers what is placed, and ``seconds`` says how long that takes. ``smaller`` gives smaller sizes as
+    options, each with a dry run at it. ``others`` are ways out that were found otherwise, in words, and ``folder`` is
+    that of the pipeline.
     """
 
     lowers: Lowers
+    seconds: Seconds
     smaller: Callable[[], Iterator[tuple[Mapping[str, str], DryRun]]]
     others: tuple[str, ...] = ()
     folder: str = "MODEL_FOLDER"
@@ -62,12 +71,12 @@ def explained(
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:
-        return loads_of(members, calls_of(some), request)
+        return loads_of(members, calls_of(some), request, COUNTS)
 
     def trial_of(some: DryRun) -> Trial:
-        def trial(out: WayOut) -> Mapping[Device, int]:
+        def trial(out: WayOut) -> Mapping[Device, int] | None:
             if place is None:
-                return {}
+                return None if out.has_chunks else {}
             with packed(some, out.packed, out.quant):
                 place(typed(request, out.settings, roles))
                 over = tried.lowers(some)
@@ -81,6 +90,40 @@ def explained(
             yield options, loads_at(some), trial_of(some)
 
     budgets, free = budgets_of(request)
-    outs = ways_out(loads_at(run), machine_of(request), budgets, free, smaller, trial=trial_of(run))
+    loads, machine = loads_at(run), machine_of(request)
+
+    def in_chunks() -> WayOut | None:
+        return _in_chunks(request, loads, budgets, run, place, tried) if place else None
+
+    settled = None if leaves_devices_open(request, roles) else in_chunks
+    outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), in_chunks=settled)
     said = [*tried.others, *(said_of(out, tried.folder) for out in outs)]
     return DoesNotFitError(refusal(refused.problem, said), refused.over)
+
+
+def _in_chunks(
+    request: Request,
+    loads: Sequence[Load],
+    budgets: Budgets,
+    run: DryRun,
+    place: Callable[[Request], None],
+    tried: Tried,
+) -> WayOut | None:
+    """The fewest chunks with which all fits on the devices that were asked for, as it is lowered; None if none do."""
+    asked = {load.name: load.asked.chunks or WHOLE for load in loads}
+    more = {load.name: [count for count in sorted(load.chunked) if count > asked[load.name]] for load in loads}
+
+    def put(counts: Counts) -> Request:
+        changed = with_chunks(request, {**asked, **counts})
+        place(changed)
+        return changed
+
+    def lowered(counts: Counts) -> Lowered | None:
+        put(counts)
+        return None if tried.lowers(run) else Lowered(1 + sum(counts.values()), True)
+
+    counts = least_chunks(lowered, lambda: {name: some for name, some in more.items() if some})
+    if not counts:
+        return None
+    options = settings_of_request(put(counts))
+    return WayOut(CHUNKS, options, Solution({}), (), budgets, lowered=tried.seconds(run))

@@ -27,7 +27,7 @@ def compile_pipeline(
     lora: Any = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
-    chunk: int | str | None = None,
+    chunk: Any = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -56,7 +56,8 @@ def compile_pipeline(
             whole does not fit, or on the host alone and takes much longer there; ``"on"``, in the tiles that they have;
             ``"off"``; or the size of a tile in pixels, ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
-            may change the last bits of the picture. ``"off"`` if left out.
+            may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``; ``"auto"``
+            takes as few as it takes to fit, or to be quicker.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
         plans: a folder that ``dovetail compile -o`` wrote: calls that a plan is of are placed by it, without tracing

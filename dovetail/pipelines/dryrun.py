@@ -74,6 +74,8 @@ class DryPipeline(CompiledPipeline):
         settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
         if not decision:
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
+        settings.pop("--chunk", None)
+        settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
         if self._plans:
             settings["--plans"] = str(self._plans.place)
         tile = next(iter(generation.tiles.values()), self._tiles.asked)

@@ -48,7 +48,7 @@ def load_pipeline(
     lora: Any = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
-    chunk: int | str | None = None,
+    chunk: Any = None,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,

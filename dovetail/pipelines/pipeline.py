@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,7 @@ from ..recovery.recovery import Recovery
 from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
+from .chunks import leaves_chunks_open, with_least_chunks, with_more_chunks
 from .ledger import Ledger
 from .loras import apply_loras
 from .pipeline_state import ExecutionDevice, bring_state
@@ -91,6 +93,7 @@ class CompiledPipeline:
         modules = modules_of(pipe)
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
+        self._asked_chunks = self._request.chunks
         self._passes = passes
         self._callbacks = callbacks
         self._request.switch_on()
@@ -319,16 +322,18 @@ class CompiledPipeline:
         """Whether the devices of some components are to be searched."""
         return leaves_devices_open(self._request, self._roles)
 
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
+    def decided(
+        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
+    ) -> Generation:
         """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
 
         On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
-        their files. Raises DoesNotFitError as lowering does, and where the search finds nothing; devices stay open
-        then.
+        their files. Numbers of chunks that were left open are found too, where devices are settled by trying. Raises
+        DoesNotFitError as lowering does, and where the search finds nothing; what was left open stays so then.
         """
         if not self._is_open:
             try:
-                return lower(None)
+                return self._chunked(run, lambda: lower(None), tried)
             except DoesNotFitError:
                 if self.programs or not may_be_searched(self._request, self._roles):
                     raise
@@ -342,6 +347,37 @@ class CompiledPipeline:
             raise
         self._settle()
         return generation
+
+    def _chunked(
+        self, run: DryRun, lower: Callable[[], Generation], tried: Callable[[], Generation] | None
+    ) -> Generation:
+        """What lowering makes of calls on devices that are settled, in as few chunks as that takes."""
+        asked = replace(self._request, chunks=self._asked_chunks)
+        if self._passes or not leaves_chunks_open(asked, self._roles):
+            return lower()
+        try:
+            if tried is None:
+                return self._in_some_chunks(asked, lower)
+            self._put(with_least_chunks(asked, self.components, run, self._put, tried))
+            return lower()
+        except BaseException:
+            self._put(asked)
+            raise
+
+    def _in_some_chunks(self, asked: Request, lower: Callable[[], Generation]) -> Generation:
+        """What lowering makes of calls in any number of chunks; the refusal of what is whole where none fits."""
+        refused: list[DoesNotFitError] = []
+        for request in with_more_chunks(asked, self._roles):
+            self._put(request)
+            try:
+                return lower()
+            except DoesNotFitError as error:
+                refused.append(error)
+        raise refused[0]
+
+    def _put(self, request: Request) -> None:
+        """Has what is lowered from now on be as a request says, on the devices that components have."""
+        self._request = request
 
     def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
         """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""

@@ -20,7 +20,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device, Rig
@@ -30,7 +30,7 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
-from ..fitting.decide import Decision
+from ..fitting.decide import Decision, speeds_here
 from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
 from ..runtime.devices.accelerator import accelerator_of
@@ -41,6 +41,7 @@ from .kinds import kind_of
 from .lasting import Lasting
 from .quicker import TILES, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
+from .table import Account
 from .tiles import FitsError, Tiles, tell_of_tiles
 from .tiling import AUTO, OFF, Tile
 
@@ -71,10 +72,13 @@ class Plannable(Protocol):
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""
 
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
-        """What lowering makes of the calls of a dry run, once devices that were left open are decided.
+    def decided(
+        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
+    ) -> Generation:
+        """What lowering makes of the calls of a dry run, once devices and chunks that were left open are decided.
 
-        ``lower`` takes the decision if there was one.
+        ``lower`` takes the decision if there was one. ``tried`` lowers too, and keeps nothing; None where ``lower``
+        keeps nothing either.
         """
 
     def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
@@ -228,20 +232,21 @@ class Planner:
                     yield options, self._trace(handle, call[0], {**call[1], **given}, False)
 
         def lowers(some: DryRun) -> Mapping[Device, int]:
-            before = dict(self._values)
             try:
-                with _as_before_on_error(components):
-                    self._lower(handle, some, False)
-            except FitsError:
-                return {}
+                self._tried(handle, some)
             except DoesNotFitError as error:
                 return error.over
-            finally:
-                self._values = before
             return {}
 
         folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
-        return handle.refused(refused, run, Tried(lowers, smaller, self._in_tiles(handle, call, run), folder))
+        tried = Tried(
+            lowers,
+            lambda some: Account(self._tried(handle, some), speeds_here(handle.rig)).seconds,
+            smaller,
+            self._in_tiles(handle, call, run),
+            folder,
+        )
+        return handle.refused(refused, run, tried)
 
     def _in_tiles(self, handle: Plannable, call: _Arguments, run: DryRun) -> tuple[str, ...]:
         """In words that decoding in tiles would fit, where it was forbidden."""
@@ -294,7 +299,8 @@ class Planner:
             run = self._trace(handle, args, kwargs, strict)
             tried.append(run)
             try:
-                generation = handle.decided(run, lower)
+                first = (lambda: self._tried(handle, run)) if keeps else None
+                generation = handle.decided(run, lower, first)
             except BaseException:
                 self._values = before
                 raise
@@ -349,7 +355,7 @@ class Planner:
             generation = self._generation(handle, run)
             generation.check()
             if not keeps:
-                raise FitsError
+                raise FitsError(generation)
         except BaseException:
             for one in made:
                 one.component.take_back(one.call, one.key)
@@ -361,6 +367,17 @@ class Planner:
             held = held_in(run, (one.call, one.key), handle.rig)
             self._held[one.component.name] = self._held.get(one.component.name, Counter()) | held
         return generation
+
+    def _tried(self, handle: Plannable, run: DryRun) -> Generation:
+        """What lowering makes of what was traced, of which nothing is kept; raises DoesNotFitError as it does."""
+        before = dict(self._values)
+        try:
+            with _as_before_on_error(list(handle.components.values())):
+                return self._lower(handle, run, False)
+        except FitsError as fits:
+            return cast("Generation", fits.plan)
+        finally:
+            self._values = before
 
     def _generation(self, handle: Plannable, run: DryRun) -> Generation:
         planned = {

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..fitting.decide import Decision, TracedCall, chain_of_trace
+from ..fitting.chains import chain_of_trace
+from ..fitting.decide import Decision, TracedCall
 from ..passes.fit.search import search
 from ..passes.fit.workload import joined
 from .tiling import Tile
@@ -51,7 +52,9 @@ def is_quicker(decision: Decision, names: Iterable[str], calls: Sequence[TracedC
         return False
     chains = {name: joined([(chain_of_trace(one.program), one.times) for one in of]) for name, of in tiled.items()}
     loads = [
-        replace(load, chain=chains[load.name][0], times=chains[load.name][1]) if load.name in chains else load
+        replace(load, chain=chains[load.name][0], times=chains[load.name][1], chunked={})
+        if load.name in chains
+        else load
         for load in decision.loads
     ]
     found = search(loads, decision.machine, decision.granted)

@@ -18,7 +18,11 @@ _VAE, _DECODE = "vae", "_decode"
 
 
 class FitsError(Exception):
-    """Ends an attempt that fits and of which nothing is to be kept."""
+    """Ends an attempt that fits and of which nothing is to be kept; ``plan`` is what it would have given."""
+
+    def __init__(self, plan: Any = None) -> None:
+        self.plan = plan
+        super().__init__()
 
 
 class HasComponents(Protocol):
