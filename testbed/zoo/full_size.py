@@ -58,21 +58,25 @@ def trace_entry(entry: FullSize) -> tuple[Program, float]:
     return clock.run(lambda: trace(module, (), call)), clock.seconds
 
 
-def compile_entry(program: Program, count: int) -> tuple[Program, Clock]:
+def compile_entry(program: Program, count: int, rig: Rig | None = None) -> tuple[Program, Clock]:
     """A copy of a fresh program after all passes, over unequal devices that its weights just fit on."""
     copy = program.copy()
-    copy.rig = rig_for(program, SHARES[count])
+    copy.rig = rig or rigs_for(program)[count]
     clock = Clock()
     clock.run(lambda: PassManager(default_passes(), [clock.note]).run(copy))
     return copy, clock
 
 
-def rig_for(program: Program, shares: tuple[float, ...]) -> Rig:
+def rigs_for(program: Program) -> dict[int, Rig]:
+    """The devices that a program just fits on, by how many they are; what it takes is looked at once for all."""
     simple = program.copy()
     Simplify().run(simple)
     weights = sum(weight.nbytes for weight in simple.weights.values())
     headroom = peak_bytes(simple)
-    return Rig.of(**{f"cuda{i}": int(share * weights) + headroom + 2**20 for i, share in enumerate(shares)})
+    return {
+        count: Rig.of(**{f"cuda{i}": int(share * weights) + headroom + 2**20 for i, share in enumerate(shares)})
+        for count, shares in SHARES.items()
+    }
 
 
 __all__ = [
@@ -81,6 +85,6 @@ __all__ = [
     "FullSize",
     "compile_entry",
     "deepened",
-    "rig_for",
+    "rigs_for",
     "trace_entry",
 ]

@@ -12,7 +12,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
-from testbed.zoo.full_size import FULL_SIZE, compile_entry
+from testbed.zoo.full_size import FULL_SIZE, compile_entry, rigs_for
 from testbed.zoo.row_split import marks
 from tests.cases import slow_but
 
@@ -54,7 +54,8 @@ def test_a_full_size_model_is_split_where_its_modules_say(name: str) -> None:
     module, call = FULL_SIZE[name].make()
     traced = trace(module, (), call)
     check_row_marks(name, *marks(module, traced))
-    two, four = (compile_entry(traced, count)[0] for count in (2, 4))
+    rigs = rigs_for(traced)
+    two, four = (compile_entry(traced, count, rigs[count])[0] for count in (2, 4))
     check_segments(two)
     check_segments(four)
     check_blocks(name, two)
