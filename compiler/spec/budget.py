@@ -73,7 +73,8 @@ def _check_used(word: Word, devices: Sequence[Device], rig: Rig) -> None:
         if device not in rig and not device.is_host:
             span = word.place or Span.whole(word.text)
             there = ", ".join(map(str, rig))
-            raise span.error(f"nothing is placed on {device}, so it needs no budget", f"one of {there}, or name it")
+            expected = f"one of {there}; or name {device} in --backend or --rig"
+            raise span.error(f"nothing is placed on {device}, so it needs no budget", expected)
 
 
 def parse_budget(given: Given) -> Budget:

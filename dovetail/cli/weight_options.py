@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..compiler.errors import UsageError
+from ..compiler.spec.roles import role_of
 from ..conventions.hub import INDEX
 from .subject import Pipeline
 
@@ -54,7 +55,9 @@ class WeightFiles:
             if file:
                 found[_component(alias, pipeline)].append(file)
         known = {*pipeline.components, *pipeline.components.values()}
-        missing = [file for name in found if name in known for file in found[name] if not Path(file).exists()]
+        missing = [
+            file for name in found if {name, role_of(name)} & known for file in found[name] if not Path(file).exists()
+        ]
         if missing:
             raise UsageError(f"{missing[0]} is missing: name a safetensors or GGUF file that is there")
         return dict(found) or None

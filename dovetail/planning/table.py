@@ -174,8 +174,13 @@ def what_of(program: Program, device: Device) -> str:
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
     here = [index for index, devices in enumerate(homes) if device in devices]
     rest = ["the rest"] if device == program.main else []
-    blocks = [f"blocks {here[0] + 1}-{here[-1] + 1} of {len(homes)}"] if here else []
-    return " and ".join([*blocks, *rest]) or "values"
+    return " and ".join([*_blocks(here, len(homes)), *rest]) or "values"
+
+
+def _blocks(here: list[int], count: int) -> list[str]:
+    if len(here) == 1:
+        return [f"block {here[0] + 1} of {count}"]
+    return [f"blocks {here[0] + 1}-{here[-1] + 1} of {count}"] if here else []
 
 
 def _rows(call: PlannedCall) -> Iterator[Row]:

@@ -70,6 +70,7 @@ def test_a_picture_is_painted_from_the_files_of_a_variant(tmp_path: Path) -> Non
         (("--weights", "controlnet=a.gguf"), "weights: this pipeline has no 'controlnet': name one of its components"),
         (("--clip_g", "a.gguf"), "--clip_g: "),
         (("--weights", "vae=nowhere.gguf"), "nowhere.gguf is missing"),
+        (("--weights", "dit=nowhere.gguf"), "nowhere.gguf is missing: name a safetensors or GGUF file that is there"),
     ],
 )
 def test_a_wrong_file_or_name_is_one_clear_error(words: tuple[str, str], message: str) -> None:
