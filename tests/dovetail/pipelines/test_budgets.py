@@ -10,8 +10,10 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
+from dovetail.components.compiled import CompiledModule
 from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
+from dovetail.runtime.store.origin import HOST
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result
 from tests.cases import slow_but
 
@@ -39,6 +41,20 @@ def bytes_of(pipe: Any) -> int:
     return sum(parameter.nbytes for module in modules for parameter in module.parameters())
 
 
+def resting(handle: dovetail.CompiledPipeline) -> int:
+    """The bytes in host memory of all weights that programs read, and of copies of them that are kept there."""
+    read = {
+        id(one): one
+        for component in handle.components.values()
+        for call in component.calls
+        for program in call.programs.values()
+        if isinstance(program, CompiledModule)
+        for _, one in component.assigned.held(call.module, program.program)
+    }
+    held = (tensor for one in read.values() for tensor in (one.tensor, *one.parts.values(), *one.staged.values()))
+    return sum(tensor.nbytes for tensor in held if tensor.device == HOST)
+
+
 @pytest.mark.usefixtures("kept_traces")
 @pytest.mark.parametrize(("name", "parts"), slow_but([SAMPLE], CASES))
 def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_holds_what_was_planned(
@@ -54,7 +70,7 @@ def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_hol
 
 
 def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[torch.Tensor]) -> None:
-    """The same picture, and the planned peak on the device."""
+    """The same picture, the planned peak on the device, and in host memory the planned bytes of weights that rest."""
     budget = int(part * bytes_of(pipe)) if part < 1 else 2**30
     gc.collect()
     before = sim.stats(0).in_use
@@ -64,6 +80,7 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     given = {"output_type": "pt", "return_dict": False, **call, "generator": torch.Generator().manual_seed(0)}
     plan = handle.plan(**given)
     found = result(pipe, call)
+    on_host = resting(handle)
     for one in (program for programs in handle.programs.values() for program in programs):
         one.unload()
     handle.prepare(**given)  # so all weights that stay are there while each component is called for the first time
@@ -74,6 +91,8 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     assert peak <= budget
     assert plan is not None
     assert peak == expected_peak(plan)
+    assert on_host == sum(plan.resident[handle.rig.host].values())
+    assert bool(on_host) == (part < 1)
     handle.undo()
 
 
