@@ -11,6 +11,7 @@ from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.chunk import chunks_of
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading import open_pipeline
 from dovetail.runtime.sim import device_module as sim
@@ -127,3 +128,20 @@ def test_a_plan_for_another_machine_reads_nothing() -> None:
     assert dry.decision.plan.line == "--backend cuda0"
     assert any(note.startswith("cuda1 is not used") for note in dry.decision.explained().notes)
     assert all(one.is_meta for part in dry.components.values() for one in part.module.parameters())
+
+
+def test_chunks_that_are_left_open_are_found_with_the_devices_and_stand_in_the_line() -> None:
+    pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
+    pipe.set_progress_bar_config(disable=True)
+    devices = {"backend": "text_encoder_2=cpu,diffusion=cuda0,vae=cpu", "params_backend": "text_encoder=cpu"}
+    asked = {**devices, "rig": "cuda0=24.5MiB,cpu=16GiB"}
+    lines = []
+    for chunk in ("auto", "transformer=2"):
+        dry = DryPipeline(pipe, {**asked, "chunk": chunk}, origins=origins, vae_tiling=64)
+        plan = dry("a red circle", **{**CALL, "height": 256, "width": 256})
+        assert dry.decision is not None
+        assert {call.component: chunks_of(call.program) for call in plan.calls}["transformer"] == 2
+        lines.append(dry.account(plan).line)
+        dry.undo()
+    assert lines[0] == lines[1]
+    assert "--chunk transformer=2" in lines[0]
