@@ -13,86 +13,37 @@ not meet (after a callback changed something, or where numbers decide).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from ..compiler.errors import DoesNotFitError, DovetailError
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.residency import Residency
+from ..compiler.errors import DovetailError
+from ..compiler.spec.devices import Device
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
-from ..fitting.decide import Decision, speeds_here
-from ..fitting.fitted import calls_of
-from ..fitting.refused import Tried
+from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
 from .foreseen import held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
 from .lasting import Lasting
-from .quicker import TILES, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
-from .smaller import smaller_calls
-from .table import Account
-from .tiles import FitsError, Tiles, tell_of_tiles
-from .tiling import AUTO, OFF, Tile
+from .making import Making, PlanRequest, as_before_on_error
+from .plannable import Phased, Plannable
+from .tiles import FitsError, Tiles
+from .tiling import Tile
 
 logger = logging.getLogger(__name__)
 
-_Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-
 _KEPT = 64
 """So many plans of different kinds of calls are remembered."""
-
-
-class Plannable(Protocol):
-    """What the planner needs of a compiled pipeline."""
-
-    @property
-    def pipe(self) -> Any:
-        """The pipeline."""
-
-    @property
-    def components(self) -> dict[str, Component]:
-        """The components by name."""
-
-    @property
-    def rig(self) -> Rig:
-        """The devices it was compiled for."""
-
-    @property
-    def granted(self) -> Rig:
-        """These devices and the host, each with no more free memory than its budget."""
-
-    def decided(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
-    ) -> Generation:
-        """What lowering makes of the calls of a dry run, once devices and chunks that were left open are decided.
-
-        ``lower`` takes the decision if there was one. ``tried`` lowers too, and keeps nothing; None where ``lower``
-        keeps nothing either.
-        """
-
-    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
-        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
-
-
-class Phased(Protocol):
-    """Gives the phase in which a component works, by its name."""
-
-    def __call__(self, name: str) -> str:
-        """The phase."""
-
-    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
-        """Has components that share a phase work apart; None where none do, else what takes it back."""
 
 
 class Planner:
@@ -104,11 +55,10 @@ class Planner:
     """
 
     def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
-        self._phase_of = phase_of
-        self._tiles = tiles
+        self.phase_of = phase_of
+        self.tiles = tiles
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
-        self._compares = False
         self._lock = threading.RLock()
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -154,172 +104,63 @@ class Planner:
             kind = kind_of(handle.pipe, args, kwargs)
             known = self._known.get(kind)
             if known is not None:
-                self._tiles.put(handle, known[2])
+                self.tiles.put(handle, known[2])
                 if all(one.is_there() for one in known[1]):
                     self._known.move_to_end(kind)
                     return known[0]
-                self._tiles.put_back()
-            return self._make(handle, kind, args, kwargs, strict)
+                self.tiles.put_back()
+            self.planned += 1
+            return Making(self, handle, PlanRequest(kind, args, kwargs, strict)).plan()
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
         with self._lock:
-            self._tiles.put_back()
+            self.tiles.put_back()
 
-    def _make(
-        self, handle: Plannable, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool
-    ) -> Generation | None:
-        """The plan, with the largest tiles of a VAE that fit where it does not fit whole, and that may be."""
-        self.planned += 1
-        tried: list[DryRun] = []
-
-        def attempt(tiles: Mapping[str, Tile], keeps: bool) -> Generation | None:
-            self._tiles.put(handle, tiles)
-            try:
-                return self._attempt(handle, (kind, args, kwargs, strict), tried, keeps)
-            except BaseException:
-                self._tiles.put_back()
-                raise
-
-        try:
-            return self._whole_or_quicker(handle, attempt)
-        except DoesNotFitError as refused:
-            found = self._apart(handle, lambda: attempt({}, True), refused)
-            if found is not None:
-                return found
-            tiles = self._tiles.found(
-                handle, tried[0].calls.values() if tried else (), lambda some: attempt(some, False)
-            )
-            if not tiles:
-                raise (self._explained(handle, refused, (args, kwargs), tried[0]) if tried else refused) from None
-            generation = attempt(tiles, True)
-            tell_of_tiles(type(handle.pipe).__name__, tiles, refused)
-            return generation
-
-    def _whole_or_quicker(
-        self, handle: Plannable, attempt: Callable[[Mapping[str, Tile], bool], Generation | None]
-    ) -> Generation | None:
-        """The plan in which VAEs decode whole, or that in tiles where a picture is much quicker so."""
-        self._compares = self._tiles.asked == AUTO
-        try:
-            return attempt({}, True)
-        except QuickerInTilesError as quicker:
-            self._compares = False
-            with contextlib.suppress(DoesNotFitError):
-                generation = attempt(quicker.tiles, True)
-                tell_of_quicker(type(handle.pipe).__name__, quicker.tiles)
-                return generation
-            return attempt({}, True)
-        finally:
-            self._compares = False
-
-    def _compare(self, handle: Plannable, run: DryRun, decision: Decision, call: _Arguments) -> None:
-        """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
-        slow = [one for one in run.calls.values() if one.component.name in slow_on_the_host(decision, "vae")]
-        for tiles in self._tiles.steps(handle, slow)[:TILES]:
-            self._tiles.put(handle, tiles)
-            if is_quicker(decision, tiles, calls_of(self._trace(handle, *call, False))):
-                raise QuickerInTilesError(tiles)
-        self._tiles.put_back()
-
-    def _explained(self, handle: Plannable, refused: DoesNotFitError, call: _Arguments, run: DryRun) -> DoesNotFitError:
-        """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""
-        components = list(handle.components.values())
-
-        def smaller() -> Iterator[tuple[Mapping[str, str], DryRun]]:
-            for options, given in smaller_calls(handle.pipe, run, call[1]):
-                with _as_before_on_error(components):
-                    yield options, self._trace(handle, call[0], {**call[1], **given}, False)
-
-        def lowers(some: DryRun) -> Mapping[Device, int]:
-            try:
-                self._tried(handle, some)
-            except DoesNotFitError as error:
-                return error.over
-            return {}
-
-        folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
-        tried = Tried(
-            lowers,
-            lambda some: Account(self._tried(handle, some), speeds_here(handle.rig)).seconds,
-            smaller,
-            self._in_tiles(handle, call, run),
-            folder,
-        )
-        return handle.refused(refused, run, tried)
-
-    def _in_tiles(self, handle: Plannable, call: _Arguments, run: DryRun) -> tuple[str, ...]:
-        """In words that decoding in tiles would fit, where it was forbidden."""
-        if self._tiles.asked != OFF:
-            return ()
-
-        def attempt(tiles: Mapping[str, Tile]) -> None:
-            self._tiles.put(handle, tiles)
-            try:
-                self._attempt(handle, (None, *call, False), [], False)
-            finally:
-                self._tiles.put_back()
-
-        found = self._tiles.found(handle, run.calls.values(), attempt, AUTO)
-        return ("decoding in tiles (--vae-tiling auto)",) if found else ()
-
-    def _apart(
-        self, handle: Plannable, attempt: Callable[[], Generation | None], refused: DoesNotFitError
-    ) -> Generation | None:
-        """The plan in which components of one phase leave before the next one's weights come, or None."""
-        staged = [name for name, one in handle.components.items() if one.view.residency is not Residency.DEVICE]
-        joins: list[Callable[[], None]] = []
-        while (join := self._phase_of.separate(staged)) is not None:
-            joins.append(join)
-            with contextlib.suppress(DoesNotFitError):
-                generation = attempt()
-                logger.warning("%s: so components of one phase take turns on their devices", str(refused))
-                return generation
-        for join in reversed(joins):
-            join()
-        return None
-
-    def _attempt(
+    def attempt(
         self,
         handle: Plannable,
-        call: tuple[Any, Sequence[Any], Mapping[str, Any], bool],
-        tried: list[DryRun],
+        asked: PlanRequest,
+        lower: Callable[[DryRun, Decision | None], Generation],
         keeps: bool,
+        note: Callable[[DryRun], None],
     ) -> Generation | None:
-        kind, args, kwargs, strict = call
+        """One plan of a call, with tiles as they are now; what is refused leaves nothing behind.
+
+        Args:
+            handle: the pipeline.
+            asked: the call.
+            lower: lowers a dry run, as was decided if anything was.
+            keeps: whether the programs are kept; FitsError is raised in place of a result if not.
+            note: is given the dry run.
+        """
         components = list(handle.components.values())
         before = dict(self._values)
-
-        def lower(decision: Decision | None) -> Generation:
-            if decision is not None and self._compares:
-                self._compare(handle, run, decision, (args, kwargs))
-            return self._lower(handle, run, keeps)
-
-        with _as_before_on_error(components):
-            run = self._trace(handle, args, kwargs, strict)
-            tried.append(run)
+        with as_before_on_error(components):
+            run = self.trace(handle, asked)
+            note(run)
             try:
-                first = (lambda: self._tried(handle, run)) if keeps else None
-                generation = handle.decided(run, lower, first)
+                first = (lambda: self.try_out(handle, run)) if keeps else None
+                generation = handle.decided(run, lambda decision: lower(run, decision), first)
             except BaseException:
                 self._values = before
                 raise
         if not generation.calls:
             return None
-        generation.tiles = self._tiles.all
-        self._known[kind] = generation, [_Met.of(one) for one in run.calls.values()], self._tiles.now
+        generation.tiles = self.tiles.all
+        self._known[asked.kind] = generation, [_Met.of(one) for one in run.calls.values()], self.tiles.now
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
 
-    def _trace(self, handle: Plannable, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool) -> DryRun:
+    def trace(self, handle: Plannable, asked: PlanRequest) -> DryRun:
         """Runs the pipeline's code dry, as far as that goes."""
-        pipe = handle.pipe
+        pipe, strict = handle.pipe, asked.strict
         devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         try:
-            with isolated(pipe, cls, args, kwargs, devices) as call, running_dry(run):
+            with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still
                 call()
@@ -337,7 +178,7 @@ class Planner:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
         return run
 
-    def _lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
+    def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
         """Makes the programs of what was traced, and checks them together; keeps none of them on an error.
 
         Raises FitsError in place of a result where nothing is to be kept of a plan that fits.
@@ -368,12 +209,12 @@ class Planner:
             self._held[one.component.name] = self._held.get(one.component.name, Counter()) | held
         return generation
 
-    def _tried(self, handle: Plannable, run: DryRun) -> Generation:
+    def try_out(self, handle: Plannable, run: DryRun) -> Generation:
         """What lowering makes of what was traced, of which nothing is kept; raises DoesNotFitError as it does."""
         before = dict(self._values)
         try:
-            with _as_before_on_error(list(handle.components.values())):
-                return self._lower(handle, run, False)
+            with as_before_on_error(list(handle.components.values())):
+                return self.lower(handle, run, False)
         except FitsError as fits:
             return cast("Generation", fits.plan)
         finally:
@@ -385,7 +226,7 @@ class Planner:
                 one.title,
                 one.component.name,
                 one.component.role,
-                self._phase_of(one.component.name),
+                self.phase_of(one.component.name),
                 program.program,
                 list(pieces_of(one.component, one.call.module, program.program)),
                 run.times[key],
@@ -439,15 +280,3 @@ def _may_run_dry(handle: Plannable) -> bool:
     modules = [one.module for one in handle.components.values()]
     hooks = [hook for one in modules for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
     return all(map(is_of_libraries, hooks)) and not any(one.sites.left for one in handle.components.values())
-
-
-@contextlib.contextmanager
-def _as_before_on_error(components: Sequence[Component]) -> Iterator[None]:
-    """Has an error leave no decision on weights that was made meanwhile."""
-    restores = [component.decisions() for component in components]
-    try:
-        yield
-    except BaseException:
-        for restore in restores:
-            restore()
-        raise

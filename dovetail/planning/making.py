@@ -1,0 +1,190 @@
+"""Makes one plan of a call: whole, by parts of a phase, in tiles; or the refusal, with what would fit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
+from ..components.component import Component
+from ..components.dry import DryRun
+from ..fitting.decide import Decision, speeds_here
+from ..fitting.fitted import calls_of
+from ..fitting.refused import Tried
+from .generation import Generation
+from .plannable import Plannable
+from .quicker import TILES, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
+from .smaller import smaller_calls
+from .table import Account
+from .tiles import tell_of_tiles
+from .tiling import AUTO, OFF, Tile
+
+if TYPE_CHECKING:
+    from .planner import Planner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A call of a pipeline that is to be planned: its kind, its arguments, and whether its own errors are raised."""
+
+    kind: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    strict: bool = False
+
+
+class Making:
+    """The making of one plan.
+
+    Args:
+        planner: traces and lowers.
+        handle: the pipeline.
+        asked: the call.
+    """
+
+    def __init__(self, planner: Planner, handle: Plannable, asked: PlanRequest) -> None:
+        self._planner = planner
+        self._handle = handle
+        self._asked = asked
+        self._tiles = planner.tiles
+        self._name = type(handle.pipe).__name__
+        self._first: DryRun | None = None
+        """The first dry run, in which VAEs decode whole."""
+        self._compares = planner.tiles.asked == AUTO
+        """Whether a plan in which a VAE decodes whole on the host is still to be compared with tiles."""
+
+    def plan(self) -> Generation | None:
+        """The plan, with the largest tiles of a VAE that fit where it does not fit whole, and that may be.
+
+        Raises DoesNotFitError where nothing fits, with the ways out.
+        """
+        try:
+            return self._whole_or_quicker()
+        except DoesNotFitError as refused:
+            found = self._apart(refused)
+            if found is not None:
+                return found
+            if self._first is None:
+                raise
+            tiles = self._tiles.found(self._handle, self._first.calls.values(), lambda some: self._attempt(some, False))
+            if not tiles:
+                raise self._explained(refused, self._first) from None
+            generation = self._attempt(tiles)
+            tell_of_tiles(self._name, tiles, refused)
+            return generation
+
+    def _attempt(self, tiles: Mapping[str, Tile], keeps: bool = True) -> Generation | None:
+        """The plan with some tiles, which stay for the call; see `Planner.attempt`."""
+        self._tiles.put(self._handle, tiles)
+
+        def lower(run: DryRun, decision: Decision | None) -> Generation:
+            if decision is not None and self._compares:
+                self._compare(run, decision)
+            return self._planner.lower(self._handle, run, keeps)
+
+        try:
+            return self._planner.attempt(self._handle, self._asked, lower, keeps, self._note)
+        except BaseException:
+            self._tiles.put_back()
+            raise
+
+    def _note(self, run: DryRun) -> None:
+        self._first = self._first or run
+
+    def _whole_or_quicker(self) -> Generation | None:
+        """The plan in which VAEs decode whole, or that in tiles where a picture is much quicker so."""
+        try:
+            return self._attempt({})
+        except QuickerInTilesError as quicker:
+            self._compares = False
+            with contextlib.suppress(DoesNotFitError):
+                generation = self._attempt(quicker.tiles)
+                tell_of_quicker(self._name, quicker.tiles)
+                return generation
+            return self._attempt({})
+        finally:
+            self._compares = False
+
+    def _compare(self, run: DryRun, decision: Decision) -> None:
+        """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
+        slow = [one for one in run.calls.values() if one.component.name in slow_on_the_host(decision, "vae")]
+        for tiles in self._tiles.steps(self._handle, slow)[:TILES]:
+            self._tiles.put(self._handle, tiles)
+            in_tiles = self._planner.trace(self._handle, replace(self._asked, strict=False))
+            if is_quicker(decision, tiles, calls_of(in_tiles)):
+                raise QuickerInTilesError(tiles)
+        self._tiles.put_back()
+
+    def _apart(self, refused: DoesNotFitError) -> Generation | None:
+        """The plan in which components of one phase leave before the next one's weights come, or None."""
+        components = self._handle.components
+        staged = [name for name, one in components.items() if one.view.residency is not Residency.DEVICE]
+        joins: list[Callable[[], None]] = []
+        while (join := self._planner.phase_of.separate(staged)) is not None:
+            joins.append(join)
+            with contextlib.suppress(DoesNotFitError):
+                generation = self._attempt({})
+                logger.warning("%s: so components of one phase take turns on their devices", str(refused))
+                return generation
+        for join in reversed(joins):
+            join()
+        return None
+
+    def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
+        """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""
+        handle, planner = self._handle, self._planner
+        folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
+
+        def seconds(some: DryRun) -> float:
+            return Account(planner.try_out(handle, some), speeds_here(handle.rig)).seconds
+
+        tried = Tried(self._exceeded, seconds, lambda: self._smaller(run), self._in_tiles(run), folder)
+        return handle.refused(refused, run, tried)
+
+    def _exceeded(self, run: DryRun) -> Mapping[Device, int]:
+        """By how many bytes devices are exceeded by what a dry run has traced, as it is placed now."""
+        try:
+            self._planner.try_out(self._handle, run)
+        except DoesNotFitError as error:
+            return error.over
+        return {}
+
+    def _smaller(self, run: DryRun) -> Iterator[tuple[Mapping[str, str], DryRun]]:
+        """Dry runs of smaller sizes, with the options that ask for them."""
+        for options, given in smaller_calls(self._handle.pipe, run, self._asked.kwargs):
+            asked = replace(self._asked, kwargs={**self._asked.kwargs, **given}, strict=False)
+            with as_before_on_error(list(self._handle.components.values())):
+                yield options, self._planner.trace(self._handle, asked)
+
+    def _in_tiles(self, run: DryRun) -> tuple[str, ...]:
+        """In words that decoding in tiles would fit, where it was forbidden."""
+        if self._tiles.asked != OFF:
+            return ()
+
+        def attempt(tiles: Mapping[str, Tile]) -> None:
+            try:
+                self._attempt(tiles, False)
+            finally:
+                self._tiles.put_back()
+
+        found = self._tiles.found(self._handle, run.calls.values(), attempt, AUTO)
+        return ("decoding in tiles (--vae-tiling auto)",) if found else ()
+
+
+@contextlib.contextmanager
+def as_before_on_error(components: Sequence[Component]) -> Iterator[None]:
+    """Has an error leave no decision on weights that was made meanwhile."""
+    restores = [component.decisions() for component in components]
+    try:
+        yield
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise

@@ -1,0 +1,58 @@
+"""What the planner needs of a compiled pipeline, and of its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.devices import Rig
+from ..components.component import Component
+from ..components.dry import DryRun
+from ..fitting.decide import Decision
+from ..fitting.refused import Tried
+
+if TYPE_CHECKING:
+    from .generation import Generation
+
+
+class Plannable(Protocol):
+    """What the planner needs of a compiled pipeline."""
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline."""
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by name."""
+
+    @property
+    def rig(self) -> Rig:
+        """The devices it was compiled for."""
+
+    @property
+    def granted(self) -> Rig:
+        """These devices and the host, each with no more free memory than its budget."""
+
+    def decided(
+        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
+    ) -> Generation:
+        """What lowering makes of the calls of a dry run, once devices and chunks that were left open are decided.
+
+        ``lower`` takes the decision if there was one. ``tried`` lowers too, and keeps nothing; None where ``lower``
+        keeps nothing either.
+        """
+
+    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
+
+
+class Phased(Protocol):
+    """Gives the phase in which a component works, by its name."""
+
+    def __call__(self, name: str) -> str:
+        """The phase."""
+
+    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
+        """Has components that share a phase work apart; None where none do, else what takes it back."""
