@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..compiler.spec.devices import Rig
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from ..components.component import Component
@@ -23,8 +23,8 @@ class Ledger:
     """The one account of device memory of a pipeline; devices are counted by name.
 
     A component on one device reserves all its weights there from the beginning. One on several reserves what was placed
-    so far, as does one of which a plan says what is read. Staged weights are reserved for a phase, and of the phases
-    only the largest is on a device at a time. The planner knows what values of others take at other times.
+    so far, as does one of which a plan says what is read. Staged weights are reserved for a phase, and only those of
+    one phase are on a device at a time, with the values of that phase, which the planner knows.
     """
 
     def __init__(self, components: Mapping[str, Component], planner: Planner, phase_of: Callable[[str], str]) -> None:
@@ -35,28 +35,41 @@ class Ledger:
     def offer(self, component: Component, read: Sequence[StoredWeight] = ()) -> Rig:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
         held = {name: self._reserved(other, read if other is component else None) for name, other in self._all()}
-        taken = self._taken(component, held)
+        staged = self._staged(held)
+        own = staged[self._phase_of(component.name)]
+        taken = functools.reduce(operator.add, (stays for stays, _ in held.values()), Counter(own))
         held_now = self._planner.held(component)
         left = {
             device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held, held_now[device]))
             for device, memory in component.rig.memory.items()
         }
-        beside = self._planner.beside(component) - held_now  # which is not left
+        beside = self._beside(component, staged) - held_now  # which is not left
         kept = {device: replace(memory, beside=beside[device]) for device, memory in left.items()}
         return Rig(kept, component.rig.present)
 
     def _all(self) -> list[tuple[str, Component]]:
         return list(self._components.items())
 
-    def _taken(self, component: Component, held: Mapping[str, _Held]) -> Counter[str]:
-        resident: Counter[str] = Counter()
-        staged: dict[str, Counter[str]] = defaultdict(Counter)
-        for name, (stays, comes) in held.items():
-            resident += stays
+    def _staged(self, held: Mapping[str, _Held]) -> defaultdict[str, Counter[str]]:
+        """The bytes that come to each device for each phase."""
+        staged: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for name, (_, comes) in held.items():
             staged[self._phase_of(name)].update(comes)
-        own = staged[self._phase_of(component.name)]
-        phases = [own] if component.view.residency is not Residency.DEVICE else staged.values()
-        return resident + functools.reduce(operator.or_, phases, Counter())
+        return staged
+
+    def _beside(self, component: Component, staged: defaultdict[str, Counter[str]]) -> Counter[Device]:
+        """What must have room beside the weights of a component that stay, when others work.
+
+        That is their values and, in another phase, what comes for that and not for its own.
+        """
+        phase, values = self._phase_of(component.name), self._planner.beside(component)
+        stays = component.view.residency is Residency.DEVICE
+        found: Counter[Device] = Counter()
+        for other in {*staged, *values} if stays else {phase}:
+            for device in component.devices:
+                more = staged[other][device.name] - staged[phase][device.name]
+                found[device] = max(found[device], values[other][device] + more)
+        return found
 
     def _reserved(self, component: Component, read: Sequence[StoredWeight] | None) -> _Held:
         """The bytes that stay on each device, and that come there for a phase: all that a component on one device has.

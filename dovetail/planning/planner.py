@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ..compiler.errors import DovetailError
 from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
@@ -82,12 +83,12 @@ class Planner:
         """
         return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
 
-    def beside(self, component: Component) -> Counter[Device]:
-        """What values of other components take of each device at other times, as far as it is planned."""
-        found: Counter[Device] = Counter()
+    def beside(self, component: Component) -> defaultdict[str, Counter[Device]]:
+        """What values of other components take of each device at most, by phase, as far as it is planned."""
+        found: defaultdict[str, Counter[Device]] = defaultdict(Counter)
         for name, values in self._values.items():
             if name != component.name:
-                found |= values
+                found[self.phase_of(name)] |= values
         return found
 
     def plan(
@@ -241,14 +242,17 @@ class Planner:
 
 
 def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:
-    """The calls in the order in which they are lowered: those on one device first, of these the largest components.
+    """The calls in the order in which they are lowered.
 
-    So a component that is too large is told by its own name, and what is split has what the others leave.
+    Those on one device come first, of these the ones whose weights stay there, of these the largest components. So a
+    component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
+    does what is split.
     """
 
-    def turn(one: DryCall) -> tuple[bool, int]:
+    def turn(one: DryCall) -> tuple[bool, bool, int]:
         is_split = len(one.component.devices) > 1
-        return is_split, 0 if is_split else -one.component.view.nbytes
+        comes = one.component.view.residency is not Residency.DEVICE
+        return is_split, comes, 0 if is_split else -one.component.view.nbytes
 
     return sorted(calls, key=turn)
 
