@@ -1,8 +1,9 @@
 """A call of a pipeline that changes nothing: no attribute, no scheduler, no random number, and no argument.
 
 The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own. What
-is called back is left out; random generators are copies; tensors that were given are those that were given, for their
-numbers may decide what is called, in containers of their own.
+is called back at the end of a step gives back what it is given, for pipelines keep values of the step for it; all else
+that is called back is left out. Random generators are copies; tensors that were given are those that were given, for
+their numbers may decide what is called, in containers of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import nn
 
 from ..components.dry import dry_run
 
-_CALLBACK = "callback"
+STEP_END = "callback_on_step_end"
+"""The argument that is called at the end of each step."""
+
 _CONTAINERS = (list, tuple, dict)
 _LIBRARIES = ("diffusers", "transformers")
 
@@ -47,15 +50,25 @@ def isolated(
     ``devices`` are those on which random numbers may be drawn.
     """
     given = [_harmless(value) for value in args]
-    named = {name: _harmless(value) for name, value in kwargs.items() if not _is_called_back(name, value)}
+    named = {name: _named(name, value) for name, value in kwargs.items() if not is_left_out(name, value)}
     copies: dict[int, Any] = {}
     there = _copied(pipe, cls, copies)
     with _same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
         yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
 
-def _is_called_back(name: str, value: Any) -> bool:
-    return name.startswith(_CALLBACK) and callable(value)
+def is_left_out(name: str, value: Any) -> bool:
+    """Whether an argument is called back, other than at the end of a step."""
+    return name.startswith("callback") and callable(value) and name != STEP_END
+
+
+def _named(name: str, value: Any) -> Any:
+    return _given_back if name == STEP_END and value is not None else _harmless(value)
+
+
+def _given_back(*given: Any) -> Any:
+    """What is called at the end of a step, with the values of the step last: it changes none of them."""
+    return given[-1]
 
 
 def _harmless(value: Any) -> Any:

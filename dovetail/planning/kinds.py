@@ -1,7 +1,7 @@
 """What the arguments of a pipeline's call decide of the calls that it makes: calls of equal kinds have one plan.
 
-Texts count by the numbers of their tokens, pictures by their sizes, tensors by their shapes. Generators and what is
-called back do not count.
+Texts count by the numbers of their tokens, pictures by their sizes, tensors by their shapes. Generators do not count,
+nor what is called back; but that something is called at the end of each step does, for pipelines keep values for it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from .isolated import STEP_END, is_left_out
+
 _PLAIN = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.device)
 
 
 def kind_of(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """The kind of a call of a pipeline, with what the pipeline itself is set to."""
     tokenizers = [part for part in pipe.components.values() if hasattr(part, "tokenize") and callable(part)]
-    own = tuple((name, _of(value, tokenizers)) for name, value in kwargs.items() if not _is_called_back(name, value))
+    named = {name: value is not None if name == STEP_END else value for name, value in kwargs.items()}
+    own = tuple((name, _of(value, tokenizers)) for name, value in named.items() if not is_left_out(name, value))
     return tuple(_of(value, tokenizers) for value in args), own, _settings(pipe)
-
-
-def _is_called_back(name: str, value: Any) -> bool:
-    return name.startswith("callback") and callable(value)
 
 
 def _settings(pipe: Any) -> Hashable:

@@ -97,6 +97,26 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
 
 
 @pytest.mark.usefixtures("kept_traces")
+def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planned() -> None:
+    pipe, call = EVERY_PIPELINE["sdxl"]()
+    pipe.set_progress_bar_config(disable=True)
+    handle = dovetail.compile_pipeline(pipe, "sim0", rig="sim0=1GiB")
+    given = {"output_type": "pt", "return_dict": False, **call, "height": 64, "width": 64}
+    handle.prepare(**given)
+    told = {**given, "callback_on_step_end": lambda _pipe, _step, _time, state: state}
+    plans, measured = [], []
+    for arguments in (given, told):
+        plans.append(handle.plan(**arguments))
+        pipe(**arguments)  # so that nothing is made for the first time
+        gc.collect()
+        sim.reset_peak(0)
+        pipe(**arguments)
+        measured.append(sim.stats(0).peak)
+    assert [expected_peak(plan) for plan in plans if plan] == measured
+    handle.undo()
+
+
+@pytest.mark.usefixtures("kept_traces")
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = bytes_of(pipe) // 20
