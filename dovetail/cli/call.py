@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from ..compiler.errors import UsageError
 
 PICTURE = "Picture"
+_STEP_END = "callback_on_step_end"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,16 @@ def call_arguments(pipe: Any, given: Mapping[str, Any], defaults: Mapping[str, A
             f"{name} needs {missing[0]}, which the command line cannot give yet: use dovetail.load_pipeline"
         )
     return wanted
+
+
+def told_of_steps(pipe: Any, tell: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The argument with which a pipeline tells of each step that is done, where it takes one."""
+
+    def told(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
+        tell()
+        return state
+
+    return {_STEP_END: told} if _STEP_END in inspect.signature(type(pipe).__call__).parameters else {}
 
 
 def _guidance_name(pipe: Any, parameters: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from ..compiler.errors import NotHereError, UsageError
 from ..progress.phases import Phases, begin
 from ..recovery.latents import Latents, beside, read_latents, save_latents
 from . import collect_from_now
-from .call import PICTURE, Size, call_arguments
+from .call import PICTURE, Size, call_arguments, told_of_steps
 from .figures import document_of, line_of, peaks_of
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
@@ -173,12 +173,7 @@ def _paint(
     parameters = inspect.signature(type(handle.pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
     with progress("planning", total if isinstance(total, int) else None, phases.describe) as advance:
-
-        def tick(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
-            advance()
-            return state
-
-        told = {"callback_on_step_end": tick} if "callback_on_step_end" in parameters else {}
+        told = told_of_steps(handle.pipe, advance)
         try:
             with phases.watching():
                 if saved is not None:

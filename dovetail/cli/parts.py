@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..compiler.errors import UsageError
 from ..conventions.hub import INDEX
 from . import collect_from_now
-from .call import Size, call_arguments
+from .call import Size, call_arguments, told_of_steps
 from .options import Where
 from .progress import progress
 from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
@@ -96,7 +96,7 @@ def planned(
         vae_tiling=where.vae_tiling,
         **(adapters or {}),
     )
-    return dry, dry(**call_arguments(pipe, given, pipeline.defaults))
+    return dry, dry(**call_arguments(pipe, given, pipeline.defaults), **told_of_steps(pipe))  # as it is painted
 
 
 def _plan(

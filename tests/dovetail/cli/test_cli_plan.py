@@ -18,14 +18,14 @@ def run(*options: str) -> Any:
 def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     result = run("--rig", RIG)
     assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].split() == "component device what of it weights activations streamed rests in seconds".split()
     assert [line.split()[0] for line in lines[1:5]] == ["text_encoder", "text_encoder_2", "transformer", "vae"]
     assert lines[-1] == "--backend cuda0"
 
 
 def test_a_plan_as_json_has_bytes_and_options() -> None:
-    plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").output)
+    plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").stdout)
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
     assert plan["options"]["--backend"].startswith("text_encoder=cpu")
     assert plan["peak_bytes"]["cuda0"] <= plan["budget_bytes"]["cuda0"]
@@ -34,10 +34,10 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
 
 def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
     said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
-    lines = run(*said).output.splitlines()
+    lines = run(*said).stdout.splitlines()
     assert [line.split()[0] for line in lines if ", in 4 chunks" in line] == ["transformer"]
     assert lines[-1] == "--backend cuda0 --chunk diffusion=4"
-    plan = json.loads(run(*said, "--json").output)
+    plan = json.loads(run(*said, "--json").stdout)
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
 
 
@@ -51,10 +51,10 @@ def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None
 @pytest.mark.parametrize(("asked", "typed", "said"), [("on", "64x64", "tiles of 64x64"), ("off", "off", "all")])
 def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, typed: str, said: str) -> None:
     words = ("--rig", RIG, "--backend", "cuda0", "--vae-tiling", asked)
-    lines = run(*words).output.splitlines()
+    lines = run(*words).stdout.splitlines()
     assert lines[-1] == f"--backend cuda0 --vae-tiling {typed}"
     assert said in next(line for line in lines if line.startswith("vae"))
-    again = run("--rig", RIG, *lines[-1].split()).output.splitlines()
+    again = run("--rig", RIG, *lines[-1].split()).stdout.splitlines()
     assert again == lines
 
 
