@@ -126,11 +126,13 @@ def compile(
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 
-    def finish_part(component: Component, traced: Program, part: nn.Module) -> CompiledModule:
-        component.sites.place(part, traced)
-        program = finish(traced, "layer" if component.sites.settled else mode)
-        component.assigned.note(part, program)
-        return CompiledModule(program, request.rig, component.view.of_program(part, program), traced)
+    def finish_part(
+        component: Component, traced: Program, module: nn.Module, chunks: int | None = None
+    ) -> CompiledModule:
+        component.sites.place(module, traced)
+        program = finish(traced, "layer" if component.sites.settled else mode, chunks=chunks or request.chunks_for())
+        component.assigned.note(module, program)
+        return CompiledModule(program, request.rig, component.view.of_program(module, program), traced)
 
     try:
         traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -16,6 +16,7 @@ from ..compiler.errors import CallError, TraceError
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
+from ..passes.chunk import chunks_of
 from .calls import Answering, ByParts, Call, OfComponent, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .dry import dry_run
@@ -30,8 +31,14 @@ logger = logging.getLogger(__name__)
 _MANY = 16
 """So many programs of one call are worth a warning: something that should be a tensor changes at each call."""
 
-Finish: TypeAlias = "Callable[[Component, Program, nn.Module], CompiledModule]"
-"""Takes a traced program of a part of a component through the passes."""
+
+class Finish(Protocol):
+    """Takes a traced program of a part of a component through the passes."""
+
+    def __call__(
+        self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
+    ) -> CompiledModule:
+        """The program, with wide parts in so many chunks, or in as many as was asked for or found where None."""
 
 
 class CallCompiler(OfComponent):
@@ -127,12 +134,16 @@ class CallCompiler(OfComponent):
         return compiled
 
     def lower_again(self, calls: Iterable[Call]) -> None:
-        """Takes the traced programs of calls through the passes again, for weights that are assigned anew."""
+        """Takes the traced programs of calls through the passes again, for weights that are assigned anew.
+
+        Each stays in as many chunks as it is, for another call may have been planned in others since.
+        """
         again: dict[Answering, CompiledModule] = {}
         for call in calls:
             for program in call.programs.values():
                 if isinstance(program, CompiledModule) and program.base and program not in again:
-                    again[program] = self._finish(self.component, program.base, call.module)
+                    chunks = chunks_of(program.program)
+                    again[program] = self._finish(self.component, program.base, call.module, chunks)
         for call in calls:
             call.programs.update({key: again.get(program, program) for key, program in call.programs.items()})
 

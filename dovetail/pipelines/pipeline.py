@@ -474,7 +474,9 @@ class CompiledPipeline:
         """What VAEs were given to decode in the last call, if that failed meanwhile; to be given to `go_on`."""
         return dict(self._recovery.decoding)
 
-    def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
+    def _finish(
+        self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
+    ) -> CompiledModule:
         traced.keeps_staged = not component.streams  # until the component's phase ends
         component.sites.place(module, traced)
         program = traced.copy()
@@ -482,7 +484,7 @@ class CompiledPipeline:
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
-        chunk = self._request.chunks_for(component.name, component.role) or WHOLE
+        chunk = chunks or self._request.chunks_for(component.name, component.role) or WHOLE
         steps = given or default_passes(shares, split_mode=mode, chunk=chunk)
         planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
         PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)

@@ -94,3 +94,18 @@ def test_a_module_that_fits_is_left_whole_and_one_that_fits_in_no_chunks_is_refu
         with pytest.raises(DoesNotFitError, match="on sim0") as caught:
             wide(backend="sim0", rig=RIG, chunk=chunk, max_vram="sim0=3MiB")
         assert "chunk" not in str(caught.value)
+
+
+def test_a_call_that_is_lowered_again_stays_in_its_chunks_whatever_was_planned_since() -> None:
+    pipe = Pipeline(Model().eval())
+    with dovetail.compile_pipeline(pipe, "sim0", chunk="auto", rig="sim0=1GiB,cpu=1GiB") as handle:
+        component = handle.components["unet"]
+        handle(X)
+        ((first, program),) = [item for call in component.calls for item in call.programs.items()]
+        assert isinstance(program, CompiledModule)
+        (call,) = [call for call in component.calls if first in call.programs]
+        assert program.base is not None
+        call.programs[first] = component.compiler._finish(component, program.base, call.module, 2)
+        handle(torch.randn(1, 16, WIDTH))
+        assert component.stream()
+        assert [chunks_of(one.program) for one in component.programs] == [2, 1]
