@@ -75,8 +75,8 @@ class Plans:
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}
             found["params_backend"] = away or None
         if not found.get("chunk"):
-            chunks = {one.component: chunks_of(one.program) for one in self._plans}
-            found["chunk"] = {name: count for name, count in chunks.items() if count > 1} or None
+            chunks = sorted((chunks_of(one.program), one.component) for one in self._plans)
+            found["chunk"] = {name: count for count, name in chunks if count > 1} or None  # the most of a component
         return found
 
     def assignment(self, component: str, traced: Program, residency: Residency) -> Assignment | None:

@@ -14,7 +14,9 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.passes.chunk import chunks_of
+from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
+from tests.dovetail.components.small_pipeline import WIDTH, Model
 
 BACKEND = "sim0&sim1"
 
@@ -166,3 +168,10 @@ def test_what_a_plan_has_in_chunks_is_computed_in_chunks(folder: Path, tmp_path:
         chunks = {name: chunks_of(one.program) for name, programs in handle.programs.items() for one in programs}
         assert {name: count for name, count in chunks.items() if count > 1} == expected
         handle.undo()
+
+
+def test_of_several_plans_of_a_component_the_most_chunks_count_whatever_their_order(tmp_path: Path) -> None:
+    model, x = Model().eval(), torch.randn(1, 8, WIDTH)
+    for name, chunk in (("unet", 2), ("unet.2", 4), ("unet.3", None), ("vae", None)):
+        dovetail.compile(model, (x,), backend="sim0", chunk=chunk).save(tmp_path / f"{name}.json")
+    assert Plans(tmp_path).completed({})["chunk"] == {"unet": 4}
