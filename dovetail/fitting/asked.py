@@ -99,12 +99,13 @@ def in_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, s
     """The request with so many chunks of each component where that is to be found; one chunk of those not named."""
     asked = {name: request.chunks_for(name, role) for name, role in roles.items()}
     found = {name: counts.get(name, WHOLE) if count is None else count for name, count in asked.items()}
-    return with_chunks(request, found)
+    return with_chunks(request, found, roles)
 
 
-def with_chunks(request: Request, counts: Mapping[str, int]) -> Request:
+def with_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, str]) -> Request:
     """The request with so many chunks of the components that are named, and one of all others."""
-    named = tuple((name, count) for name, count in counts.items() if count != WHOLE)
+    split = {name for name, count in counts.items() if count != WHOLE}
+    named = tuple((name, count) for name, count in counts.items() if name in split or roles[name] in split)
     return replace(request, chunks=Chunks(named=named))
 
 

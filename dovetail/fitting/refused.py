@@ -111,10 +111,11 @@ def _in_chunks(
 ) -> WayOut | None:
     """The fewest chunks with which all fits on the devices that were asked for, as it is lowered; None if none do."""
     asked = {load.name: load.asked.chunks or WHOLE for load in loads}
+    roles = {load.name: load.role for load in loads}
     more = {load.name: [count for count in sorted(load.chunked) if count > asked[load.name]] for load in loads}
 
     def put(counts: Counts) -> Request:
-        changed = with_chunks(request, {**asked, **counts})
+        changed = with_chunks(request, {**asked, **counts}, roles)
         place(changed)
         return changed
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...compiler.spec.backend import Resting
+from ...compiler.spec.backend import AUTO, Resting
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..place import Part as Placed
@@ -123,15 +123,22 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
     shares = {load.name: _shares(load, ways[load.name]) for load in loads if len(ways[load.name].devices) > 1}
     rows = {load.name: "row" for load in loads if load.asked.rows}
+    chunks = {name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}
     found = {
         "--backend": _listed(backend, ways),
-        "--params-backend": _listed(resting, ways),
+        "--params-backend": _listed(_of_each(resting, AUTO, loads), ways),
         "--split-mode": _listed(rows, ways),
         "--tensor-split": _listed(shares, {}),
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
-        "--chunk": _listed({name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}, {}),
+        "--chunk": _listed(_of_each(chunks, "off", loads), {}),
     }
     return {option: value for option, value in found.items() if value}
+
+
+def _of_each(values: Mapping[str, str], none: str, loads: Sequence[Load]) -> dict[str, str]:
+    """The values, and none for components that would take that of another one, which is called as their role is."""
+    others = {load.name: none for load in loads if load.role in values and load.name not in values}
+    return {**values, **others}
 
 
 def _resting(way: Option) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from dovetail.compiler.spec import parse_chunks
+from dovetail.conventions.request import Request
+from dovetail.fitting.asked import in_chunks
 from dovetail.fitting.chunked import Lowered, least_chunks
 
 CHOICES = {"transformer": (2, 4, 8), "text_encoder": (2, 4)}
@@ -56,3 +59,15 @@ def test_what_helps_by_next_to_nothing_is_not_done() -> None:
 
 def test_where_nothing_fits_nothing_is_chosen() -> None:
     assert found({"vae": 2}, fits=False) == {}
+
+
+def test_chunks_found_of_a_component_named_as_a_role_are_those_of_no_other_of_that_role() -> None:
+    roles = {"vae": "vae", "audio_vae": "vae", "transformer": "diffusion"}
+    request = in_chunks(Request.parse(chunk="auto", components=roles, rig="cpu=1GiB"), {"vae": 4}, roles)
+    assert {name: request.chunks_for(name, role) for name, role in roles.items()} == {
+        "vae": 4,
+        "audio_vae": 1,
+        "transformer": 1,
+    }
+    again = parse_chunks(str(request.chunks), roles)
+    assert [again.chunks_for(name, role) for name, role in roles.items()] == [4, 1, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
+from dovetail.compiler.spec import parse_backend, parse_chunks, parse_params_backend, parse_tensor_split
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.options import Machine, option
 from dovetail.passes.fit.plan import plan_of
@@ -59,3 +59,22 @@ def test_the_shares_of_the_line_give_the_ranges_of_the_plan() -> None:
         )
         counts = split_parts([Part(20 * MIB)] * 13, [Room(0)] * 2, Part(2 * MIB), shares or ())
         assert counts == [end - start for start, end in way.ranges]
+
+
+def test_what_is_said_of_a_component_named_as_a_role_is_said_of_no_other_of_that_role() -> None:
+    vae = load("vae", 4, 20)
+    audio = replace(load("vae", 4, 20), name="audio_vae")
+    on = Machine((FAST, SLOW, CPU), machine().speeds, CPU)
+    given = budgets(1000, 1000, 1000)
+    split = option(vae, on, budgets(50, 250, 0), (FAST, SLOW), Residency.DEVICE, False)
+    alone = option(audio, on, given, (FAST,), Residency.DEVICE, False)
+    assert split is not None
+    assert alone is not None
+    solution = Solution({"vae": replace(split, residency=Residency.HOST, chunks=4), "audio_vae": alone})
+    settings = plan_of(solution, [vae, audio], given).settings
+    roles = {"vae": "vae", "audio_vae": "vae"}
+    assert len(split.devices) == 2
+    assert parse_tensor_split(settings["--tensor-split"], roles).shares_for("audio_vae", "vae", (FAST,)) == (1.0,)
+    assert str(parse_params_backend(settings["--params-backend"], roles).get("audio_vae", "vae")) == "auto"
+    assert parse_chunks(settings["--chunk"], roles).chunks_for("audio_vae", "vae") == 1
+    assert parse_chunks(settings["--chunk"], roles).chunks_for("vae", "vae") == 4
