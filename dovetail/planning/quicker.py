@@ -46,15 +46,13 @@ def slow_on_the_host(decision: Decision, role: str) -> list[str]:
 
 
 def is_quicker(decision: Decision, names: Iterable[str], calls: Sequence[TracedCall]) -> bool:
-    """Whether a picture is much quicker where components are called so, in tiles, and nothing else is otherwise."""
-    tiled = {name: [call for call in calls if call.component == name] for name in names}
+    """Whether a picture is much quicker where the search must have components be called so, in tiles."""
+    tiled = {name: [(call.program, call.times) for call in calls if call.component == name] for name in names}
     if not all(tiled.values()):  # a dry run that ended before they were called
         return False
-    chains = {name: joined([(chain_of_trace(one.program), one.times) for one in of]) for name, of in tiled.items()}
+    tiles = {name: joined([(chain_of_trace(one), times) for one, times in of]) for name, of in tiled.items()}
     loads = [
-        replace(load, chain=chains[load.name][0], times=chains[load.name][1], chunked={})
-        if load.name in chains
-        else load
+        replace(load, tiles=tiles[load.name], asked=replace(load.asked, tiled=True)) if load.name in tiles else load
         for load in decision.loads
     ]
     found = search(loads, decision.machine, decision.granted)
