@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +126,14 @@ class Making:
         """The plan in which components of one phase leave before the next one's weights come, or None."""
         components = self._handle.components
         staged = [name for name, one in components.items() if one.view.residency is not Residency.DEVICE]
-        joins: list[Callable[[], None]] = []
-        while (join := self._planner.phase_of.separate(staged)) is not None:
-            joins.append(join)
-            with contextlib.suppress(DoesNotFitError):
-                generation = self._attempt({})
-                logger.warning("%s: so components of one phase take turns on their devices", str(refused))
-                return generation
-        for join in reversed(joins):
-            join()
+        with contextlib.ExitStack() as joins:
+            while (join := self._planner.phase_of.separate(staged)) is not None:
+                joins.callback(join)
+                with contextlib.suppress(DoesNotFitError):
+                    generation = self._attempt({})
+                    logger.warning("%s: so components of one phase take turns on their devices", str(refused))
+                    joins.pop_all()
+                    return generation
         return None
 
     def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
