@@ -68,15 +68,17 @@ class DryRun:
     """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
 
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
-    devices that count their bytes, and earlier answers on others. ``given`` has the numbers of the inputs that lay on
-    the component's main device, so that none is brought there. ``whole`` are the components of which something runs as
-    it is, whose weights are all needed. ``still`` says what `Moment` has.
+    devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
+    device on which it lay, None where that differed. ``whole`` are the components of which something runs as it is,
+    whose weights are all needed. ``still`` says what `Moment` has. ``is_on_host`` says that the pipeline's own tensors
+    were on the host, because devices were open or are not here.
     """
 
     before: Mapping[torch.device, int] = field(default_factory=dict)
     still: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
-    given: dict[tuple[Call, Any], frozenset[int]] = field(default_factory=dict)
+    inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
+    is_on_host: bool = False
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
@@ -95,9 +97,9 @@ class DryRun:
         self.times[key] += 1
         self.note(key)
         inputs = made.traced.signature.flatten(args, kwargs)
-        main = made.component.devices[0].torch
-        there = frozenset(number for number, tensor in enumerate(inputs) if tensor.device == main)
-        self.given[key] = self.given.get(key, there) & there
+        there = [tensor.device for tensor in inputs]
+        before = self.inputs.get(key, there)
+        self.inputs[key] = tuple(one if one == now else None for one, now in zip(before, there, strict=True))
         frame = made.component.parts.frame
         home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
         result = zeros_of(made.traced, inputs, home)

@@ -159,9 +159,12 @@ class CompiledPipeline:
 
     @property
     def main(self) -> Device:
-        """The device of the pipeline's own tensors: the main device of its largest diffusion component."""
-        if self._is_open:
-            return self.rig.host
+        """The device of the pipeline's own tensors now: while devices are open, the host."""
+        return self.rig.host if self._is_open else self.placed_main
+
+    @property
+    def placed_main(self) -> Device:
+        """The device of the pipeline's own tensors in a call: the main device of its largest diffusion component."""
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
         return max(chosen, key=lambda one: one.view.nbytes).devices[0]
 
@@ -310,13 +313,18 @@ class CompiledPipeline:
 
     def _settle(self) -> None:
         """Tells libraries where the components are, and reads what they look at; where that is known."""
-        hook = ExecutionDevice(self.main.torch if self.rig.present and not self._is_open else torch.device("cpu"))
         for component in self.components.values():
             if self.rig.present and not self._is_open:
                 component.settle()
-            component.module.__dict__[libraries.HOOK] = hook
+        self._tell_device()
         places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
         self.pipe.__dict__[libraries.DEVICE_MAP] = places
+
+    def _tell_device(self) -> None:
+        """Has the pipeline make its own tensors where they are to be as components are placed now."""
+        hook = ExecutionDevice(self.main.torch if self.rig.present and not self._is_open else torch.device("cpu"))
+        for component in self.components.values():
+            component.module.__dict__[libraries.HOOK] = hook
 
     def _leaves_open(self) -> bool:
         """Whether the devices of some components are to be searched."""
@@ -405,6 +413,7 @@ class CompiledPipeline:
                 residency=request.residency_for(name, role, rig.devices),
                 in_memory=request.in_memory_for(name, role),
             )
+        self._tell_device()
         if self._rests_in_files:
             self._free_host()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,26 +55,55 @@ def others_of(components: Mapping[str, Component]) -> Iterator[Piece]:
                 yield Piece((id(one), None, one.quant, one.home), name, one.home, one.nbytes, Lifetime.PROGRAM)
 
 
-def held_in(run: DryRun, key: Key, rig: Rig) -> Counter[Device]:
-    """The most bytes that the pipeline holds at a kind of call, what an earlier call has left among them, by device."""
+def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:
+    """The most bytes that the pipeline holds at a kind of call, what an earlier call has left among them, by device.
+
+    ``main`` is as for `visits_in`.
+    """
     found: Counter[Device] = Counter()
     for one in run.moments:
         if one.key == key:
-            found |= _by_device(Counter(one.held) + run.left(one), rig)
+            found |= _by_device(Counter(one.held) + run.left(one), run, rig, main)
     return found
 
 
-def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig) -> Iterator[Visit]:
-    """The calls in the order in which the pipeline makes them, and its end."""
+def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig, main: Device) -> Iterator[Visit]:
+    """The calls in the order in which the pipeline makes them, and its end.
+
+    ``main`` is the device of the pipeline's own tensors when it is called. A dry run whose own tensors were on the
+    host, because devices were still open or are not here, has them there.
+    """
     for one in run.moments:
         left = run.left(one)
         call = planned.get(one.key) if one.key is not None else None
-        yield Visit(call, _by_device(Counter(one.held) + left, rig), _by_device(Counter(one.since) + left, rig))
+        held, since = (_by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since))
+        yield Visit(call, held, since)
 
 
-def _by_device(held: Mapping[torch.device, int], rig: Rig) -> Counter[Device]:
-    by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
+def given_in(run: DryRun, key: Key, there: Device, rig: Rig, main: Device) -> frozenset[int]:
+    """The numbers of the inputs of a kind of call that lie on a device already, so that none is brought there.
+
+    ``main`` is as for `visits_in`.
+    """
+    device_of = _places(run, rig, main)
+    lay = enumerate(run.inputs.get(key, ()))
+    return frozenset(number for number, device in lay if device is not None and device_of(device) == there)
+
+
+def _by_device(held: Mapping[torch.device, int], run: DryRun, rig: Rig, main: Device) -> Counter[Device]:
+    device_of = _places(run, rig, main)
     found: Counter[Device] = Counter()
     for device, nbytes in held.items():
-        found[by_torch.get(device, rig.host)] += nbytes
+        found[device_of(device)] += nbytes
     return found
+
+
+def _places(run: DryRun, rig: Rig, main: Device) -> Callable[[torch.device], Device]:
+    """Gives the device on which that is in a call which was on a device in the dry run."""
+    by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
+
+    def device_of(device: torch.device) -> Device:
+        there = by_torch.get(device, rig.host)
+        return main if run.is_on_host and there.is_host else there
+
+    return device_of

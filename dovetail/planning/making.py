@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
 from .generation import Generation
 from .plannable import Plannable
-from .quicker import TILES, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
+from .quicker import TILES, WORTH, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
 from .table import Account
 from .tiles import tell_of_tiles
@@ -59,6 +60,8 @@ class Making:
         """The first dry run, in which VAEs decode whole."""
         self._compares = planner.tiles.asked == AUTO
         """Whether a plan in which a VAE decodes whole on the host is still to be compared with tiles."""
+        self._most = math.inf
+        """The seconds that a picture in tiles may take, where the whole fits too."""
 
     def plan(self) -> Generation | None:
         """The plan, with the largest tiles of a VAE that fit where it does not fit whole, and that may be.
@@ -87,6 +90,8 @@ class Making:
         def lower(run: DryRun, decision: Decision | None) -> Generation:
             if decision is not None and self._compares:
                 self._compare(run, decision)
+            if decision is not None and decision.solution.seconds > self._most:
+                raise DoesNotFitError("no quicker in tiles")
             return self._planner.lower(self._handle, run, keeps)
 
         try:
@@ -103,14 +108,15 @@ class Making:
         try:
             return self._attempt({})
         except QuickerInTilesError as quicker:
-            self._compares = False
+            self._compares, self._most = False, quicker.seconds
             with contextlib.suppress(DoesNotFitError):
                 generation = self._attempt(quicker.tiles)
                 tell_of_quicker(self._name, quicker.tiles)
                 return generation
+            self._most = math.inf
             return self._attempt({})
         finally:
-            self._compares = False
+            self._compares, self._most = False, math.inf
 
     def _compare(self, run: DryRun, decision: Decision) -> None:
         """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
@@ -119,7 +125,7 @@ class Making:
             self._tiles.put(self._handle, tiles)
             in_tiles = self._planner.trace(self._handle, replace(self._asked, strict=False))
             if is_quicker(decision, tiles, calls_of(in_tiles)):
-                raise QuickerInTilesError(tiles)
+                raise QuickerInTilesError(tiles, WORTH * decision.solution.seconds)
         self._tiles.put_back()
 
     def _apart(self, refused: DoesNotFitError) -> Generation | None:

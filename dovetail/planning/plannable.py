@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Rig
+from ..compiler.spec.devices import Device, Rig
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..fitting.decide import Decision
@@ -30,6 +30,14 @@ class Plannable(Protocol):
     @property
     def rig(self) -> Rig:
         """The devices it was compiled for."""
+
+    @property
+    def main(self) -> Device:
+        """The device of the pipeline's own tensors now: the host while devices are open, or are not here."""
+
+    @property
+    def placed_main(self) -> Device:
+        """The device of the pipeline's own tensors when it is called, as components are placed now."""
 
     @property
     def granted(self) -> Rig:

@@ -31,7 +31,7 @@ from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, run
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
-from .foreseen import held_in, others_of, pieces_of, visits_in
+from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
@@ -140,9 +140,16 @@ class Planner:
         with as_before_on_error(components):
             run = self.trace(handle, asked)
             note(run)
+
+            def lowered(decision: Decision | None) -> Generation:
+                nonlocal run
+                if decision is not None and not handle.main.is_host:
+                    run = self.trace(handle, asked)  # with the pipeline's own tensors where they will be
+                return lower(run, decision)
+
             try:
                 first = (lambda: self.try_out(handle, run)) if keeps else None
-                generation = handle.decided(run, lambda decision: lower(run, decision), first)
+                generation = handle.decided(run, lowered, first)
             except BaseException:
                 self._values = before
                 raise
@@ -159,6 +166,7 @@ class Planner:
         pipe, strict = handle.pipe, asked.strict
         devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
+        run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         try:
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
@@ -189,8 +197,9 @@ class Planner:
         try:
             for one in _in_turn([one for one in run.calls.values() if one.key not in one.call.programs]):
                 made.append(one)
-                held = self._lowered = held_in(run, (one.call, one.key), handle.rig)
-                one.traced.given = run.given.get((one.call, one.key), frozenset())
+                held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
+                there = one.component.devices[0]
+                one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + held
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
@@ -206,7 +215,7 @@ class Planner:
             self.is_lowering = False
             self._lowered = None
         for one in run.calls.values():
-            held = held_in(run, (one.call, one.key), handle.rig)
+            held = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
             self._held[one.component.name] = self._held.get(one.component.name, Counter()) | held
         return generation
 
@@ -231,13 +240,13 @@ class Planner:
                 program.program,
                 list(pieces_of(one.component, one.call.module, program.program)),
                 run.times[key],
-                held_in(run, key, handle.rig),
+                held_in(run, key, handle.rig, handle.placed_main),
             )
             for key, one in run.calls.items()
             if isinstance(program := one.call.programs.get(one.key), CompiledModule)
         }
         rigs = {name: one.rig for name, one in handle.components.items()}
-        visits = list(visits_in(run, planned, handle.rig))
+        visits = list(visits_in(run, planned, handle.rig, handle.placed_main))
         return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
 
 

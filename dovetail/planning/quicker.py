@@ -27,11 +27,12 @@ TILES = 4
 
 
 class QuickerInTilesError(Exception):
-    """Ends an attempt whose picture is much quicker in tiles; ``tiles`` by component."""
+    """Ends an attempt whose picture is much quicker in tiles; ``tiles`` by component, ``seconds`` it may take then."""
 
-    def __init__(self, tiles: Mapping[str, Tile]) -> None:
+    def __init__(self, tiles: Mapping[str, Tile], seconds: float) -> None:
         super().__init__("a picture is quicker in tiles")
         self.tiles = tiles
+        self.seconds = seconds
 
 
 def slow_on_the_host(decision: Decision, role: str) -> list[str]:
