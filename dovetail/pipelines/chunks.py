@@ -18,6 +18,51 @@ from ..planning.table import Account
 from .plan import phase_of
 
 
+def in_found_chunks(
+    asked: Request,
+    components: Mapping[str, Component],
+    run: DryRun,
+    put: Callable[[Request], None],
+    lower: Callable[[], Generation],
+    tried: Callable[[], Generation] | None,
+) -> Generation:
+    """What lowering makes of calls on devices that are settled, in as few chunks as that takes.
+
+    Args:
+        asked: the request, with the numbers of chunks that were typed.
+        components: by name.
+        run: has the traced calls.
+        put: has components lowered as a request says.
+        lower: lowers what was traced; raises DoesNotFitError.
+        tried: lowers it too, and keeps nothing; None where ``lower`` keeps nothing either.
+    """
+    roles = {name: one.role for name, one in components.items()}
+    if not leaves_chunks_open(asked, roles):
+        return lower()
+    try:
+        if tried is None:
+            return _in_some_chunks(asked, roles, put, lower)
+        put(with_least_chunks(asked, components, run, put, tried))
+        return lower()
+    except BaseException:
+        put(asked)
+        raise
+
+
+def _in_some_chunks(
+    asked: Request, roles: Mapping[str, str], put: Callable[[Request], None], lower: Callable[[], Generation]
+) -> Generation:
+    """What lowering makes of calls in any number of chunks; the refusal of what is whole where none fits."""
+    refused: list[DoesNotFitError] = []
+    for request in with_more_chunks(asked, roles):
+        put(request)
+        try:
+            return lower()
+        except DoesNotFitError as error:
+            refused.append(error)
+    raise refused[0]
+
+
 def leaves_chunks_open(request: Request, roles: Mapping[str, str]) -> bool:
     """Whether the numbers of chunks of some components (attribute name → role) are to be found."""
     return any(request.chunks_for(name, role) is None for name, role in roles.items())

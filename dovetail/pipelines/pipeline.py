@@ -45,11 +45,11 @@ from ..recovery.recovery import Recovery
 from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
-from .chunks import leaves_chunks_open, with_least_chunks, with_more_chunks
+from .chunks import in_found_chunks
 from .ledger import Ledger
 from .loras import apply_loras
 from .pipeline_state import ExecutionDevice, bring_state
-from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, share_out
+from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, placing, share_out
 from .subclass import become_as_before, become_compiled
 
 if TYPE_CHECKING:
@@ -119,17 +119,13 @@ class CompiledPipeline:
                 modules[name],
                 rig,
                 finish=inside._finish,
-                whole_on=self._whole_on(rig.devices[0]),
                 offer=ledger.offer,
-                shares=self._request.shares_for(name, roles[name], rig.devices),
-                rows=self._request.mode_for(name, roles[name]) == "row",
                 origins=(origins or {}).get(name),
                 store=store,
                 sharing=sharing,
-                residency=self._request.residency_for(name, roles[name], rig.devices),
-                in_memory=self._request.in_memory_for(name, roles[name]),
                 enter=inside._enter,
                 dynamic_shapes=(dynamic_shapes or {}).get(name),
+                **placing(self._request, name, roles[name], rig, self._whole_on(rig.devices[0])),
             )
             one.kept_traces = self._plans.traces if self._plans else {}
             one.recovery = self._recovery
@@ -322,7 +318,7 @@ class CompiledPipeline:
 
     def _tell_device(self) -> None:
         """Has the pipeline make its own tensors where they are to be as components are placed now."""
-        hook = ExecutionDevice(self.main.torch if self.rig.present and not self._is_open else torch.device("cpu"))
+        hook = ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
         for component in self.components.values():
             component.module.__dict__[libraries.HOOK] = hook
 
@@ -341,7 +337,10 @@ class CompiledPipeline:
         """
         if not self._is_open:
             try:
-                return self._chunked(run, lambda: lower(None), tried)
+                if self._passes:
+                    return lower(None)
+                asked = replace(self._request, chunks=self._asked_chunks)
+                return in_found_chunks(asked, self.components, run, self._put, lambda: lower(None), tried)
             except DoesNotFitError:
                 if self.programs or not may_be_searched(self._request, self._roles):
                     raise
@@ -355,33 +354,6 @@ class CompiledPipeline:
             raise
         self._settle()
         return generation
-
-    def _chunked(
-        self, run: DryRun, lower: Callable[[], Generation], tried: Callable[[], Generation] | None
-    ) -> Generation:
-        """What lowering makes of calls on devices that are settled, in as few chunks as that takes."""
-        asked = replace(self._request, chunks=self._asked_chunks)
-        if self._passes or not leaves_chunks_open(asked, self._roles):
-            return lower()
-        try:
-            if tried is None:
-                return self._in_some_chunks(asked, lower)
-            self._put(with_least_chunks(asked, self.components, run, self._put, tried))
-            return lower()
-        except BaseException:
-            self._put(asked)
-            raise
-
-    def _in_some_chunks(self, asked: Request, lower: Callable[[], Generation]) -> Generation:
-        """What lowering makes of calls in any number of chunks; the refusal of what is whole where none fits."""
-        refused: list[DoesNotFitError] = []
-        for request in with_more_chunks(asked, self._roles):
-            self._put(request)
-            try:
-                return lower()
-            except DoesNotFitError as error:
-                refused.append(error)
-        raise refused[0]
 
     def _put(self, request: Request) -> None:
         """Has what is lowered from now on be as a request says, on the devices that components have."""
@@ -404,15 +376,8 @@ class CompiledPipeline:
         self._request = request
         modules = {name: one.module for name, one in self.components.items()}
         for name, rig in share_out(request, modules, self._roles).items():
-            role = self._roles[name]
-            self._components[name].move(
-                rig,
-                whole_on=self._whole_on(rig.devices[0]),
-                shares=request.shares_for(name, role, rig.devices),
-                rows=request.mode_for(name, role) == "row",
-                residency=request.residency_for(name, role, rig.devices),
-                in_memory=request.in_memory_for(name, role),
-            )
+            there = placing(request, name, self._roles[name], rig, self._whole_on(rig.devices[0]))
+            self._components[name].move(rig, **there)
         self._tell_device()
         if self._rests_in_files:
             self._free_host()

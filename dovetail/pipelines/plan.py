@@ -6,14 +6,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
 from ..compiler.errors import UsageError
 from ..compiler.spec import role_of_component
-from ..compiler.spec.devices import Rig, canonical_name
+from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
+from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 
 logger = logging.getLogger(__name__)
@@ -118,3 +119,24 @@ def share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping
         whole = role == "te" and name != dominant and name not in dict(request.backend.named)
         shared[name] = rig.only(rig.devices[:1]) if whole else rig
     return shared
+
+
+class Placing(TypedDict):
+    """How a component is placed on its devices, as it is told."""
+
+    whole_on: Device
+    shares: tuple[float, ...]
+    rows: bool
+    residency: Residency
+    in_memory: int
+
+
+def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) -> Placing:
+    """What a request says of a component on the devices of a rig; what cannot be compiled runs ``whole_on`` one."""
+    return {
+        "whole_on": whole_on,
+        "shares": request.shares_for(name, role, rig.devices),
+        "rows": request.mode_for(name, role) == "row",
+        "residency": request.residency_for(name, role, rig.devices),
+        "in_memory": request.in_memory_for(name, role),
+    }
