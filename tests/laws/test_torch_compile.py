@@ -1,0 +1,26 @@
+"""Law 1 through torch.compile: what Dynamo gives is compiled by dovetail and equals eager bit for bit."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from hypothesis import given, settings
+
+from dovetail.torch_compile.backend import compile_graph
+
+from .modules import ModuleCase, module_cases
+from .test_modules import equal
+
+few = settings(max_examples=settings().max_examples // 5)
+
+
+@few
+@given(module_cases())
+def test_law_1_a_model_that_torch_compiles_with_dovetail_changes_no_bit(case: ModuleCase) -> None:
+    gc.collect()
+    torch.compiler.reset()
+    options = {"backend": case.backend, "rig": case.rig, "tensor_split": case.shares, "params_backend": case.rests}
+    compiled = torch.compile(case.module, backend=compile_graph, options=options)
+    with torch.no_grad():
+        assert equal(compiled(*case.args, **case.kwargs), case.expected())
