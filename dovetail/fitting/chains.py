@@ -23,6 +23,16 @@ def chain_of_trace(traced: Program, chunks: int = 1) -> Chain:
     return chain_of(PassManager(steps).run(traced.copy()))
 
 
+def joined_chain(calls: Sequence[tuple[Program, float]], chunks: int = 1) -> tuple[Chain, float]:
+    """The chain of a component and how often it is called, as `joined` has them.
+
+    Args:
+        calls: its programs as they were traced, each with how often it is called.
+        chunks: in so many of them wide parts are computed.
+    """
+    return joined([(chain_of_trace(program, chunks), times) for program, times in calls])
+
+
 def chains_in_chunks(
     whole: Chain, calls: Sequence[tuple[Program, float]], counts: Sequence[int]
 ) -> Iterator[tuple[int, Chain]]:
@@ -35,7 +45,7 @@ def chains_in_chunks(
     """
     before = _alive(whole)
     for count in counts if calls else ():
-        chain, _ = joined([(chain_of_trace(program, count), times) for program, times in calls])
+        chain, _ = joined_chain(calls, count)
         alive = _alive(chain)
         if any(now < then for now, then in zip(alive, before, strict=False)):
             before = alive

@@ -21,9 +21,9 @@ from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.ways_out import lacking, problem_of
-from ..passes.fit.workload import TRIES, Asked, Budgets, Load, joined, taken_off
+from ..passes.fit.workload import TRIES, Asked, Budgets, Load, taken_off
 from .asked import asked_of, budgets_of
-from .chains import COUNTS, chain_of_trace, chains_in_chunks
+from .chains import COUNTS, chains_in_chunks, joined_chain
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,7 @@ def loads_of(
     encoders = [name for name, one in members.items() if one.role == "te"]
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
-        made = [(chain_of_trace(program), times) for program, times in traces[name]]
-        chain, times = joined(made) if made else (_uncalled(name), 0.0)
+        chain, times = joined_chain(traces[name]) if traces[name] else (_uncalled(name), 0.0)
         asked = asked_of(request, name, member.role)
         wanted = {*counts, *(COUNTS if asked.chunks is None else (asked.chunks,))} - {1}
         chunked = dict(chains_in_chunks(chain, traces[name], sorted(wanted)))

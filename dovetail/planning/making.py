@@ -60,6 +60,8 @@ class Making:
         """The first dry run, in which VAEs decode whole."""
         self._compares = planner.tiles.asked == AUTO
         """Whether a plan in which a VAE decodes whole on the host is still to be compared with tiles."""
+        self._unfit = 0
+        """So many sizes of tiles turned out not to be quicker, or not to fit, when they were lowered."""
         self._most = math.inf
         """The seconds that a picture in tiles may take, where the whole fits too."""
 
@@ -108,24 +110,31 @@ class Making:
         try:
             return self._attempt({})
         except QuickerInTilesError as quicker:
-            self._compares, self._most = False, quicker.seconds
             with contextlib.suppress(DoesNotFitError):
-                generation = self._attempt(quicker.tiles)
-                tell_of_quicker(self._name, quicker.tiles)
-                return generation
-            self._most = math.inf
-            return self._attempt({})
+                return self._quicker(quicker)
+            self._unfit = 1 + quicker.size
+            return self._whole_or_quicker()
         finally:
-            self._compares, self._most = False, math.inf
+            self._compares = False
+
+    def _quicker(self, quicker: QuickerInTilesError) -> Generation | None:
+        """The plan in tiles in which a picture is quicker; raises DoesNotFitError where it is not, once lowered."""
+        self._compares, self._most = False, quicker.seconds
+        try:
+            generation = self._attempt(quicker.tiles)
+            tell_of_quicker(self._name, quicker.tiles)
+            return generation
+        finally:
+            self._compares, self._most = True, math.inf
 
     def _compare(self, run: DryRun, decision: Decision) -> None:
         """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
         slow = [one for one in run.calls.values() if one.component.name in slow_on_the_host(decision, "vae")]
-        for tiles in self._tiles.steps(self._handle, slow)[:TILES]:
+        for size, tiles in list(enumerate(self._tiles.steps(self._handle, slow)[:TILES]))[self._unfit :]:
             self._tiles.put(self._handle, tiles)
             in_tiles = self._planner.trace(self._handle, replace(self._asked, strict=False))
             if is_quicker(decision, tiles, calls_of(in_tiles)):
-                raise QuickerInTilesError(tiles, WORTH * decision.solution.seconds)
+                raise QuickerInTilesError(tiles, size, WORTH * decision.solution.seconds)
         self._tiles.put_back()
 
     def _apart(self, refused: DoesNotFitError) -> Generation | None:

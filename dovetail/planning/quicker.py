@@ -10,10 +10,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..fitting.chains import chain_of_trace
+from ..fitting.chains import joined_chain
 from ..fitting.decide import Decision, TracedCall
 from ..passes.fit.search import search
-from ..passes.fit.workload import joined
 from .tiling import Tile
 
 logger = logging.getLogger(__name__)
@@ -27,11 +26,15 @@ TILES = 4
 
 
 class QuickerInTilesError(Exception):
-    """Ends an attempt whose picture is much quicker in tiles; ``tiles`` by component, ``seconds`` it may take then."""
+    """Ends an attempt whose picture is much quicker in tiles.
 
-    def __init__(self, tiles: Mapping[str, Tile], seconds: float) -> None:
+    ``tiles`` are those by component, ``size`` is their number among the sizes, ``seconds`` a picture may take then.
+    """
+
+    def __init__(self, tiles: Mapping[str, Tile], size: int, seconds: float) -> None:
         super().__init__("a picture is quicker in tiles")
         self.tiles = tiles
+        self.size = size
         self.seconds = seconds
 
 
@@ -51,7 +54,7 @@ def is_quicker(decision: Decision, names: Iterable[str], calls: Sequence[TracedC
     tiled = {name: [(call.program, call.times) for call in calls if call.component == name] for name in names}
     if not all(tiled.values()):  # a dry run that ended before they were called
         return False
-    tiles = {name: joined([(chain_of_trace(one), times) for one, times in of]) for name, of in tiled.items()}
+    tiles = {name: joined_chain(of) for name, of in tiled.items()}
     loads = [
         replace(load, tiles=tiles[load.name], asked=replace(load.asked, tiled=True)) if load.name in tiles else load
         for load in decision.loads

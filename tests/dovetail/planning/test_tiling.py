@@ -15,6 +15,7 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.planner import Planner
 from dovetail.planning.tiling import Tile, candidates, parse_tiling, settings, tile_vae
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
@@ -85,6 +86,26 @@ def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_m
         assert ("decodes in tiles" in caplog.text) == (asked == "auto")
     assert "cpu" in places["off"]
     assert seconds["auto"] <= 0.8 * seconds["off"]
+
+
+def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Tile] = []
+    lower = Planner.lower
+
+    def lowered(planner: Planner, *args: Any) -> Any:
+        tile = planner.tiles.now.get("vae")
+        if tile is not None and (not refused or tile in refused):
+            refused.append(tile)
+            raise DoesNotFitError("injected")
+        return lower(planner, *args)
+
+    monkeypatch.setattr(Planner, "lower", lowered)
+    pipe, call = sd(256)
+    handle = DryPipeline(pipe, {"rig": "cuda0=2MiB,cpu=16GiB"})
+    plan = handle.plan(**{**call, "num_inference_steps": 1})
+    assert plan is not None
+    assert len(set(refused)) == 1
+    assert plan.tiles["vae"].height < refused[0].height
 
 
 def test_the_picture_in_tiles_is_that_of_diffusers_in_these_tiles() -> None:
