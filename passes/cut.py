@@ -29,6 +29,7 @@ class Cut(Pass):
     requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
     ensures: ClassVar[frozenset[str]] = frozenset({"cut"})
     refuses: ClassVar[frozenset[str]] = frozenset({"cut"})
+    keeps_values: ClassVar[bool] = True
 
     def run(self, program: Program) -> Change:
         """Groups consecutive nodes by device, then walks all readings once."""

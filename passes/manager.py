@@ -37,11 +37,12 @@ class PassManager:
         Raises PassError when a pass meets a program that it cannot run on, fails, or does not do what it ensures; the
         error names its history. Raises VerificationError when a pass changes what ops read, and says that it keeps it.
         """
+        reading: Reading | None = None  # of the program as it is now, where that is known
         for step in self.passes:
             _check(step, program)
-            before = read(program) if step.keeps_values else None
+            before = (reading or read(program)) if step.keeps_values else None
             change = _guarded(step, program)
-            _check_done(step, program, before)
+            reading = _check_done(step, program, before)
             program.facts |= step.ensures
             program.history = (*program.history, str(step))
             logger.info("%s: %s", step, change)
@@ -58,13 +59,18 @@ def _check(step: Pass, program: Program) -> None:
         raise PassError(f"pass {step.name} {why}; run so far: {' → '.join(program.history) or 'no pass'}")
 
 
-def _check_done(step: Pass, program: Program, before: Reading | None) -> None:
+def _check_done(step: Pass, program: Program, before: Reading | None) -> Reading | None:
+    """Checks what a pass ensures, and against a reading from before that values were kept; gives that of afterwards."""
     missing = frozenset(fact for fact in step.ensures if fact in POSTCONDITIONS and not POSTCONDITIONS[fact](program))
     if missing:
         history = " → ".join(program.history) or "no pass"
         raise PassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")
-    for node, problem in differences(before, program) if before else ():
+    if before is None:
+        return None
+    after = read(program, before.table)
+    for node, problem in differences(before, after, program.output):
         raise VerificationError(explain(program, Violation(step.name, problem, node), LAW))
+    return after
 
 
 def _guarded(step: Pass, program: Program) -> Change:

@@ -133,11 +133,14 @@ def possible_memory(nodes: Iterable[Node]) -> dict[Node, Node]:
             first[node] = node = first[first[node]]
         return node
 
+    known: set[int] = set()
     for node in nodes:
         first[node] = node
-        for operand in _aliased(node):
+        mine = storages_of(node)
+        for operand in _aliased(node, known.isdisjoint(mine)):
             if operand in first:
                 first[find(node)] = find(operand)  # the older one, for a chain starts where memory is made
+        known.update(mine)
     return {node: find(node) for node in first}
 
 
@@ -169,12 +172,14 @@ def writes_by_strides(program: Program) -> bool:
     return any(len(found) > 1 for found in storages.values())
 
 
-def _aliased(node: Node) -> Sequence[Node]:
-    """The operands whose memory a node's results may lie in."""
+def _aliased(node: Node, is_new: bool) -> Sequence[Node]:
+    """The operands whose memory a node's results may lie in; ``is_new`` if by the trace it is that of none before."""
     if node.op != "call_function":
         return ()
     kind = alias_class(node.target)
     if kind is Alias.COMPUTE:  # some lie there by the trace, though no schema says so (``unsafe_split``)
+        if is_new:
+            return ()
         mine = set(storages_of(node))
         shared = (one for one in node.all_input_nodes if not mine.isdisjoint(storages_of(one)))
         return () if not mine or overwrites(node) else list(shared)
@@ -259,6 +264,6 @@ def readings(program: Program) -> Iterator[tuple[Node, Node, int]]:
     for node in program.graph.nodes:
         for operand in node.all_input_nodes:
             if not weight_name(operand):
-                yield node, operand, max((written[tensor.storage] for tensor in tensors_of(operand)), default=0)
-        if node.op == "call_function":
+                yield node, operand, max(map(written.__getitem__, storages_of(operand)), default=0) if written else 0
+        if node.op == "call_function" and alias_class(node.target) is Alias.WRITE:
             written.update(writes(node))

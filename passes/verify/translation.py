@@ -59,9 +59,11 @@ def read(program: Program, table: Table | None = None) -> Reading:
     return _Reader(program, Reading({} if table is None else table)).run()
 
 
-def differences(before: Reading, program: Program) -> Iterator[tuple[Node | None, str]]:
-    """What a program reads otherwise than before: the node where that shows, and what is wrong."""
-    after = read(program, before.table)
+def differences(before: Reading, after: Reading, output: Node) -> Iterator[tuple[Node | None, str]]:
+    """What a program reads otherwise than before: the node where that shows, if it is one, and what is wrong.
+
+    Both readings have one table; ``output`` is what hands out the results.
+    """
     for node, number in after.numbers.items():
         if before.numbers.get(node) != number:
             known = "reads another value, or another version of it, than before" if node in before.numbers else "is new"
@@ -69,7 +71,7 @@ def differences(before: Reading, program: Program) -> Iterator[tuple[Node | None
     if before.random_ops != after.random_ops:
         yield None, "the ops that draw random numbers are not the same, or not in the same order"
     if before.results != after.results:
-        yield program.output, "what is handed out is not what it was"
+        yield output, "what is handed out is not what it was"
 
 
 class _Reader:
