@@ -40,15 +40,24 @@ class Plan(BaseModel):
     rig: str = Field(description="the devices it was compiled for, as --rig takes them")
     tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")
     program: list[str] = Field(description="the program's text form, line by line")
+    component: str = Field("", description="what the program is called in its pipeline: transformer, vae.decode")
 
 
-def save_plan(path: str | os.PathLike[str], program: Program, rig: Rig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a plan file, and its tensors beside it where there are any.
+def save_plan(
+    path: str | os.PathLike[str],
+    program: Program,
+    rig: Rig,
+    tensors: Mapping[str, torch.Tensor],
+    component: str = "",
+) -> None:
+    """Writes a plan file, and its tensors beside it where there are any; ``component`` is its name in a pipeline.
 
     Raises PlanFileError when the folder cannot be written to; what was there before stays.
     """
     shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
-    plan = Plan(torch=torch.__version__, rig=str(rig), tensors=shown, program=list(lines_of(program)))
+    plan = Plan(
+        torch=torch.__version__, rig=str(rig), tensors=shown, component=component, program=list(lines_of(program))
+    )
     try:
         if tensors:
             with written_beside(_beside(path)) as draft:
@@ -70,6 +79,11 @@ def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, tor
     rig = Rig.parse(plan.rig)
     program = parse_program("\n".join(plan.program))
     return program, rig, _read_tensors(path, plan, program) if plan.tensors else {}
+
+
+def component_in(path: str | os.PathLike[str]) -> str:
+    """What the program of a plan file is called in its pipeline, or the file's name; errors are those of a plan."""
+    return _read(path).component or Path(path).stem
 
 
 def _read(path: str | os.PathLike[str]) -> Plan:

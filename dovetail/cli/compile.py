@@ -70,7 +70,7 @@ def _save(parts: dict[str, CompiledModule], output: Path, traces: Mapping[Progra
         _make_folder(output)
         files = {name: output / f"{name}.json" for name in parts}
     for name, part in parts.items():
-        part.save(files[name])
+        part.save(files[name], name)
         _save_trace(files[name], traces.get(part.base) if part.base else None)
     return files
 

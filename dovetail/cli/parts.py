@@ -19,20 +19,32 @@ if TYPE_CHECKING:
     from ..components.compiled import CompiledModule
     from ..pipelines.dryrun import DryPipeline
     from ..planning.generation import Generation
+    from ..planning.table import Account
 
 
 class Parts(dict[str, "CompiledModule"]):
-    """What was compiled, by name, and the pipeline, whose modules have the buffers that are in no file."""
+    """What was compiled, by name, and of a pipeline what else is known.
+
+    ``pipe`` is the pipeline, whose modules have the buffers that are in no file, and ``account`` the plan of its call.
+    """
 
     pipe: Any = None
+    account: Account | None = None
 
 
 def compiled_parts(
-    subject: str, component: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None = None
-) -> dict[str, CompiledModule]:
+    subject: str,
+    component: str,
+    where: Where,
+    size: Size,
+    weights: WeightFiles,
+    dtype: str | None = None,
+    steps: int | None = 1,
+) -> Parts:
     """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
 
-    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16.
+    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16. It is planned
+    for a call of so many steps; None is as many as it takes by itself.
     """
     path = Path(subject)
     files = _plans(path) if subject else []
@@ -46,7 +58,7 @@ def compiled_parts(
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing the components"):
-        return _plan(pipeline, wanted, where, size, weights, dtype)
+        return _plan(pipeline, wanted, where, size, weights, dtype, steps)
 
 
 def _plans(path: Path) -> list[Path]:
@@ -56,13 +68,13 @@ def _plans(path: Path) -> list[Path]:
     return [] if any((path / name).exists() for name in (INDEX, "config.json")) else sorted(path.glob("*.json"))
 
 
-def _of_plans(files: list[Path], component: str) -> dict[str, CompiledModule]:
+def _of_plans(files: list[Path], component: str) -> Parts:
     from .. import load
+    from ..compiler.text.plan_file import component_in
 
     if component:
         raise UsageError(f"{files[0]} is a plan of one component: leave out --component {component}")
-    loaded = {file.stem: load(file) for file in files}
-    return loaded if len(loaded) > 1 else {one.program.name: one for one in loaded.values()}
+    return Parts({component_in(file): load(file) for file in files})
 
 
 def planned(
@@ -100,14 +112,21 @@ def planned(
 
 
 def _plan(
-    pipeline: Pipeline, wanted: str, where: Where, size: Size, weights: WeightFiles, dtype: str | None
-) -> dict[str, CompiledModule]:
-    given = {"prompt": "a picture", "num_inference_steps": 1, **size.arguments()}
-    dry, _ = planned(pipeline, where, weights, given, dtype=dtype)
+    pipeline: Pipeline,
+    wanted: str,
+    where: Where,
+    size: Size,
+    weights: WeightFiles,
+    dtype: str | None,
+    steps: int | None,
+) -> Parts:
+    given = {"prompt": "a picture", **({"num_inference_steps": steps} if steps else {}), **size.arguments()}
+    dry, generation = planned(pipeline, where, weights, given, dtype=dtype)
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:
         raise UsageError(f"{pipeline.place} calls {wanted or 'nothing'} in no picture: there is nothing to compile")
     parts = Parts(chosen)
     parts.pipe = dry.pipe
+    parts.account = dry.account(generation) if generation is not None else None
     return parts

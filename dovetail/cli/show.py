@@ -1,23 +1,28 @@
-"""`dovetail show`: a placement as text, as a picture or as data."""
+"""`dovetail show`: a placement on one screen, as text, as a picture or as data."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from ..compiler.printable import printable
+from ..compiler.errors import UsageError
 from .call import Size
 from .options import Debug, Dtype, Json, Where
-from .output import print_json
+from .output import check_writable, json_text, put
 from .parts import compiled_parts
+from .shown import FORMS, Scene
 from .subject import Component, Subject
 from .weight_options import WeightFiles
 
-Format = Annotated[
-    Literal["text", "dot", "mermaid", "json"],
-    typer.Option("--format", "-f", help="Every node as text, the segments as a picture, or everything as data."),
+SCHEMA = "json-schema"
+Form = Annotated[
+    Literal["text", "json", "json-schema", "mermaid", "dot"],
+    typer.Option("--as", "--format", "-f", help="A summary, all facts as data or the schema of it, or a picture."),
 ]
+Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it to a file.")]
 
 
 def show(
@@ -27,19 +32,23 @@ def show(
     subject: Subject = "",
     component: Component = "",
     dtype: Dtype = None,
-    format: Format = "text",
+    form: Form = "text",
+    full: Full = False,
+    output: Output = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
-    parts = compiled_parts(subject, component, where, size, weights, dtype)
-    from ..compiler.text.printer import print_program
-    from ..draw import document, dot, mermaid
+    wanted: str = "json" if json else form
+    if full and wanted != "text":
+        raise UsageError(f"--full is of --as text, and --as {wanted} was asked for: leave out one of them")
+    if output is not None:
+        check_writable(output)
+    if wanted == SCHEMA:
+        from ..draw.schema import Shown
 
-    programs = {name: part.program for name, part in parts.items()}
-    if json or format == "json":
-        print_json([document(program, name) for name, program in programs.items()])
-    elif format == "text":
-        print(printable("\n".join(map(print_program, programs.values()))), end="")
-    else:
-        print({"dot": dot, "mermaid": mermaid}[format](programs))
+        put(json_text(Shown.model_json_schema()), output)
+        return
+    parts = compiled_parts(subject, component, where, size, weights, dtype, steps=None)
+    scene = Scene({name: part.program for name, part in parts.items()}, parts.account, subject, where.rig)
+    put(FORMS["full" if full else wanted](scene), output)

@@ -179,15 +179,16 @@ class CompiledModule:
         listings = dict.fromkeys(source.listing for source in self._executor.sources.values())
         return "\n".join(listing.text for listing in listings)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], component: str = "") -> None:
         """Writes a plan file: JSON data with no weights; ``dovetail.load`` makes a compiled module of it again.
 
+        ``component`` is what it is called in its pipeline; pictures of the plan say so.
         Tensors that are in no checkpoint go into a safetensors file beside it. Raises PlanFileError.
         """
         unsaved = [weight for weight in self.program.weights.values() if not weight.persistent]
         host = torch.device("cpu")
         tensors = {weight.name: self._weights(weight, host) for weight in unsaved} if self._weights else {}
-        save_plan(path, self.program, self.rig, tensors)
+        save_plan(path, self.program, self.rig, tensors, component)
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise UsageError(

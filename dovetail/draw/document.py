@@ -9,23 +9,20 @@ from torch.fx import Node
 from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
-from .outline import outline
+from .grouping import UnitFinder, unit_finder
+from .outline import modules_of
 
 
 def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[str, Any]:
     """Devices, blocks, segments, crossings, schedule and (unless left out) every node, as JSON takes them."""
-    drawn = outline(program, name)
-    parts = {part.index: part for part in drawn.parts}
+    find = unit_finder(program.blocks)
     return {
-        "component": drawn.name,
+        "component": name or program.name,
         "class": program.name,
         "passes": list(program.history),
         "devices": [_device(device, program) for device in program.devices],
         "blocks": [{"name": block.name, "bytes": program.nbytes_of(block.weights)} for block in program.blocks],
-        "segments": [
-            _segment(segment, list(parts[segment.index].modules), parts[segment.index].nbytes)
-            for segment in program.segments
-        ],
+        "segments": [_segment(program, segment, find) for segment in program.segments],
         "crossings": [_crossing(one, *end) for one in program.crossings for end in sent(program, one)],
         "schedule": [str(instruction) for instruction in program.schedule or ()],
         **({"nodes": [_node(program, node) for node in program.graph.nodes]} if nodes else {}),
@@ -44,13 +41,14 @@ def _device(device: Device, program: Program) -> dict[str, Any]:
     }
 
 
-def _segment(segment: Segment, modules: list[str], nbytes: int) -> dict[str, Any]:
+def _segment(program: Program, segment: Segment, find: UnitFinder) -> dict[str, Any]:
+    modules, weights = modules_of(segment.nodes, find)
     return {
         "index": segment.index,
         "device": segment.device.name,
         "runs_on": [device.name for device in segment.group],
-        "modules": modules,
-        "weight_bytes": nbytes,
+        "modules": list(modules),
+        "weight_bytes": program.nbytes_of(weights),
         "nodes": [node.name for node in segment.nodes],
     }
 

@@ -1,23 +1,38 @@
-"""What a drawing shows of a program: its segments with their modules and weights, and the bytes between them."""
+"""What a drawing shows of a program: boxes of operations with their modules and weights, and what flows between them.
+
+Boxes that are alike and follow each other are one box with a count, and so are what they weigh and what they send.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
 
 from ..compiler.errors import PassError
-from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of
+from ..compiler.ir.program import Crossing, Program, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.ir.split import sent
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
+from .folding import Repeat, repeats
+from .grouping import Group, UnitFinder, by_block, by_device, by_segment, unit_finder
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
+_DIGITS = re.compile(r"\d+")
+
+GROUPED = {"segments": by_segment, "blocks": by_block, "devices": by_device}
+"""How operations are grouped, finest last but for devices, which are what is left where all else is too much."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One segment: its device, or the devices that share its work, the modules it computes, and what it weighs."""
+    """One box: its device or the devices that share it, the modules it computes, and what it weighs.
+
+    It stands for ``count`` boxes that are alike; numbers are of all of them. ``inside`` are bytes that cross between
+    devices within it. ``nodes`` are the operations of the first.
+    """
 
     index: int
     where: str
@@ -25,22 +40,36 @@ class Part:
     modules: tuple[str, ...]
     weights: int
     nbytes: int
+    count: int = 1
+    inside: int = 0
+    nodes: tuple[Node, ...] = ()
 
     @property
     def title(self) -> str:
-        """The modules in a few words."""
+        """The modules in a few words, and how many boxes it stands for if they are several."""
         shown = self.modules if len(self.modules) <= 5 else (*self.modules[:2], "…", *self.modules[-2:])
-        return ", ".join(shown) or "no module of its own"
+        times = f"{self.count} × " if self.count > 1 else ""
+        return times + (", ".join(shown) or "no module of its own")
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What it weighs, and what crosses inside."""
+        inside = (f"{format_bytes(self.inside)} cross inside",) if self.inside else ()
+        return (f"{format_bytes(self.nbytes)} of weights" if self.nbytes else "no weights", *inside)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """What crosses from one segment to another; None stands for the inputs, or for the results."""
+    """What flows from one box to another; None stands for the inputs, or for the results.
+
+    ``crosses`` says that it goes from one device to another.
+    """
 
     source: int | None
     target: int | None
     values: tuple[str, ...]
     nbytes: int
+    crosses: bool = True
 
     @property
     def title(self) -> str:
@@ -51,7 +80,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Outline:
-    """The segments of a program in order, and what crosses between them."""
+    """The boxes of a program in order, and what flows between them."""
 
     name: str
     devices: tuple[Device, ...]
@@ -60,35 +89,65 @@ class Outline:
 
     @property
     def places(self) -> dict[str, None]:
-        """Where segments run: the devices, and the groups of devices that share some."""
+        """Where boxes run: the devices, and the groups of devices that share some."""
         return dict.fromkeys([*(device.name for device in self.devices), *(part.where for part in self.parts)])
 
 
-def outline(program: Program, name: str = "") -> Outline:
-    """The outline of a cut program; raises PassError when it was not cut."""
+def outline(program: Program, name: str = "", depth: str = "segments", *, folded: bool = True) -> Outline:
+    """The outline of a cut program, of its segments or blocks; raises PassError when it was not cut.
+
+    At segments only what crosses between devices is an edge, and at blocks all that flows.
+    """
     if not program.segments:
         raise PassError(f"{program.name} has no segments to draw: run the passes up to cut first")
-    parts = tuple(_part(program, segment) for segment in program.segments)
-    return Outline(name or program.name, program.devices, parts, _edges(program))
+    groups = GROUPED[depth](program)
+    kinds = [_kind(group) for group in groups]
+    found = repeats(kinds) if folded else [Repeat(place) for place in range(len(groups))]
+    parts, part_at = _parts(program, groups, found)
+    part_of = {node: part_at[place] for place, group in enumerate(groups) for node in group.nodes}
+    edges = list(_crossing_edges(program, part_of))
+    if depth == "blocks" or program.is_sliced:
+        edges += _flow_edges(program, part_of, edges)
+    merged = _merged(edges)
+    inside = {edge.source: edge.nbytes for edge in merged if edge.source == edge.target and edge.crosses}
+    shown = tuple(_with_inside(part, inside.get(part.index, 0)) for part in parts)
+    return Outline(name or program.name, program.devices, shown, tuple(e for e in merged if e.source != e.target))
 
 
-def _part(program: Program, segment: Segment) -> Part:
-    weights = dict.fromkeys(name for node in segment.nodes for name in placement_of(node).weights)
-    paths = [name.rpartition(".")[0] for name in weights] or [origin_of(node).module for node in segment.nodes]
-    units = dict.fromkeys(_unit(path, [block.name for block in program.blocks]) for path in paths if path)
-    nbytes = program.nbytes_of(weights)
-    where = " & ".join(device.name for device in program.devices if device in segment.group)
-    return Part(segment.index, where, len(segment.nodes), spans([*units]), len(weights), nbytes)
+def _kind(group: Group) -> tuple[object, ...]:
+    """What is equal of two groups that are alike: numbers in names apart."""
+    ops = tuple((str(node.target), len(placement_of(node).weights)) for node in group.nodes)
+    return group.where, _DIGITS.sub("#", group.unit), ops if group.unit else id(group)
 
 
-def _unit(module: str, blocks: Sequence[str]) -> str:
-    """The block that a module path lies in, or else its first name, or two names where blocks lie beside it."""
-    block = next((block for block in blocks if f"{module}.".startswith(f"{block}.")), None)
-    if block:
-        return block
-    first = module.partition(".")[0]
-    beside = any(name.startswith(f"{first}.") and not name[len(first) + 1 :].isdigit() for name in blocks)
-    return ".".join(module.split(".")[: 2 if beside else 1])
+def _parts(program: Program, groups: Sequence[Group], found: Sequence[Repeat]) -> tuple[list[Part], dict[int, int]]:
+    """The boxes, and the number of the box for each place in the row of groups."""
+    parts: list[Part] = []
+    at: dict[int, int] = {}
+    for one in found:
+        for offset in range(one.period):
+            places = range(one.start + offset, one.stop, one.period)
+            at |= dict.fromkeys(places, len(parts))
+            parts.append(_part(program, len(parts), [groups[place] for place in places]))
+    return parts, at
+
+
+def _part(program: Program, index: int, alike: Sequence[Group]) -> Part:
+    nodes = [node for group in alike for node in group.nodes]
+    modules, weights = modules_of(nodes, unit_finder(program.blocks))
+    nbytes, first = program.nbytes_of(weights), alike[0]
+    return Part(index, first.where, len(nodes), modules, len(weights), nbytes, len(alike), 0, first.nodes)
+
+
+def modules_of(nodes: Sequence[Node], find: UnitFinder) -> tuple[tuple[str, ...], Collection[str]]:
+    """The blocks and modules that operations compute, and the names of the weights that they read."""
+    weights = dict.fromkeys(name for node in nodes for name in placement_of(node).weights)
+    paths = [name.rpartition(".")[0] for name in weights] or [origin_of(node).module for node in nodes]
+    return spans([*dict.fromkeys(find(path) for path in paths if path)]), weights.keys()
+
+
+def _with_inside(part: Part, inside: int) -> Part:
+    return replace(part, inside=inside) if inside else part
 
 
 def spans(paths: Sequence[str]) -> tuple[str, ...]:
@@ -115,13 +174,50 @@ def _span_text(run: tuple[str, int, int]) -> str:
     return f"{stem}{first}" if first == last else f"{stem}{first}–{last}"
 
 
-def _edges(program: Program) -> tuple[Edge, ...]:
-    grouped: dict[tuple[int | None, int | None], list[Crossing]] = {}
+def _crossing_edges(program: Program, part_of: dict[Node, int]) -> Iterator[Edge]:
+    """What crosses between devices, by the boxes at its ends."""
     for crossing in program.crossings:
-        grouped.setdefault((crossing.producer, crossing.consumer), []).append(crossing)
-    return tuple(_edge(program, *ends, group) for ends, group in grouped.items())
+        nbytes = sum(nbytes for _, nbytes in sent(program, crossing))
+        ends = _maker(program, crossing, part_of), _reader(program, crossing, part_of)
+        yield Edge(*ends, (crossing.value.name,), nbytes)
 
 
-def _edge(program: Program, source: int | None, target: int | None, group: Sequence[Crossing]) -> Edge:
-    values = tuple(dict.fromkeys(crossing.value.name for crossing in group))
-    return Edge(source, target, values, sum(nbytes for crossing in group for _, nbytes in sent(program, crossing)))
+def _maker(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> int | None:
+    """The box that made a value what it is when it crosses: by computing it, or by writing its memory last."""
+    if crossing.producer is None:
+        return None
+    nodes = program.segments[crossing.producer].nodes
+    return part_of[crossing.value if placement_of(crossing.value).segment == crossing.producer else nodes[0]]
+
+
+def _reader(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> int | None:
+    if crossing.consumer is None:
+        return None
+    nodes = program.segments[crossing.consumer].nodes
+    return part_of[next((node for node in nodes if crossing.value in node.all_input_nodes), nodes[0])]
+
+
+def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[Edge]) -> Iterator[Edge]:
+    """What flows from box to box within a device, and to later readers of what has crossed."""
+    known = {(edge.source, edge.target) for edge in crossing}
+    seen: set[tuple[Node, int]] = set()
+    for reader, target in part_of.items():
+        for value in reader.all_input_nodes:
+            source = part_of.get(value)
+            is_known = weight_name(value) or (value, target) in seen or (source, target) in known
+            if not is_known and source != target and tensors_of(value):
+                seen.add((value, target))
+                nbytes = sum(tensor.nbytes for tensor in tensors_of(value))
+                yield Edge(source, target, (value.name,), nbytes, crosses=False)
+
+
+def _merged(edges: Sequence[Edge]) -> list[Edge]:
+    """One edge for all between the same two boxes; of what repeats, that of all repeats."""
+    grouped: dict[tuple[int | None, int | None, bool], list[Edge]] = {}
+    for edge in edges:
+        grouped.setdefault((edge.source, edge.target, edge.crosses), []).append(edge)
+    return [
+        Edge(source, target, tuple(dict.fromkeys(name for e in found for name in e.values)),
+             sum(e.nbytes for e in found), crosses)
+        for (source, target, crosses), found in grouped.items()
+    ]  # fmt: skip

@@ -117,12 +117,12 @@ class Account:
 
     def told(self) -> list[str]:
         """What stands below the tables, a line each; the last one is the line that asks for the same."""
+        return [*self.remarks(), *([self.line] if self.settings else [])]
+
+    def remarks(self) -> list[str]:
+        """How long a picture takes, and why devices are used or not, a line each."""
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
-        return [
-            f"a picture takes {seconds_text(self.seconds)} s, without reading files{searched}",
-            *self.notes,
-            *([self.line] if self.settings else []),
-        ]
+        return [f"a picture takes {seconds_text(self.seconds)} s, without reading files{searched}", *self.notes]
 
     def document(self) -> dict[str, Any]:
         """All of it as data; sizes are in bytes."""

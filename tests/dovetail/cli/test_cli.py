@@ -182,7 +182,7 @@ def test_compile_plans_for_a_machine_that_is_not_here(tmp_path: Path) -> None:
     found = data("compile", *options, "-o", str(plan))
     assert found["transformer"]["devices"] == ["cuda0", "cuda1"]
     assert found["transformer"]["plan"] == str(plan)
-    assert "@cuda1" in done("show", str(plan))
+    assert "@cuda1" in done("show", str(plan), "--full")
 
 
 @pytest.mark.slow
@@ -200,8 +200,8 @@ def test_several_plans_do_not_go_into_one_file(tmp_path: Path) -> None:
     assert "name a folder, or one --component" in result.stderr
 
 
-def test_show_prints_the_text_form(plans: Path) -> None:
-    shown = done("show", str(plans / "transformer.json"))
+def test_show_prints_the_full_text_form_when_asked(plans: Path) -> None:
+    shown = done("show", str(plans / "transformer.json"), "--as", "text", "--full")
     assert shown.startswith('program "FluxTransformer2DModel"')
     assert "@sim1 #1" in shown
 
@@ -251,7 +251,7 @@ def test_the_folder_of_a_component_stands_for_it_alone() -> None:
 def test_verify_names_its_rules(plans: Path) -> None:
     found = data("verify", str(plans / "transformer.json"))
     assert "pin" in found["rules"]
-    assert found["kept_by"] == ["FluxTransformer2DModel"]
+    assert found["kept_by"] == ["transformer"]
 
 
 def test_the_first_command_of_the_readme_paints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
