@@ -19,7 +19,7 @@ from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from ..passes.simulate.memory import simulate
 from .tiling import Tile
-from .walk import Visit, Walk, visits_of
+from .walk import Moment, Visit, Walk, visits_of
 
 PHASES = ("conditioning", "sampling", "decoding")
 
@@ -145,12 +145,17 @@ class Generation:
         return found
 
     @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """What is on devices beside weights that stay, before and at each visit, in their order."""
+        stays = frozenset(piece.key for piece in self._pieces if piece.lasts is Lifetime.PROGRAM)
+        return tuple(Walk(stays).moments(self._visits, self.devices))
+
+    @cached_property
     def _peaks(self) -> Mapping[tuple[PlannedCall, Device], Peak]:
         """The fullest moment of each device while each call is made, or comes next."""
-        stays = frozenset(piece.key for piece in self._pieces if piece.lasts is Lifetime.PROGRAM)
         weights = {device: sum(held.values()) for device, held in self.resident.items()}
         found: dict[tuple[PlannedCall, Device], Peak] = {}
-        for one in Walk(stays).moments(self._visits, self.devices):
+        for one in self.moments:
             peak = Peak(one.call, weights.get(one.device, 0), one.staged, one.values)
             known = found.get((one.call, one.device))
             if known is None or known.total < peak.total:

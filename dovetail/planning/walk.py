@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..compiler.ir.schedule import Lifetime
@@ -40,13 +40,16 @@ class Visit:
 class Moment:
     """What is on a device at a moment: weights kept for the phase, and all else but what stays.
 
-    ``call`` is the one that is made, or that comes next; at the end the one before.
+    ``call`` is the one that is made, or that comes next; at the end the one before. ``visit`` is the number of the visit,
+    and ``is_before`` says that it is the time before it.
     """
 
     call: PlannedCall
     device: Device
     staged: int
     values: int
+    visit: int = 0
+    is_before: bool = False
 
 
 @dataclass
@@ -86,14 +89,16 @@ class Walk:
     def moments(self, visits: Sequence[Visit], devices: Sequence[Device]) -> Iterator[Moment]:
         """The fullest moment of each device at each visit, and before it."""
         before: PlannedCall | None = None
-        for visit in visits:
+        for number, visit in enumerate(visits):
             near = visit.call or before
             if near is None:
                 continue
             for device in devices:
-                yield Moment(near, device, self._kept_on(device), self._slots_on(device) + visit.since.get(device, 0))
+                values = self._slots_on(device) + visit.since.get(device, 0)
+                yield Moment(near, device, self._kept_on(device), values, number, is_before=True)
             if visit.call is not None:
-                yield from self._call(visit.call, visit.held, devices)
+                for one in self._call(visit.call, visit.held, devices):
+                    yield replace(one, visit=number)
             before = visit.call
 
     def _call(self, call: PlannedCall, held: Bytes, devices: Sequence[Device]) -> Iterator[Moment]:

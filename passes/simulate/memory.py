@@ -11,7 +11,7 @@ strides do not settle it, to be compared (see `runtime/in_place`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -66,7 +66,7 @@ def simulate(program: Program, there: Mapping[Device, Collection[str]] | None = 
     """
     if program.schedule is None:
         raise ValueError(f"{program.name} has no schedule yet: lower it first")
-    walk = _Walk(program)
+    walk = MemoryWalk(program)
     for device, names in (there or {}).items():
         walk.bring(device, names)
     for instruction in program.schedule:
@@ -88,6 +88,7 @@ class _Memory:
     users: Counter[Hashable] = field(default_factory=Counter)  # of each piece of memory the values in it
     sizes: dict[Hashable, int] = field(default_factory=dict)
     fullest: Usage = Usage()
+    watch: Callable[[Usage], None] | None = None
 
     def hold(self, piece: Hashable, nbytes: int) -> None:
         """Notes one more value in a piece of memory, which is of so many bytes if it is new."""
@@ -108,10 +109,12 @@ class _Memory:
         now = Usage(self.weights, self.staged, self.values, scratch, node)
         if now.total > self.fullest.total:
             self.fullest = now
+        if self.watch is not None:
+            self.watch(now)
 
 
-class _Walk:
-    """The memory of all devices while the instructions are walked through."""
+class MemoryWalk:
+    """The memory of all devices while the instructions are walked through; ``watch`` of one is told each moment."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

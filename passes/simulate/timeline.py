@@ -63,16 +63,14 @@ def timeline(program: Program, speeds: Speeds) -> Timeline:
     """
     if program.schedule is None:
         raise ValueError(f"{program.name} has no schedule yet: lower it first")
-    walk = _Walk(program, speeds)
+    walk = ClockWalk(program, speeds)
     for one in program.schedule.flat():
         walk.carry_out(one)
-    walk.end_run()
-    end = max((*walk.computed.values(), *walk.free.values()), default=0.0)
-    return Timeline(end, tuple(walk.spans), dict(walk.waited), dict(walk.bringing))
+    return walk.ended()
 
 
 @dataclass
-class _Walk:
+class ClockWalk:
     """The clocks of all lanes while the instructions are walked through, in seconds since the call began."""
 
     program: Program
@@ -108,6 +106,12 @@ class _Walk:
                 self.load(one)
             case Release(load):
                 self.slots[load.device, load.slot] = self.computed[load.device]
+
+    def ended(self) -> Timeline:
+        """All that was seen, at the end of the call."""
+        self.end_run()
+        end = max((*self.computed.values(), *self.free.values()), default=0.0)
+        return Timeline(end, tuple(self.spans), dict(self.waited), dict(self.bringing))
 
     def end_run(self) -> None:
         """Notes the run that has ended, if one has."""

@@ -1,0 +1,30 @@
+"""Memory over time agrees with the fullest moment and with the time line."""
+
+import pytest
+
+from dovetail.compiler.spec.speeds import speeds_of
+from dovetail.passes.simulate.memory import simulate
+from dovetail.passes.simulate.profile import profile
+from dovetail.passes.simulate.timeline import timeline
+from tests.dovetail.draw.models import stack
+
+OPTIONS = {"layer": {}, "row": {"split_mode": "row"}, "streamed": {"params_backend": "cpu"}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_fullest_moment_of_a_profile_is_the_predicted_peak(options: dict[str, str]) -> None:
+    program = stack(**options).program
+    found = profile(program, speeds_of(program.rig))
+    peaks = {device: max(usage.total for _, usage in moments) for device, moments in found.moments.items()}
+    assert peaks == {device: usage.total for device, usage in simulate(program).items()}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_profile_has_the_time_line_of_the_call(options: dict[str, str]) -> None:
+    program = stack(**options).program
+    found = profile(program, speeds_of(program.rig))
+    assert found.timeline == timeline(program, speeds_of(program.rig))
+    for moments in found.moments.values():
+        times = [time for time, _ in moments]
+        assert times == sorted(times)
+        assert times[-1] <= found.timeline.seconds
