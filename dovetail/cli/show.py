@@ -18,8 +18,13 @@ from .weight_options import WeightFiles
 
 SCHEMA = "json-schema"
 Form = Annotated[
-    Literal["text", "json", "json-schema", "mermaid", "dot"],
-    typer.Option("--as", "--format", "-f", help="A summary, all facts as data or the schema of it, or a picture."),
+    Literal["text", "html", "json", "json-schema", "mermaid", "dot"],
+    typer.Option(
+        "--as",
+        "--format",
+        "-f",
+        help="A summary, a page, all facts as data or their schema, or a picture.",
+    ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it to a file.")]

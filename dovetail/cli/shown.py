@@ -80,7 +80,14 @@ def dot(scene: Scene) -> str:
     return dot(scene.programs)
 
 
+def html(scene: Scene) -> str:
+    """A page of pictures."""
+    from ..draw import page
+
+    return page(scene.programs, scene.account, title=scene.subject or "the demo", line=scene.line)
+
+
 FORMS: Mapping[str, Callable[[Scene], str]] = {
-    "text": summary, "full": full, "json": data, "mermaid": mermaid, "dot": dot,
+    "text": summary, "full": full, "json": data, "mermaid": mermaid, "dot": dot, "html": html,
 }  # fmt: skip
 """The forms by the words of `--as`, and the full text."""

@@ -1,8 +1,9 @@
-"""Draws where programs run: a graph of segments for people (Mermaid, DOT), every fact for machines (JSON)."""
+"""Draws where programs run: pictures and pages for people, every fact for machines (JSON)."""
 
 from .document import document
 from .dot import dot
 from .mermaid import mermaid
 from .outline import Edge, Outline, Part, outline
+from .page import page
 
-__all__ = ["Edge", "Outline", "Part", "document", "dot", "mermaid", "outline"]
+__all__ = ["Edge", "Outline", "Part", "document", "dot", "mermaid", "outline", "page"]

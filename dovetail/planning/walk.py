@@ -40,8 +40,8 @@ class Visit:
 class Moment:
     """What is on a device at a moment: weights kept for the phase, and all else but what stays.
 
-    ``call`` is the one that is made, or that comes next; at the end the one before. ``visit`` is the number of the visit,
-    and ``is_before`` says that it is the time before it.
+    ``call`` is the one that is made, or that comes next; at the end the one before. ``visit`` is the number of
+    the visit, and ``is_before`` says that it is the time before it.
     """
 
     call: PlannedCall

@@ -1,7 +1,7 @@
 """How full each device is over the time of one call, and its time line; nothing is computed.
 
-It walks the memory and the clocks through a schedule side by side: what is on a device at a moment is what its own queue
-has reached then. The fullest moment is that of `memory.simulate`, the time line that of `timeline.timeline`.
+It walks the memory and the clocks through a schedule side by side: what is on a device at a moment is what its own
+queue has reached then. The fullest moment is that of `memory.simulate`, the time line that of `timeline.timeline`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ class Profile:
     timeline: Timeline
 
 
-def profile(
-    program: Program, speeds: Speeds, there: Mapping[Device, Collection[str]] | None = None
-) -> Profile:
+def profile(program: Program, speeds: Speeds, there: Mapping[Device, Collection[str]] | None = None) -> Profile:
     """The profile of one call of a scheduled program; ``there`` names weights that are on devices before it.
 
     Raises ValueError for a program that has no schedule.

@@ -85,7 +85,8 @@ class ClockWalk:
     waited: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
     bringing: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
-    running: tuple[Run, float] | None = None
+    running: Run | None = None
+    began: float | None = None  # when the first operation of the run did, after what it waits for
 
     def __post_init__(self) -> None:
         self.pieces = pieces(self.program)
@@ -95,7 +96,7 @@ class ClockWalk:
         match one:
             case Run():
                 self.end_run()
-                self.running = one, self.computed[one.device]
+                self.running, self.began = one, None
             case Step():
                 self.step(one)
             case Await(started, device):
@@ -115,18 +116,20 @@ class ClockWalk:
 
     def end_run(self) -> None:
         """Notes the run that has ended, if one has."""
-        if self.running is not None:
-            run, start = self.running
+        run = self.running
+        if run is not None and self.began is not None:
             end = self.computed[run.device]
-            self.spans.append(Span(str(run.device), f"segment {run.segment.index}", start, end))
-            self.running = None
+            self.spans.append(Span(str(run.device), f"segment {run.segment.index}", self.began, end))
+        self.running = None
 
     def step(self, step: Step) -> None:
         """One operation, on the device of the run that it is in."""
         assert self.running is not None
-        device = self.running[0].device
+        device = self.running.device
         seconds = _cost(self.program, step, device).seconds(self.speeds[device])
-        self.computed[device] = max(self.computed[device], self.issued) + seconds
+        start = max(self.computed[device], self.issued)
+        self.began = start if self.began is None else self.began
+        self.computed[device] = start + seconds
         self.issue(device)
 
     def issue(self, device: Device) -> None:

@@ -1,0 +1,73 @@
+"use strict";
+// Small helpers. Text from data is only ever set as text: nothing here parses HTML.
+const dovetail = {};
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+
+  function filled(element, attributes, children) {
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "vars") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+      else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.filter((one) => one != null && one !== false));
+    return element;
+  }
+  dovetail.el = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
+  dovetail.svg = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+  dovetail.json = (id) => JSON.parse(document.getElementById(id).textContent);
+
+  dovetail.bytes = (size) => {
+    for (const [name, unit] of UNITS) if (Math.abs(size) >= unit) return `${(size / unit).toFixed(1)} ${name}`;
+    return `${Math.round(size)} B`;
+  };
+  dovetail.seconds = (time) => {
+    if (time >= 100) return `${Math.round(time)} s`;
+    if (time >= 1) return `${time.toPrecision(3)} s`;
+    if (time >= 1e-3) return `${(time * 1e3).toPrecision(3)} ms`;
+    return time > 0 ? `${(time * 1e6).toPrecision(3)} µs` : "0 s";
+  };
+  dovetail.count = (number) => number.toLocaleString("en");
+
+  // The colour of a device, by its number on the page; the host is grey.
+  dovetail.colour = (name) => {
+    const found = dovetail.devices.indexOf(name);
+    return name === "cpu" ? "var(--host)" : `var(--device-${(found < 0 ? 0 : found) % 8})`;
+  };
+  dovetail.chip = (name) => dovetail.el("span", {class: "chip", vars: {"--c": dovetail.colour(name)}}, name);
+  dovetail.chips = (place) => place.split(" & ").map(dovetail.chip);
+
+  const tip = document.getElementById("tip");
+  dovetail.tell = (lines, event) => {
+    tip.replaceChildren(...lines.map((line, index) => dovetail.el(index ? "div" : "b", {}, line)));
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    const left = Math.min(event.clientX + 14, innerWidth - box.width - 8);
+    const top = event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${Math.max(8, top)}px`;
+  };
+  dovetail.hush = () => { tip.hidden = true; };
+
+  // A row of buttons of which one is chosen; arrow keys go from one to the next.
+  dovetail.tabs = (label, names, choose) => {
+    const buttons = names.map((name, index) => dovetail.el("button", {
+      type: "button", role: "tab", onclick: () => pick(index), title: name,
+    }, name));
+    function pick(index, focus) {
+      buttons.forEach((one, place) => {
+        one.setAttribute("aria-selected", String(place === index));
+        one.tabIndex = place === index ? 0 : -1;
+      });
+      if (focus) buttons[index].focus();
+      choose(index);
+    }
+    const list = dovetail.el("div", {class: "tabs", role: "tablist", "aria-label": label, onkeydown: (event) => {
+      const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+      const now = buttons.indexOf(document.activeElement);
+      if (step && now >= 0) { pick((now + step + buttons.length) % buttons.length, true); event.preventDefault(); }
+    }}, ...buttons);
+    return {list, pick};
+  };
+})();

@@ -1,0 +1,70 @@
+"use strict";
+// The blocks of a component from left to right in the order in which they run, in the lane of their device.
+(() => {
+  const {svg, bytes, seconds} = dovetail;
+  const ROW = 54, BAR = 30, TOP = 2, LEFT = 84;
+
+  dovetail.ribbon = (host, graph, program, open) => {
+    const width = Math.max(300, host.clientWidth), lanes = program.devices;
+    const height = TOP + lanes.length * ROW + 2;
+    const top = (row) => TOP + row * ROW + (ROW - BAR) / 2;
+    const text = (place) => graph.texts[place];
+    // Width by time, but nothing so narrow that it cannot be seen.
+    const least = 2, room = width - LEFT - 10 - least * graph.blocks.length;
+    const whole = graph.blocks.reduce((sum, one) => sum + one[5], 0) || 1;
+    const boxes = [];
+    let x = LEFT;
+    for (const one of graph.blocks) {
+      const wide = least + (Math.max(0, room) * one[5]) / whole;
+      boxes.push({x, wide, one});
+      x += wide;
+    }
+    const picture = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, class: "ribbon", role: "img",
+      "aria-label": `${graph.blocks.length} blocks on ${lanes.join(" and ")}`});
+    lanes.forEach((name, row) => picture.append(
+      svg("rect", {x: LEFT, y: top(row), width: width - LEFT - 10, height: BAR, class: "lane-bed", rx: 5}),
+      svg("text", {x: LEFT - 10, y: top(row) + BAR / 2 + 4, class: "lane", "text-anchor": "end"}, name)));
+    const blockAt = (node) => boxes.findIndex(({one}) => one[2] <= node && node < one[3]);
+    if (!program.sliced) arrows(picture, graph, boxes, lanes, blockAt, top);
+    boxes.forEach(({x: start, wide, one}, index) => {
+      for (const name of text(one[1]).split(" & ")) {
+        const row = lanes.indexOf(name);
+        const group = svg("g", {class: "block", vars: {"--c": dovetail.colour(name)}},
+          svg("rect", {x: start + 0.5, y: top(row), width: Math.max(1, wide - 1), height: BAR, rx: Math.min(4, wide / 3),
+            class: index % 2 ? "odd" : "even"}));
+        label(group, text(one[0]), start, wide, top(row) + BAR / 2 + 4);
+        group.addEventListener("pointermove", (event) => dovetail.tell([text(one[0]), text(one[1]),
+          `${one[3] - one[2]} operations, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click to see its operations"], event));
+        group.addEventListener("pointerleave", dovetail.hush);
+        group.addEventListener("click", () => open(index));
+        picture.append(group);
+      }
+    });
+    host.replaceChildren(picture);
+  };
+
+  function label(group, name, start, wide, y) {
+    const short = name.match(/\d+$/) && wide < name.length * 6.5 ? name.match(/\d+$/)[0] : name;
+    if (wide > short.length * 6.5 + 6) group.append(svg("text", {x: start + wide / 2, y, "text-anchor": "middle"}, short));
+  }
+
+  function arrows(picture, graph, boxes, lanes, blockAt, top) {
+    const sums = new Map();
+    for (const [value, reader, source, target, size] of graph.crossings) {
+      const from = value < 0 ? 0 : blockAt(value), to = reader < 0 ? boxes.length - 1 : blockAt(reader);
+      const key = `${from}|${to}|${source}|${target}`;
+      sums.set(key, (sums.get(key) || 0) + size);
+    }
+    for (const [key, size] of sums) {
+      const [from, to, source, target] = key.split("|");
+      const a = boxes[from], b = boxes[to], up = lanes.indexOf(source), down = lanes.indexOf(target);
+      if (!a || !b || up < 0 || down < 0) continue;
+      const x1 = a.x + a.wide - 1, x2 = b.x + 1, below = down > up;
+      const y1 = top(up) + (below ? BAR : 0), y2 = top(down) + (below ? 0 : BAR), middle = (y1 + y2) / 2;
+      const path = svg("path", {d: `M${x1},${y1} C${x1},${middle} ${x2},${middle} ${x2},${y2}`, class: "cross"});
+      path.addEventListener("pointermove", (event) => dovetail.tell([`${bytes(size)} cross`, `${source} to ${target}`], event));
+      path.addEventListener("pointerleave", dovetail.hush);
+      picture.append(path);
+    }
+  }
+})();
