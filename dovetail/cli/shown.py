@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compiler.printable import printable
@@ -84,7 +85,9 @@ def html(scene: Scene) -> str:
     """A page of pictures."""
     from ..draw import page
 
-    return page(scene.programs, scene.account, title=scene.subject or "the demo", line=scene.line)
+    return page(
+        scene.programs, scene.account, title=Path(scene.subject).name or scene.subject or "the demo", line=scene.line
+    )
 
 
 FORMS: Mapping[str, Callable[[Scene], str]] = {

@@ -12,8 +12,8 @@ from ..compiler.ir.split import sent, split_of
 from ..compiler.ir.value import TensorType
 from ..compiler.spec.speeds import Speeds
 from ..passes.simulate.cost import cost_of
-from .grouping import Group, by_block, by_segment, place_of
-from .outline import modules_of, unit_finder
+from .grouping import Group, by_block, by_segment, place_of, unit_finder
+from .outline import modules_of
 
 
 class Texts(dict[str, int]):

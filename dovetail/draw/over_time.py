@@ -45,7 +45,8 @@ def lanes_of(timeline: Timeline) -> dict[str, Any]:
         for number, name in enumerate(names)
         for start, end, what in _joined(lanes[name], timeline.seconds * _NARROWEST)
     ]
-    return {"lanes": names, "spans": spans, "seconds": timeline.seconds}
+    busy = [_rounded(timeline.busy(name)) for name in names]
+    return {"lanes": names, "busy": busy, "spans": spans, "seconds": timeline.seconds}
 
 
 def _joined(spans: Sequence[Span], narrow: float) -> Iterator[tuple[float, float, str]]:

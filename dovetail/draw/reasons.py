@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.devices import Rig
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
-from ..planning.table import Account, Part
+from ..planning.table import Account, Part, Row
 
-_PLACES = {Residency.HOST: "host memory", Residency.DISK: "disk"}
+_PLACES = {Residency.HOST: "in host memory", Residency.DISK: "on disk"}
 
 
 def reason_for(account: Account, part: Part) -> str:
     """What decides where a program of the plan runs and where its weights rest."""
-    first = "Found by search: " if account.searched is not None else "As asked: "
-    return first + "; ".join(_facts(part, account.generation.rig)) + "."
+    first = "Found by search" if account.searched is not None else "As asked"
+    return f"{first}: {'; '.join(_facts(part, account.generation.rig))}."
 
 
 def _facts(part: Part, rig: Rig) -> Iterator[str]:
@@ -25,22 +25,22 @@ def _facts(part: Part, rig: Rig) -> Iterator[str]:
     how = "by rows" if program.is_sliced else "by blocks"
     yield f"split {how} over {devices}" if len(part.rows) > 1 else f"all of it runs on {devices}, so nothing crosses"
     for row in part.rows:
-        yield from _of_rests(row.rests, row.streamed, row.weights, row.device, total, rig)
+        yield from _resting(row, total, rig)
     if part.chunks > 1:
-        yield f"computed in {part.chunks} chunks to take less memory for values"
+        yield f"computed in {part.chunks} chunks, to take less memory for values"
     if part.tile:
-        yield f"in tiles of {part.tile} to take less memory for values"
+        yield f"in tiles of {part.tile}, to take less memory for values"
 
 
-def _of_rests(rests: object, streamed: int, weights: int, device: Device, total: int, rig: Rig) -> Iterator[str]:
-    places = [f"{format_bytes(nbytes)} in {_PLACES[place]}" for place, nbytes in rests.items() if place in _PLACES]
+def _resting(row: Row, total: int, rig: Rig) -> Iterator[str]:
+    """Where weights of a device rest, why they cannot all stay there if that is so, and when they come."""
+    places = [f"{format_bytes(nbytes)} {_PLACES[place]}" for place, nbytes in row.rests.items() if place in _PLACES]
     if not places:
         return
-    free = rig[device].free
-    yield f"of its weights {' and '.join(places)} rest away from {device}"
-    if total > free:
-        yield f"{format_bytes(total)} of weights are more than the {format_bytes(free)} that {device} may use"
-    if streamed:
-        yield f"{format_bytes(streamed)} of them come anew in every call"
-    elif weights:
-        yield f"they are on {device} for its phase only, and leave room to the others"
+    free = rig[row.device].free
+    why = f", for {format_bytes(total)} are more than the {format_bytes(free)} that {row.device} may use"
+    yield f"weights of {row.device} rest {' and '.join(places)}{why if total > free else ''}"
+    if row.weights:
+        yield f"{format_bytes(row.weights)} of them are there for the whole phase, and leave with it"
+    if row.streamed:
+        yield f"{format_bytes(row.streamed)} of them come anew in every call"

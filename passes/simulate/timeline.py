@@ -86,7 +86,7 @@ class ClockWalk:
     bringing: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
     running: Run | None = None
-    began: float | None = None  # when the first operation of the run did, after what it waits for
+    began: float | None = None  # when it computed its first operation since it last waited
 
     def __post_init__(self) -> None:
         self.pieces = pieces(self.program)
@@ -116,11 +116,16 @@ class ClockWalk:
 
     def end_run(self) -> None:
         """Notes the run that has ended, if one has."""
+        self.pause()
+        self.running = None
+
+    def pause(self) -> None:
+        """Notes what was computed of the run since it began, or since it waited."""
         run = self.running
         if run is not None and self.began is not None:
             end = self.computed[run.device]
             self.spans.append(Span(str(run.device), f"segment {run.segment.index}", self.began, end))
-        self.running = None
+        self.began = None
 
     def step(self, step: Step) -> None:
         """One operation, on the device of the run that it is in."""
@@ -141,6 +146,8 @@ class ClockWalk:
         """A device waits for what a lane brings."""
         late = until - self.computed[device]
         if late > 0:
+            if self.running is not None and self.running.device == device:
+                self.pause()
             self.waited[device] += late
             self.computed[device] = until
         self.issue(device)

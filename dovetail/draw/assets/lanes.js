@@ -36,9 +36,7 @@
 
   // How much of the call each lane is busy, as a table for those who do not see the picture.
   dovetail.busy = (shown) => {
-    const sums = shown.lanes.map(() => 0);
-    for (const [lane, start, end] of shown.spans) sums[lane] += end - start;
     return el("p", {class: "note"}, "Busy: ", shown.lanes.map((lane, place) =>
-      `${lane} ${Math.round((100 * sums[place]) / (shown.seconds || 1))} %`).join(", ") || "nothing", ".");
+      `${lane} ${Math.round((100 * shown.busy[place]) / (shown.seconds || 1))} %`).join(", ") || "nothing", ".");
   };
 })();

@@ -15,7 +15,28 @@
     return LAYERS.map(([name]) => columns[name].map((size, place) => (below[place] += size)));
   }
 
-  function chart(host, device, columns, sync) {
+  // Where in a picture which component works: a line at its start, and its name where there is room for it.
+  function marked(self, marks) {
+    const {ctx, bbox} = self, ratio = devicePixelRatio || 1;
+    ctx.save();
+    ctx.font = `${10.5 * ratio}px system-ui`;
+    ctx.strokeStyle = css("--dim");
+    ctx.fillStyle = css("--dim");
+    ctx.setLineDash([2 * ratio, 3 * ratio]);
+    for (const [name, , start, end, times] of marks) {
+      const left = self.valToPos(start, "x", true), right = self.valToPos(end, "x", true);
+      const said = times > 1 ? `${name} × ${times}` : name;
+      if (left < bbox.left - 1 || left > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+      if (ctx.measureText(said).width + 8 * ratio < right - left) ctx.fillText(said, left + 4 * ratio, bbox.top - 4 * ratio);
+    }
+    ctx.restore();
+  }
+
+  function chart(host, device, columns, sync, marks) {
     const tops = stacked(columns);
     const most = Math.max(...tops[LAYERS.length - 1], 1);
     const shown = Math.max(most, device.free <= most * 4 ? device.free : 0) * 1.08;
@@ -30,7 +51,7 @@
       stroke: css("--dim"), grid: {stroke: css("--line"), width: 1}, ticks: {show: false}, font: "11px system-ui", ...more,
     });
     const plot = new uPlot({
-      width: host.clientWidth || 600, height: 168, legend: {show: false}, padding: [8, 8, 0, 0],
+      width: host.clientWidth || 600, height: 168, legend: {show: false}, padding: [marks ? 18 : 8, 8, 0, 0],
       cursor: {y: false, points: {show: false}, drag: {x: true, y: false}, sync: sync ? {key: sync} : undefined},
       scales: {x: {time: false}, y: {range: [0, shown]}},
       axes: [
@@ -39,7 +60,7 @@
               incrs: Array.from({length: 60}, (_, power) => 2 ** power)}),
       ],
       series: [{}, ...order.map(area), {stroke: css("--bad"), width: 1.5, dash: [5, 4], points: {show: false}}],
-      hooks: {setCursor: [(self) => read(self.cursor.idx)]},
+      hooks: {setCursor: [(self) => read(self.cursor.idx)], draw: marks ? [(self) => marked(self, marks)] : []},
     }, [columns.x, ...order.map((place) => tops[place]), budget], host);
     const out = host.parentElement.querySelector("output");
     function read(place) {
@@ -71,7 +92,7 @@
   dovetail.memory = (section, data) => {
     const cards = data.devices.map(card);
     const choices = [];
-    if (data.picture) choices.push(["The whole picture", data.picture.devices]);
+    if (data.picture) choices.push(["The whole picture", data.picture.devices, data.picture.marks]);
     data.programs.forEach((one) => choices.push([`One call of ${one.name}`, one.memory]));
     let chosen = 0;
     function draw() {
@@ -80,7 +101,7 @@
         const host = cards[index].querySelector(".plot"), columns = choices[chosen][1][device.name];
         host.replaceChildren();
         cards[index].classList.toggle("idle", !columns);
-        if (columns && columns.x.length > 1) chart(host, device, columns, "memory");
+        if (columns && columns.x.length > 1) chart(host, device, columns, "memory", choices[chosen][2]);
         else host.append(el("p", {class: "none"}, "Nothing of it is on this device."));
       });
     }

@@ -1,0 +1,120 @@
+"""The page of pictures, read as text: what is in it, that it needs nothing else, and that names in it are data."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+import dovetail
+from dovetail.compiler.errors import PassError
+from dovetail.compiler.spec.speeds import speeds_of
+from dovetail.draw import page
+from dovetail.draw.nodes import graph_of
+from dovetail.draw.over_time import LAYERS, of_call
+from dovetail.passes.simulate.memory import simulate
+from dovetail.passes.simulate.profile import profile
+from tests.dovetail.draw.models import stack
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "]]>\u2028a",
+]
+
+
+class Read(HTMLParser):
+    """The scripts of a page, its elements, and every address that it names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+
+
+def data_of(text: str) -> list[Any]:
+    return [json.loads(script) for script in Read(text).scripts[:-1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"split_mode": "row"}, {"params_backend": "cpu"}], ids=str)
+def test_the_page_has_every_operation_and_every_byte_that_crosses(options: dict[str, str]) -> None:
+    program = stack(**options).program
+    data, graph = data_of(page({"model": program}))
+    names = [node.name for segment in program.segments for node in segment.nodes]
+    assert graph["name"] == names
+    assert data["programs"][0]["operations"] == len(names)
+    crosses = sum(crossing["bytes"] for crossing in dovetail.draw.document(program)["crossings"])
+    assert data["programs"][0]["crosses"] == sum(one[-1] for one in graph["crossings"]) == crosses
+
+
+def test_segments_and_blocks_of_the_page_cover_the_operations_once() -> None:
+    program = stack().program
+    graph = graph_of(program, speeds_of(program.rig))
+    for ranges in (graph["segments"], graph["blocks"]):
+        assert [one[2] for one in ranges] == [0, *(one[3] for one in ranges[:-1])]
+        assert ranges[-1][3] == len(graph["name"])
+
+
+def test_an_operation_has_shape_weights_split_and_source() -> None:
+    program = stack(split_mode="row").program
+    graph = graph_of(program, speeds_of(program.rig))
+    texts = graph["texts"]
+    at = next(i for i, split in enumerate(graph["split"]) if texts[split])
+    assert texts[graph["split"][at]].startswith("sim0: 0–")
+    assert texts[graph["type"][at]].startswith("float32[4, ")
+    assert texts[graph["weights"][at][0]].startswith("blocks.0.up.weight [512, 256] float32")
+    assert "models.py" in texts[graph["source"][at]]
+
+
+def test_no_peak_is_lost_in_the_drawing_of_memory() -> None:
+    program = stack(8, params_backend="cpu").program
+    drawn = of_call(profile(program, speeds_of(program.rig)))
+    for device, usage in simulate(program).items():
+        columns = drawn[device.name]
+        assert max(map(sum, zip(*(columns[layer] for layer in LAYERS), strict=True))) == usage.total
+
+
+def test_the_page_needs_no_other_file_and_allows_no_other_script() -> None:
+    text = page({"model": stack().program})
+    found = Read(text)
+    assert not [1 for tag, given in found.elements if "src" in given or (tag == "link")]
+    assert not re.search(r"url\(|@import", text)
+    policy = next(given["content"] for tag, given in found.elements if "http-equiv" in given)
+    digest = base64.b64encode(hashlib.sha256(found.scripts[-1].encode()).digest()).decode()
+    assert policy is not None
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_data(name: str) -> None:
+    program = stack(2).program
+    plain = [tag for tag, _ in Read(page({"model": program})).elements]
+    for node in program.graph.nodes:
+        node.name = f"{name}{node.name}"
+    text = page({name: program}, title=name, line=name)
+    assert [tag for tag, _ in Read(text).elements] == plain
+    data, graph = data_of(text)
+    assert data["title"] == data["line"] == data["programs"][0]["name"] == name
+    assert graph["name"][0].startswith(name)
+
+
+def test_a_program_that_was_not_cut_is_refused() -> None:
+    program = stack(2).base
+    assert program is not None
+    with pytest.raises(PassError, match="run the passes up to cut first"):
+        page({"model": program})
