@@ -91,7 +91,7 @@ def _linear() -> dovetail.CompiledModule:
 
 
 def _move() -> object:
-    return dovetail.load_pipeline(demo.folder(), backend="sim0").pipe.to("cpu")
+    return dovetail.load_pipeline(demo.folder(), backend="sim0").to("cpu")
 
 
 def _save_and_load() -> object:

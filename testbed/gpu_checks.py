@@ -151,10 +151,9 @@ def residency(cards: Sequence[str]) -> str:
     before = allocated(cards)
     pictures = []
     for rests in (None, "cpu"):
-        handle = dovetail.compile_pipeline(pipe, "&".join(cards), params_backend=rests)
-        pictures += [paint(handle, call).cpu() for _ in range(2)]
-        handle.undo()
-        del handle
+        dovetail.compile_pipeline(pipe, "&".join(cards), params_backend=rests)
+        pictures += [paint(pipe, call).cpu() for _ in range(2)]
+        pipe.dovetail.undo()
         pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)  # it keeps tensors of its last run
         assert allocated(cards) == before, f"{allocated(cards)} bytes after undo, {before} before"
     assert all(torch.equal(one, pictures[0]) for one in pictures)

@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,6 @@ from .plan import accounted, print_account
 from .progress import progress
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
-
-if TYPE_CHECKING:
-    from ..pipelines.pipeline import CompiledPipeline
 
 
 def generate(
@@ -84,18 +81,18 @@ def generate(
     phases = Phases()
     with progress("loading the pipeline"), phases.watching():
         begin("loading")
-        handle = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
+        pipe = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
     collect_from_now()
-    arguments = call_arguments(handle.pipe, given, pipeline.defaults)
-    if saved and saved.pipeline != type(handle.pipe).__name__:
-        raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(handle.pipe).__name__}: name its --model")
-    result = _paint(handle, arguments, seed, phases, saved, output, model)
+    arguments = call_arguments(pipe, given, pipeline.defaults)
+    if saved and saved.pipeline != type(pipe).__name__:
+        raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model")
+    result = _paint(pipe, arguments, seed, phases, saved, output, model)
     with phases.watching():
         begin("writing")
         files = save(result, output)
     if warning := other_size(result, arguments.get("width"), arguments.get("height")):
         print(f"warning: {warning}", file=sys.stderr)
-    peaks = peaks_of(handle)
+    peaks = peaks_of(pipe.dovetail)
     if json:
         told = {"files": list(map(str, files)), "seed": seed, "seconds": round(sum(phases.seconds.values()), 3)}
         print_json({**told, **document_of(phases, peaks), "call": arguments})
@@ -132,14 +129,14 @@ def _load(
     dtype: str | None,
     variant: str | None,
     adapters: dict[str, Any],
-) -> CompiledPipeline:
+) -> Any:
     from .. import load_pipeline
     from ..weights.ahead import read_ahead
 
     if Path(pipeline.place).is_dir():
         read_ahead(pipeline.place, variant, set(weights.given(pipeline) or {}))  # while diffusers is imported
     pipeline = located(pipeline, variant)
-    handle = load_pipeline(
+    pipe = load_pipeline(
         pipeline.place,
         **where.arguments,
         **adapters,
@@ -149,13 +146,13 @@ def _load(
         dtype=dtype_of(pipeline, dtype, variant),
         variant=variant,
     )
-    handle.pipe.set_progress_bar_config(disable=True)
-    handle.rest_in_files()
-    return handle
+    pipe.set_progress_bar_config(disable=True)
+    pipe.dovetail.rest_in_files()
+    return pipe
 
 
 def _paint(
-    handle: CompiledPipeline,
+    pipe: Any,
     arguments: dict[str, Any],
     seed: int,
     phases: Phases,
@@ -170,18 +167,18 @@ def _paint(
     import torch
 
     generator = torch.Generator("cpu").manual_seed(seed)
-    parameters = inspect.signature(type(handle.pipe).__call__).parameters
+    parameters = inspect.signature(type(pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
     with progress("planning", total if isinstance(total, int) else None, phases.describe) as advance:
-        told = told_of_steps(handle.pipe, advance)
+        told = told_of_steps(pipe, advance)
         try:
             with phases.watching():
                 if saved is not None:
-                    return handle.go_on(saved.tensors, **arguments, generator=generator)
-                return handle.pipe(**arguments, **told, generator=generator)
+                    return pipe.dovetail.go_on(saved.tensors, **arguments, generator=generator)
+                return pipe(**arguments, **told, generator=generator)
         except BaseException:
-            if handle.latents:
-                _keep(Latents(handle.latents, type(handle.pipe).__name__, {**arguments, "seed": seed}), output, model)
+            if pipe.dovetail.latents:
+                _keep(Latents(pipe.dovetail.latents, type(pipe).__name__, {**arguments, "seed": seed}), output, model)
             raise
 
 

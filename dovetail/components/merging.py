@@ -149,7 +149,7 @@ class Merges(OfComponent):
         if not ours:
             raise UsageError(
                 f"what is merged into {wrapper.path} was merged before the pipeline was compiled, so its base is lost: "
-                "call undo() on the handle, and unfuse_lora then"
+                "call pipe.dovetail.undo(), and unfuse_lora then"
             )
         layer.merged_adapters.clear()
         for name in ours:

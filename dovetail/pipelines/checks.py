@@ -17,13 +17,13 @@ from .subclass import handle_of
 def refuse_taken(pipe: Any) -> None:
     """Raises UsageError where dovetail, diffusers or accelerate has placed components of a pipeline already."""
     if handle_of(pipe) is not None:
-        raise UsageError(f"this {type(pipe).__name__} is compiled already: call undo() on its handle first")
+        raise UsageError(f"this {type(pipe).__name__} is compiled already: call pipe.dovetail.undo() first")
     modules = modules_of(pipe)
     taken = [name for name, module in modules.items() if is_compiled(module)]
     if taken:
         raise UsageError(
             f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as components of another pipeline: give "
-            f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call undo() on the handle of the "
+            f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call dovetail.undo() on the "
             "other one first"
         )
     _refuse_offloaded(type(pipe).__name__, modules)

@@ -33,7 +33,7 @@ def compile_pipeline(
     passes: str | Sequence[Pass] | None = None,
     callbacks: Sequence[Callback] = (),
     plans: str | os.PathLike[str] | None = None,
-) -> CompiledPipeline:
+) -> Any:
     """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
 
     The pipeline stays the object it is and is called as before. A component is compiled at its first call of each kind
@@ -64,14 +64,15 @@ def compile_pipeline(
             them. Devices that are not given are those of the plans. What does not match is said.
 
     Returns:
-        A handle that is called as the pipeline is, knows its components and undoes everything.
+        The pipeline, which has at ``pipe.dovetail`` its components, programs and plan, and what undoes everything: see
+        CompiledPipeline.
 
     Raises:
         SpecError: a spec is wrong; the message points at the place.
         PlanFileError: a file in the folder of plans is none.
         UsageError: the pipeline is compiled or offloaded already.
     """
-    return CompiledPipeline(
+    CompiledPipeline(
         pipe,
         {
             "backend": one_backend(backend, device_map),
@@ -91,6 +92,7 @@ def compile_pipeline(
         vae_tiling=vae_tiling,
         plans=plans,
     )
+    return pipe
 
 
 def undo(pipe: Any) -> None:

@@ -7,6 +7,7 @@ model, and for whatever machine the plan is made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -30,12 +31,14 @@ def _of_module(made: CompiledModule, module: nn.Module) -> CompiledModule:
 class DryPipeline(CompiledPipeline):
     """A compiled pipeline whose calls are planned and not made; what it compiles is what the real one would run.
 
-    Its weights stay where they are, and need not have data. There is nothing to undo: drop it after use.
+    Its weights stay where they are, and need not have data. There is nothing to undo: drop it after use. It keeps the
+    pipeline alive.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, pipe: Any, request: Mapping[str, Any], **options: Any) -> None:
         self._generations: list[Generation] = []
-        super().__init__(*args, **kwargs)
+        self._kept = pipe
+        super().__init__(pipe, request, **options)
 
     @property
     def main(self) -> Device:

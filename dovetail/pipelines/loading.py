@@ -58,7 +58,7 @@ def load_pipeline(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
-) -> CompiledPipeline:
+) -> Any:
     """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
 
     Components are built without weights, and all files are checked by their headers. A weight is read when the first
@@ -80,6 +80,9 @@ def load_pipeline(
             model's authors published them. GGUF's quantized types stay as they are.
         backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
             vae_tiling, chunk, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
+
+    Returns:
+        The pipeline, as ``from_pretrained`` gives it; what is dovetail's is at ``pipe.dovetail``: see CompiledPipeline.
 
     Raises:
         UsageError: there is no such folder, no such variant, or no such component.
@@ -109,7 +112,7 @@ def load_pipeline(
         "rig": rig,
         "chunk": chunk,
     }
-    return CompiledPipeline(
+    CompiledPipeline(
         pipe,
         request,
         dynamic_shapes=dynamic_shapes,
@@ -121,6 +124,7 @@ def load_pipeline(
         vae_tiling=vae_tiling,
         plans=plans,
     )
+    return pipe
 
 
 def open_pipeline(

@@ -22,13 +22,13 @@ _LOADS = ("load_lora_weights",)
 
 
 def handle_of(pipe: Any) -> CompiledPipeline | None:
-    """The handle of a compiled pipeline, or None."""
+    """What a compiled pipeline has at ``pipe.dovetail``, or None."""
     found: CompiledPipeline | None = vars(pipe).get(MARK)
     return found
 
 
 def become_compiled(pipe: Any, handle: CompiledPipeline) -> None:
-    """Gives a pipeline the class of a compiled one; the handle must not keep the pipeline alive."""
+    """Gives a pipeline the class of a compiled one; what it has at ``pipe.dovetail`` must not keep it alive."""
     pipe.__dict__[MARK] = handle
     base: Any = type(pipe)
     pipe.__class__ = _compiled(base)
@@ -49,11 +49,18 @@ def _compiled(base: type[Any]) -> type[Any]:
     own |= {libraries.END_OF_CALL: _end, libraries.RESET_DEVICE_MAP: _reset}
     there: dict[str, Any] = {name: _around(base, name, around) for name, around in own.items() if hasattr(base, name)}
     same = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(base.__name__, (base,), {**same, **there, "_dovetail_base": base})
+    return type(base.__name__, (base,), {**same, **there, "dovetail": property(_own_handle), "_dovetail_base": base})
+
+
+def _own_handle(pipe: Any) -> CompiledPipeline:
+    """What dovetail has of this pipeline: its plan, components and programs, and what is done with them."""
+    handle = handle_of(pipe)
+    assert handle is not None
+    return handle
 
 
 def _around(base: type[Any], name: str, around: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls ``around`` with the handle and the pipeline's own method."""
+    """A method that calls ``around`` with what is at ``pipe.dovetail`` and the pipeline's own method."""
     original = getattr(base, name)
 
     @functools.wraps(original)
@@ -77,8 +84,8 @@ def _set(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str, v
     component = handle.components.get(name)
     if component is not None and value is not None and value is not component.module:
         raise UsageError(
-            f"{name} of this pipeline is compiled, and {type(value).__name__} cannot take its place: call undo() on "
-            "the handle, set it, and compile the pipeline again"
+            f"{name} of this pipeline is compiled, and {type(value).__name__} cannot take its place: call "
+            "pipe.dovetail.undo(), set it, and compile the pipeline again"
         )
     own(name, value)
 
@@ -87,11 +94,11 @@ def _refuse(_: CompiledPipeline, name: str, __: Callable[..., Any], *args: Any, 
     if name == "to" and not _names_a_device(args, kwargs):
         raise UsageError(
             "pipe.to(dtype) cannot convert this pipeline, which is compiled: load it in that dtype (dtype=…), or call "
-            "undo() on its handle first"
+            "pipe.dovetail.undo() first"
         )
     raise UsageError(
         f"pipe.{name}() cannot move this pipeline: dovetail placed its components (pipe.hf_device_map says where): "
-        "name other devices in backend, or call undo() on its handle first"
+        "name other devices in backend, or call pipe.dovetail.undo() first"
     )
 
 

@@ -86,7 +86,7 @@ def _first_line(error: Exception) -> str:
 
 def _compiled(pipe: Any, call: dict[str, Any], expected: list[torch.Tensor], backend: str) -> str:
     try:
-        handle = dovetail.compile_pipeline(pipe, backend)
+        dovetail.compile_pipeline(pipe, backend)
     except Exception as error:
         return _first_line(error)
     try:
@@ -94,7 +94,7 @@ def _compiled(pipe: Any, call: dict[str, Any], expected: list[torch.Tensor], bac
     except Exception as error:
         return _first_line(error)
     finally:
-        handle.undo()
+        pipe.dovetail.undo()
         gc.collect()
     if same(found, expected):
         return "equal"

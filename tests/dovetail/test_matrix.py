@@ -139,13 +139,15 @@ def test_every_combination_agrees_with_eager_or_is_refused(
         "lora_apply_mode": "auto" if way == "none" else way,
     }
     if way == "immediately" and kind != "safetensors":
-        with pytest.raises(UsageError, match="quantized"), dovetail.load_pipeline(folder, **options) as handle:
-            handle.pipe.transformer(**inputs())
+        with pytest.raises(UsageError, match="quantized"):
+            pipe = dovetail.load_pipeline(folder, **options)
+            pipe.transformer(**inputs())
         return
-    with dovetail.load_pipeline(folder, **options) as handle:
-        results = run(handle.pipe.transformer, torch.float32)
-        again = handle.pipe.transformer(**inputs())[0]
-        used = {device.name for device in handle.programs["transformer"][0].program.devices}
+    pipe = dovetail.load_pipeline(folder, **options)
+    with pipe.dovetail:
+        results = run(pipe.transformer, torch.float32)
+        again = pipe.transformer(**inputs())[0]
+        used = {device.name for device in pipe.dovetail.programs["transformer"][0].program.devices}
     eager, exact = references[kind, way]
     assert torch.equal(again, results[0])
     assert len(used) == devices

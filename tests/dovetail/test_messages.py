@@ -59,11 +59,11 @@ def test_a_component_that_torch_compiles_too_is_compiled_all_the_same(before: bo
         expected = module(x)
         if before:
             module.compile(backend="eager")
-        handle = dovetail.compile_pipeline(Pipe(module), "sim0&sim1")
+        pipe = dovetail.compile_pipeline(Pipe(module), "sim0&sim1")
         if not before:
             module.compile(backend="eager")
         assert torch.equal(module(x), expected)
-        assert len(handle.programs["unet"]) == 1
+        assert len(pipe.dovetail.programs["unet"]) == 1
         assert module._compiled_call_impl is not None
 
 

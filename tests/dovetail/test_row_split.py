@@ -164,16 +164,18 @@ def test_dynamic_sizes_are_split_by_rows() -> None:
 def test_one_role_of_a_pipeline_is_split_by_rows_and_painting_goes_on_as_before() -> None:
     pipe, call = wide_flux()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(
+    dovetail.compile_pipeline(
         pipe, "diffusion=sim0&sim1&sim2,te=sim1&sim2,vae=sim0", split_mode="diffusion=row,te=layer",
         tensor_split="diffusion=16:10:6",
     )  # fmt: skip
-    found = paint(handle, call).cpu()
-    (program,) = handle.programs["transformer"]
+    found = paint(pipe, call).cpu()
+    (program,) = pipe.dovetail.programs["transformer"]
     assert slices(program.program)
-    assert not any(slices(one.program) for name in ("text_encoder", "text_encoder_2") for one in handle.programs[name])
+    assert not any(
+        slices(one.program) for name in ("text_encoder", "text_encoder_2") for one in pipe.dovetail.programs[name]
+    )
     assert (found - eager).abs().max() < 1e-4
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(paint(pipe, call), eager)
 
 
@@ -182,12 +184,12 @@ def test_another_state_that_is_loaded_into_split_weights_counts_from_the_next_pi
     call = {**call, "num_inference_steps": 1}
     eager, _ = wide_flux()
     others = {name: value * 0.5 for name, value in eager.transformer.state_dict().items()}
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=sim0,vae=sim0", split_mode="row")
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=sim0,vae=sim0", split_mode="row")
     old = paint(pipe, call, "latent").cpu()
     pipe.transformer.load_state_dict(others)
     new = paint(pipe, call, "latent").cpu()
     eager.transformer.load_state_dict(others)
-    assert any(slices(one.program) for one in handle.programs["transformer"])
+    assert any(slices(one.program) for one in pipe.dovetail.programs["transformer"])
     assert close(new, paint(eager, call, "latent"))
     assert not torch.allclose(new, old, atol=1e-2)
 

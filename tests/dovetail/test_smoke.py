@@ -43,11 +43,12 @@ def test_a_saved_pipeline_loads_and_paints_as_its_library_does(name: str, tmp_pa
     eager = paint(made, call)
     made.save_pretrained(tmp_path)
     expected = weights_of(type(made).from_pretrained(tmp_path, dtype=torch.float16))
-    with dovetail.load_pipeline(tmp_path, SPREAD) as handle:
-        assert torch.equal(paint(handle, call).cpu(), eager)
-    handle = dovetail.load_pipeline(tmp_path, SPREAD, dtype=torch.float16)
-    handle.undo()
-    loaded = weights_of(handle.pipe)
+    pipe = dovetail.load_pipeline(tmp_path, SPREAD)
+    with pipe.dovetail:
+        assert torch.equal(paint(pipe, call).cpu(), eager)
+    pipe = dovetail.load_pipeline(tmp_path, SPREAD, dtype=torch.float16)
+    pipe.dovetail.undo()
+    loaded = weights_of(pipe)
     assert loaded.keys() == expected.keys()
     for key, tensor in expected.items():
         assert loaded[key].dtype == tensor.dtype, key
@@ -65,9 +66,9 @@ def test_a_lora_paints_as_peft_applies_it(name: str, mode: str, tmp_path: Path) 
         pipe.fuse_lora(components=libraries.components_for_loras(pipe))
     expected = paint(pipe, call)
     again, call = PIPELINES[name]()
-    handle = dovetail.compile_pipeline(again, SPREAD, lora=f"{file}:0.5", lora_apply_mode=mode)
-    assert torch.equal(paint(handle, call).cpu(), expected)
-    handle.undo()
+    dovetail.compile_pipeline(again, SPREAD, lora=f"{file}:0.5", lora_apply_mode=mode)
+    assert torch.equal(paint(again, call).cpu(), expected)
+    again.dovetail.undo()
 
 
 def test_the_demo_paints_on_the_command_line(tmp_path: Path) -> None:

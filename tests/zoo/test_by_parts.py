@@ -35,10 +35,10 @@ def test_a_model_that_no_trace_takes_whole_is_split_and_computes_the_bits_of_eag
     with torch.no_grad():
         expected = module(**call)
         assert_meaningful(expected)
-        handle = dovetail.compile_pipeline(Pipe(module), backend)
+        pipe = dovetail.compile_pipeline(Pipe(module), backend)
         assert_same(module(**call), expected)
         assert_same(module(**call), expected)
-    assert_shared_out(module, len(handle.components["transformer"].devices))
+    assert_shared_out(module, len(pipe.dovetail.components["transformer"].devices))
 
 
 def assert_shared_out(module: nn.Module, count: int) -> None:

@@ -49,9 +49,9 @@ def test_half_of_the_weights_staged_give_the_same_bits_within_the_budget(
     pipe, x = Pipeline(copy.deepcopy(model)), torch.randn(2, 5, WIDTH)
     with torch.no_grad():
         want = model(x)
-    handle = dovetail.compile_pipeline(pipe, "sim0&sim1", max_vram="sim0=80KiB,sim1=80KiB", **before)
+    dovetail.compile_pipeline(pipe, "sim0&sim1", max_vram="sim0=80KiB,sim1=80KiB", **before)
     assert torch.equal(pipe(x), want)
-    component, assignment = handle.components["unet"], half_staged(model)
+    component, assignment = pipe.dovetail.components["unet"], half_staged(model)
     monkeypatch.setattr(torch.export, "export", None)  # from here on nothing can be traced
     component.assign(assignment)
     for index in range(2):
@@ -74,7 +74,7 @@ def test_half_of_the_weights_staged_give_the_same_bits_within_the_budget(
         assert component.assigned.resident_on()[device.name] == stays
         assert component.assigned.staged_on()[device.name] == comes
     assert torch.equal(pipe(x), want)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(pipe(x), want)
     assert [sim.stats(index).in_use for index in range(2)] == [0, 0]
 
@@ -82,9 +82,9 @@ def test_half_of_the_weights_staged_give_the_same_bits_within_the_budget(
 def test_what_does_not_fit_is_refused_and_all_is_as_before() -> None:
     model = Model().eval()
     pipe, x = Pipeline(copy.deepcopy(model)), torch.randn(2, 5, WIDTH)
-    handle = dovetail.compile_pipeline(pipe, "sim0&sim1", max_vram="sim0=80KiB,sim1=50KiB")
+    dovetail.compile_pipeline(pipe, "sim0&sim1", max_vram="sim0=80KiB,sim1=50KiB")
     want = pipe(x)
-    component = handle.components["unet"]
+    component = pipe.dovetail.components["unet"]
     before = str(component.programs[0])
     names = dict(model.named_parameters())
     with pytest.raises(DoesNotFitError, match=r"KiB of weights on sim1, which has 50\.0 KiB free"):
@@ -108,7 +108,7 @@ def test_an_assignment_that_is_none_of_the_component_is_refused(
     change: dict[str, Assigned | None], message: str
 ) -> None:
     pipe = Pipeline(Model().eval())
-    handle = dovetail.compile_pipeline(pipe, "sim0&sim1")
+    dovetail.compile_pipeline(pipe, "sim0&sim1")
     changed = {**half_staged(pipe.unet), **change}
     with pytest.raises(UsageError, match=message):
-        handle.components["unet"].assign({name: one for name, one in changed.items() if one is not None})
+        pipe.dovetail.components["unet"].assign({name: one for name, one in changed.items() if one is not None})

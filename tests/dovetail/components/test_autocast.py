@@ -62,10 +62,10 @@ def test_each_call_of_a_pipeline_gives_what_eager_gives_under_its_autocast(backe
     torch.manual_seed(0)
     module, x = Mixed().eval(), torch.randn(2, 3, 16)
     expected = {dtype: eager(module, x, dtype) for dtype in order}
-    handle = dovetail.compile_pipeline(Pipe(module), backend)
+    pipe = dovetail.compile_pipeline(Pipe(module), backend)
     for dtype in (*order, *order):
         assert same(eager(module, x, dtype), expected[dtype])
-    assert len(handle.programs["transformer"]) == 3
+    assert len(pipe.dovetail.programs["transformer"]) == 3
 
 
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
@@ -136,12 +136,12 @@ def test_autocast_that_differs_on_the_device_is_refused_by_line_and_the_componen
         torch.set_autocast_enabled("cuda", False)
     module, x = Sums().eval(), torch.randn(2, 4)
     expected = eager(module, x, torch.bfloat16), eager(module, x, None)
-    handle = dovetail.compile_pipeline(Pipe(module), "cpu")
+    pipe = dovetail.compile_pipeline(Pipe(module), "cpu")
     with caplog.at_level(logging.WARNING, "dovetail"):
         assert same(eager(module, x, torch.bfloat16), expected[0])
     assert [record for record in caplog.records if "autocast to torch.bfloat16" in record.getMessage()]
     assert same(eager(module, x, None), expected[1])
-    assert len(handle.programs["transformer"]) == 1
+    assert len(pipe.dovetail.programs["transformer"]) == 1
 
 
 class Sums(nn.Module):

@@ -94,7 +94,7 @@ def _net(kind: str = "numpy") -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def _split(module: nn.Module, backend: str = "sim0&sim1", **more: Any) -> Component:
-    return dovetail.compile_pipeline(Pipe(module), backend, **more).components["transformer"]
+    return dovetail.compile_pipeline(Pipe(module), backend, **more).dovetail.components["transformer"]
 
 
 def _bytes_on(module: nn.Module) -> dict[str, int]:

@@ -73,7 +73,7 @@ def test_a_cache_of_diffusers_works_compiled_and_undone(
     assert not torch.equal(cached, plain)
     if before:
         pipe.transformer.enable_cache(config(pipe))
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     if not before:
         assert torch.equal(paint(pipe, call).cpu(), plain)
         pipe.transformer.enable_cache(config(pipe))
@@ -81,7 +81,7 @@ def test_a_cache_of_diffusers_works_compiled_and_undone(
     pipe.transformer.disable_cache()
     assert torch.equal(paint(pipe, call).cpu(), plain)
     pipe.transformer.enable_cache(config(pipe))
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(paint(pipe, call), cached)
     pipe.transformer.disable_cache()
     assert torch.equal(paint(pipe, call), plain)
@@ -157,12 +157,12 @@ def test_a_function_that_gets_its_place_back_after_compiling_is_compiled_again()
     part.forward = lambda *args: inside(*args) * 1.5
     pipe.unet.forward = lambda *args: wrapped(*args) * 1.5
     changed = pipe(x)
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
     assert torch.equal(pipe(x).cpu(), changed)
     pipe.unet.forward, part.forward = wrapped, inside
     assert torch.equal(pipe(x).cpu(), plain)
-    assert handle.programs["unet"]
-    handle.undo()
+    assert pipe.dovetail.programs["unet"]
+    pipe.dovetail.undo()
     assert torch.equal(pipe(x), plain)
 
 

@@ -72,10 +72,10 @@ def call(module: nn.Module, length: int, batch: int = 2, **more: Any) -> Tensor:
 def test_prompts_of_any_length_cost_two_traces_and_no_bit(traces: list[Any]) -> None:
     module, lengths = Encoder().eval(), (5, 7, 9, 11, 13, 5, 4)
     expected = [call(module, length) for length in lengths]
-    handle = dovetail.compile_pipeline(Pipe(module), SPREAD)
+    pipe = dovetail.compile_pipeline(Pipe(module), SPREAD)
     assert all(torch.equal(call(module, length), want) for length, want in zip(lengths, expected, strict=True))
     assert len(traces) == 2
-    assert len(handle.programs["text_encoder"]) == 2
+    assert len(pipe.dovetail.programs["text_encoder"]) == 2
 
 
 def test_a_call_that_differs_in_more_than_lengths_is_traced_as_it_is(traces: list[Any]) -> None:
@@ -100,9 +100,9 @@ def test_a_length_of_one_is_traced_by_itself(traces: list[Any]) -> None:
 def test_a_model_that_fixes_its_lengths_has_a_program_for_each(traces: list[Any]) -> None:
     module, lengths = Fixed().eval(), (5, 7, 9, 5, 9)
     expected = [call(module, length) for length in lengths]
-    handle = dovetail.compile_pipeline(Pipe(module), SPREAD)
+    pipe = dovetail.compile_pipeline(Pipe(module), SPREAD)
     assert all(torch.equal(call(module, length), want) for length, want in zip(lengths, expected, strict=True))
-    assert len(handle.programs["text_encoder"]) == 3
+    assert len(pipe.dovetail.programs["text_encoder"]) == 3
     assert [shapes is not None for shapes in traces] == [False, True, False]
 
 
@@ -112,8 +112,8 @@ def test_programs_are_kept_in_a_bounded_number_and_forgotten_ones_are_made_again
     monkeypatch.setattr(call_compiler, "_MANY", 3)
     module, lengths = Fixed().eval(), (5, 6, 7, 5, 8, 5, 6)
     expected = [call(module, length) for length in lengths]
-    handle = dovetail.compile_pipeline(Pipe(module), SPREAD)
+    pipe = dovetail.compile_pipeline(Pipe(module), SPREAD)
     for length, want in zip(lengths, expected, strict=True):
         assert torch.equal(call(module, length), want)
-        assert len(handle.programs["text_encoder"]) <= 3
+        assert len(pipe.dovetail.programs["text_encoder"]) <= 3
     assert len(traces) == 5  # 6 was forgotten for 8, 5 was used meanwhile

@@ -91,7 +91,7 @@ def _as_before() -> Iterator[None]:
 def test_what_is_changed_after_a_call_changes_the_next_as_it_changes_eager(change: Callable[[Net], None]) -> None:
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(2, WIDTH)
-    component = dovetail.compile_pipeline(Pipe(net), "sim0&sim1").components["transformer"]
+    component = dovetail.compile_pipeline(Pipe(net), "sim0&sim1").dovetail.components["transformer"]
     before = net(x)
     change(net)
     after = net(x)

@@ -143,7 +143,7 @@ def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_
     change(eager)
     expected = paint(eager, call)
     assert not torch.equal(expected, plain)
-    with dovetail.compile_pipeline(pipe, SPREAD):
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail:
         assert torch.equal(paint(pipe, call).cpu(), plain)
         change(pipe)
         assert torch.equal(paint(pipe, call).cpu(), expected)
@@ -151,27 +151,27 @@ def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_
 
 def test_an_equal_state_finds_the_program_that_was_compiled_before(sd: Any) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
-    handle = dovetail.compile_pipeline(pipe, "sim0")
+    dovetail.compile_pipeline(pipe, "sim0")
     paint(pipe, call)
     _freeu(pipe)
     changed = paint(pipe, call)
     pipe.disable_freeu()
     paint(pipe, call)
-    count = len(handle.programs["unet"])
+    count = len(pipe.dovetail.programs["unet"])
     _freeu(pipe)
     assert torch.equal(paint(pipe, call), changed)
     pipe.disable_freeu()
     assert torch.equal(paint(pipe, call).cpu(), plain)
-    assert len(handle.programs["unet"]) == count
+    assert len(pipe.dovetail.programs["unet"]) == count
 
 
 def test_equal_fresh_processors_of_a_library_compile_nothing_anew(sd: Any) -> None:
     pipe, call, _ = copy.deepcopy(sd[0]), sd[1], sd[2]
-    handle = dovetail.compile_pipeline(pipe, "sim0")
+    dovetail.compile_pipeline(pipe, "sim0")
     for _ in range(3):
         pipe.unet.set_attn_processor(AttnProcessor())
         paint(pipe, call)
-    assert len(handle.programs["unet"]) == 1
+    assert len(pipe.dovetail.programs["unet"]) == 1
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -201,7 +201,7 @@ def test_hooks_of_a_component_run_once_with_real_tensors_and_can_be_removed(befo
 def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplog: pytest.LogCaptureFixture) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
     seen: list[str] = []
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     paint(pipe, call)
     registered = pipe.unet.mid_block.register_forward_hook(lambda _, __, out: seen.append(type(out).__name__))
     with caplog.at_level(logging.WARNING, "dovetail"):
@@ -212,17 +212,17 @@ def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplo
     assert "these parts of unet (UNet2DConditionModel).forward run as they are" in caplog.text
     assert "cannot trace them: mid_block (hooks); the rest" in caplog.text
     registered.remove()
-    count = len(handle.programs["unet"])
+    count = len(pipe.dovetail.programs["unet"])
     assert torch.equal(paint(pipe, call).cpu(), plain)
-    assert len(handle.programs["unet"]) == count
+    assert len(pipe.dovetail.programs["unet"]) == count
 
 
 def test_another_module_in_place_of_a_component_is_refused(sd: Any) -> None:
     pipe = copy.deepcopy(sd[0])
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
-    with pytest.raises(UsageError, match=r"vae of this pipeline is compiled.*call undo\(\)"):
+    dovetail.compile_pipeline(pipe, SPREAD)
+    with pytest.raises(UsageError, match=r"vae of this pipeline is compiled.*call pipe.dovetail.undo\(\)"):
         pipe.vae = tiny_pipelines.vae()
-    handle.undo()
+    pipe.dovetail.undo()
     pipe.vae = tiny_pipelines.vae()
 
 
@@ -240,7 +240,7 @@ def test_a_component_cannot_be_moved_and_can_be_converted(sd: Any) -> None:
 
 def test_copies_and_pickles_of_compiled_modules_are_as_if_they_were_not_compiled(sd: Any) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     paint(pipe, call)
     for made in (copy.deepcopy(pipe.unet), pickle.loads(pickle.dumps(pipe.unet))):
         assert not any("forward" in vars(part) for part in made.modules())
@@ -253,8 +253,8 @@ def test_copies_and_pickles_of_compiled_modules_are_as_if_they_were_not_compiled
     assert type(again) is diffusers.StableDiffusionPipeline
     assert torch.equal(paint(again, call), plain)
     assert torch.equal(paint(pipe, call).cpu(), plain)
-    with pytest.raises(UsageError, match="handle of a compiled pipeline cannot be copied"):
-        copy.deepcopy(handle)
+    with pytest.raises(UsageError, match=r"pipe\.dovetail cannot be copied"):
+        copy.deepcopy(pipe.dovetail)
     torch.save(pipe.unet.state_dict(), io.BytesIO())
 
 

@@ -59,25 +59,25 @@ def test_what_is_changed_on_weights_changes_the_next_call_as_it_changes_eager(
     torch.manual_seed(0)
     model = Model(kind).eval()
     pipe, x = Pipeline(copy.deepcopy(model)), torch.randn(2, 5, WIDTH)
-    handle = dovetail.compile_pipeline(pipe, "sim0&sim1", **options)
+    dovetail.compile_pipeline(pipe, "sim0&sim1", **options)
     pipe(x)
     change(pipe.unet)
     change(model)
     with torch.no_grad():
         want = model(x)
     assert torch.equal(pipe(x), want)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(pipe(x), want)
 
 
 def test_a_program_takes_over_which_weights_require_gradients_and_none_is_compiled_for_that() -> None:
     torch.manual_seed(0)
     pipe, x = Pipeline(Model().eval()), torch.randn(2, 5, WIDTH)
-    handle = dovetail.compile_pipeline(pipe, "sim0&sim1")
+    dovetail.compile_pipeline(pipe, "sim0&sim1")
     for wanted in (True, False, True, False):
         pipe.unet.requires_grad_(wanted)
         pipe(x)
-        (program,) = handle.programs["unet"]
+        (program,) = pipe.dovetail.programs["unet"]
         assert {one.requires_grad for one in program._executor._held.values()} == {wanted}
 
 

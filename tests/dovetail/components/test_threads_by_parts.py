@@ -54,14 +54,14 @@ def test_threads_get_the_bits_of_eager_whatever_another_one_does(rests: str | No
     with torch.no_grad():
         want = twin(x)
     pipe = Pipeline(model)
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1", params_backend=rests)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1", params_backend=rests)
     pipe(x)
 
     def also() -> None:
         for _ in range(10 if meanwhile == "release" else 1):
             time.sleep(0.02)
             if meanwhile != "nothing":
-                getattr(handle, meanwhile)()
+                getattr(pipe, meanwhile)()
 
     found = _in_threads(lambda: pipe(x), also)
     assert len(found) == 18

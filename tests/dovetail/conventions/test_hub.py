@@ -56,12 +56,12 @@ def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 def test_what_is_replaced_is_not_downloaded(hub: Any, saved: Path, tmp_path: Path) -> None:
     file = saved / "unet" / "diffusion_pytorch_model.safetensors"
-    handle = dovetail.load_pipeline("owner/sd", "cpu", weights={"diffusion": file}, components={"safety_checker": None})
+    pipe = dovetail.load_pipeline("owner/sd", "cpu", weights={"diffusion": file}, components={"safety_checker": None})
     options = dict(hub)["*"]
     assert {"unet", "safety_checker"} <= options.keys()
     assert "vae" not in options
     assert not (tmp_path / "snapshot" / "unet" / file.name).exists()
-    assert handle.components["unet"].view.nbytes > 0
+    assert pipe.dovetail.components["unet"].view.nbytes > 0
 
 
 def test_a_revision_and_a_token_reach_the_hub(hub: Any) -> None:
@@ -114,8 +114,8 @@ def test_auto_takes_the_dtype_of_the_files(saved: Path, tmp_path: Path) -> None:
     pipe, _ = tiny_pipelines.sd()
     pipe.to(torch.float16).save_pretrained(tmp_path)
     for folder, dtype in ((saved, torch.float32), (tmp_path, torch.float16)):
-        handle = dovetail.load_pipeline(folder, "cpu", dtype="auto")
-        assert {handle.pipe.unet.dtype, handle.pipe.text_encoder.dtype, handle.pipe.vae.dtype} == {dtype}
+        loaded = dovetail.load_pipeline(folder, "cpu", dtype="auto")
+        assert {loaded.unet.dtype, loaded.text_encoder.dtype, loaded.vae.dtype} == {dtype}
 
 
 def test_the_command_line_asks_the_hub_for_a_variant(hub: Any) -> None:

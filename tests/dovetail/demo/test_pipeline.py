@@ -114,13 +114,14 @@ def test_the_adapter_is_at_most_200_kilobytes() -> None:
 @pytest.mark.parametrize("mode", slow_but(["immediately"], ["at_runtime", "immediately"]))
 @pytest.mark.slow
 def test_its_adapter_works_on_matrices_that_are_split_by_rows(mode: str) -> None:
-    with dovetail.load_pipeline(
+    pipe = dovetail.load_pipeline(
         folder(),
         "diffusion=sim0&sim1&sim2",
         dtype=torch.float32,
         split_mode="diffusion=row",
         lora=adapter(),
         lora_apply_mode=mode,
-    ) as handle:
-        handle.pipe.set_progress_bar_config(disable=True)
-        assert read(paint(handle.pipe, [CAPTION], [0])[0]) == in_blue(SCENE)
+    )
+    with pipe.dovetail:
+        pipe.set_progress_bar_config(disable=True)
+        assert read(paint(pipe, [CAPTION], [0])[0]) == in_blue(SCENE)

@@ -20,9 +20,9 @@ CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
 SIM0, SIM1 = Device("sim"), Device("sim", 1)
 
 
-def paint(handle: Any) -> torch.Tensor:
-    handle.pipe.set_progress_bar_config(disable=True)
-    return handle("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu()
+def paint(pipe: Any) -> torch.Tensor:
+    pipe.set_progress_bar_config(disable=True)
+    return pipe("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu()
 
 
 def opened(rig: str, **request: Any) -> Any:
@@ -45,13 +45,13 @@ def expected() -> torch.Tensor:
 
 @pytest.mark.parametrize("rig", ["sim0=1GiB,sim1=1GiB", "sim0=20MiB,sim1=16MiB,cpu=2500MiB", "sim0=9MiB,cpu=3GiB"])
 def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expected: torch.Tensor) -> None:
-    handle = opened(rig)
-    assert torch.equal(paint(handle), expected)
-    decision = handle.decision
+    pipe = opened(rig)
+    assert torch.equal(paint(pipe), expected)
+    decision = pipe.dovetail.decision
     assert decision is not None
     for placed in decision.plan.components:
-        assert handle.components[placed.name].devices == placed.devices
-        assert handle.components[placed.name].view.residency is placed.residency
+        assert pipe.dovetail.components[placed.name].devices == placed.devices
+        assert pipe.dovetail.components[placed.name].view.residency is placed.residency
     assert all(peak <= decision.budgets.devices[device] for device, peak in decision.plan.peak.items())
 
 
@@ -64,10 +64,10 @@ def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(exp
 
 
 def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
-    handle = opened("sim0=64MiB,sim1=64MiB,cpu=3GiB", max_vram="sim0=14MiB,sim1=24MiB")
+    pipe = opened("sim0=64MiB,sim1=64MiB,cpu=3GiB", max_vram="sim0=14MiB,sim1=24MiB")
     for device in (SIM0, SIM1):
         sim.reset_peak_memory_stats(device.torch)
-    assert torch.equal(paint(handle), expected)
+    assert torch.equal(paint(pipe), expected)
     assert sim.max_memory_allocated(SIM0.torch) <= 14 * 2**20
     assert sim.max_memory_allocated(SIM1.torch) <= 24 * 2**20
 
@@ -76,18 +76,18 @@ def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
     rig = "sim0=20MiB,sim1=16MiB,cpu=2500MiB"
     settings = searched(rig).decision.plan.settings  # type: ignore[union-attr]
     options = {option.lstrip("-").replace("-", "_"): value for option, value in settings.items()}
-    handle = opened(rig, **options)
-    assert torch.equal(paint(handle), expected)
+    pipe = opened(rig, **options)
+    assert torch.equal(paint(pipe), expected)
     for name, component in searched(rig).components.items():
-        assert handle.components[name].devices == component.devices
+        assert pipe.dovetail.components[name].devices == component.devices
 
 
 def test_the_second_call_searches_nothing() -> None:
-    handle = opened("sim0=1GiB,sim1=1GiB")
-    paint(handle)
-    first = handle.decision
-    paint(handle)
-    assert handle.decision is first
+    pipe = opened("sim0=1GiB,sim1=1GiB")
+    paint(pipe)
+    first = pipe.dovetail.decision
+    paint(pipe)
+    assert pipe.dovetail.decision is first
 
 
 def test_what_was_said_of_one_component_is_kept_to() -> None:
@@ -99,15 +99,15 @@ def test_what_was_said_of_one_component_is_kept_to() -> None:
 
 
 def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
-    handle = opened("cpu=8GiB")
-    assert torch.equal(paint(handle), expected)
-    assert handle.decision is None
+    pipe = opened("cpu=8GiB")
+    assert torch.equal(paint(pipe), expected)
+    assert pipe.dovetail.decision is None
 
 
 def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
-    handle = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=12MiB")
+    pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=12MiB")
     with pytest.raises(DoesNotFitError) as caught:
-        paint(handle)
+        paint(pipe)
     message = str(caught.value)
     assert "transformer needs at least" in message
     assert "--max-vram sim0=12MiB leaves 12.0 MiB" in message
@@ -116,10 +116,10 @@ def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
 
 
 def test_after_a_refusal_another_call_is_planned_anew() -> None:
-    handle = opened("sim0=3MiB,cpu=3GiB", backend="diffusion=sim0")
+    pipe = opened("sim0=3MiB,cpu=3GiB", backend="diffusion=sim0")
     for _ in range(2):
         with pytest.raises(DoesNotFitError):
-            paint(handle)
+            paint(pipe)
 
 
 def test_a_plan_for_another_machine_reads_nothing() -> None:

@@ -21,16 +21,18 @@ CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
 
 
 def paint(**request: Any) -> tuple[torch.Tensor, Any]:
-    handle = load_pipeline(demo.folder(), dtype=torch.float32, **request)
-    handle.pipe.set_progress_bar_config(disable=True)
-    return handle("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu(), handle
+    pipe = load_pipeline(demo.folder(), dtype=torch.float32, **request)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu(), pipe
 
 
 def test_a_part_of_the_weights_rests_in_host_memory_and_the_picture_is_the_same() -> None:
     expected, _ = paint(backend="cpu")
-    picture, handle = paint(backend="sim0", params_backend="cpu,diffusion=cpu:5MiB&disk", rig="sim0=14MiB,cpu=4GiB")
+    picture, pipe = paint(backend="sim0", params_backend="cpu,diffusion=cpu:5MiB&disk", rig="sim0=14MiB,cpu=4GiB")
     assert torch.equal(picture, expected)
-    weights = [one for one in handle.components["transformer"].view.weights() if isinstance(one.tensor, nn.Parameter)]
+    weights = [
+        one for one in pipe.dovetail.components["transformer"].view.weights() if isinstance(one.tensor, nn.Parameter)
+    ]
     nbytes = {rests: sum(one.nbytes for one in weights if one.residency is rests) for rests in Residency}
     assert 4 * MIB < nbytes[Residency.HOST] <= 5 * MIB
     assert nbytes[Residency.DISK] > 4 * MIB

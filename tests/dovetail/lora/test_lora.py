@@ -214,7 +214,7 @@ def test_weights_of_an_adapter_that_are_written_without_a_trace_count_from_the_n
 def test_a_pipeline_that_has_adapters_already_may_be_compiled(loras: Any) -> None:
     pipe, call = with_loras("flux", loras)
     eager = paint(pipe, call)
-    with dovetail.compile_pipeline(pipe, "sim0&sim1"):
+    with dovetail.compile_pipeline(pipe, "sim0&sim1").dovetail:
         assert torch.equal(paint(pipe, call), eager)
         pipe.unload_lora_weights()
         assert not torch.equal(paint(pipe, call), eager)
@@ -256,13 +256,14 @@ def test_an_adapter_is_merged_into_the_weights_that_were_loaded_into_the_module_
     folder, lora = wide
     eager, call = tiny_pipelines.wide_flux()
     others = {name: tensor * 0.5 for name, tensor in eager.transformer.state_dict().items()}
-    with dovetail.load_pipeline(folder, "diffusion=sim0,te=cpu,vae=cpu") as handle:
-        paint(handle.pipe, call)
-        for pipe in (eager, handle.pipe):
+    compiled = dovetail.load_pipeline(folder, "diffusion=sim0,te=cpu,vae=cpu")
+    with compiled.dovetail:
+        paint(compiled, call)
+        for pipe in (eager, compiled):
             pipe.transformer.load_state_dict(others)
             pipe.load_lora_weights(lora, adapter_name="one")
             pipe.fuse_lora(components=["transformer"])
-        assert torch.equal(paint(handle.pipe, call), paint(eager, call))
+        assert torch.equal(paint(compiled, call), paint(eager, call))
 
 
 @SLOW
@@ -270,7 +271,7 @@ def test_what_was_merged_before_compiling_cannot_be_taken_out_of_a_compiled_pipe
     pipe, call = with_loras("flux", loras)
     pipe.fuse_lora(components=["transformer"])
     eager = paint(pipe, call)
-    with dovetail.compile_pipeline(pipe, "sim0&sim1"):
+    with dovetail.compile_pipeline(pipe, "sim0&sim1").dovetail:
         assert torch.equal(paint(pipe, call), eager)
         with pytest.raises(UsageError, match="was merged before the pipeline was compiled"):
             pipe.unfuse_lora(components=["transformer"])
@@ -310,19 +311,20 @@ def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split
     eager.fuse_lora(components=["transformer"])
     expected = {name.replace(".base_layer", ""): tensor for name, tensor in eager.transformer.state_dict().items()}
     options = {"split_mode": f"diffusion={split}", "params_backend": f"diffusion={rests}" if rests else None}
-    with dovetail.load_pipeline(
+    pipe = dovetail.load_pipeline(
         folder, "diffusion=sim0&sim1&sim2", lora=f"{lora}:0.6", lora_apply_mode="immediately", **options
-    ) as handle:
-        paint(handle.pipe, call)
-        view = handle.components["transformer"].view
+    )
+    with pipe.dovetail:
+        paint(pipe, call)
+        view = pipe.dovetail.components["transformer"].view
         if split == "row" and not rests:
             assert any(key[0] for one in view.weights() for key in one.parts)
         whole = {one.name: _all_of(one) for one in view.weights() if ".lora_" not in one.name}
         assert all(torch.equal(whole[name], expected[name]) for name in whole)
-        handle.pipe.unfuse_lora(components=["transformer", "text_encoder"])
-        handle.pipe.unload_lora_weights()
+        pipe.unfuse_lora(components=["transformer", "text_encoder"])
+        pipe.unload_lora_weights()
         bare, _ = tiny_pipelines.wide_flux()
-        paint(handle.pipe, call)
+        paint(pipe, call)
         original = dict(bare.transformer.named_parameters())
         assert all(torch.equal(_all_of(one), original[one.name]) for one in view.weights() if one.name in original)
 
@@ -376,9 +378,10 @@ def test_adapters_that_are_no_plain_branches_are_compiled_in_and_not_merged(
 )
 def test_loras_asked_for_by_name_are_merged_where_that_costs_nothing(options: Any, merged: bool, wide: Any) -> None:
     folder, lora = wide
-    with dovetail.load_pipeline(folder, "diffusion=sim0&sim1", lora=[f"{lora}:0.6"], **options) as handle:
-        assert handle.pipe.get_active_adapters() == ["lora"]
-        assert bool(handle.pipe.transformer.transformer_blocks[0].attn.to_q.merged_adapters) == merged
+    pipe = dovetail.load_pipeline(folder, "diffusion=sim0&sim1", lora=[f"{lora}:0.6"], **options)
+    with pipe.dovetail:
+        assert pipe.get_active_adapters() == ["lora"]
+        assert bool(pipe.transformer.transformer_blocks[0].attn.to_q.merged_adapters) == merged
 
 
 @SLOW
@@ -388,8 +391,9 @@ def test_two_loras_asked_for_by_name_act_together(wide: Any) -> None:
     for name in ("lora", "lora_0"):
         eager.load_lora_weights(lora, adapter_name=name)
     eager.set_adapters(["lora", "lora_0"], [0.6, 1.0])
-    with dovetail.load_pipeline(folder, "sim0", lora=[f"{lora}:0.6", lora], lora_apply_mode="at_runtime") as handle:
-        assert torch.equal(paint(handle.pipe, call), paint(eager, call))
+    pipe = dovetail.load_pipeline(folder, "sim0", lora=[f"{lora}:0.6", lora], lora_apply_mode="at_runtime")
+    with pipe.dovetail:
+        assert torch.equal(paint(pipe, call), paint(eager, call))
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,9 @@ def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_pat
     weights = ip_adapter(eager.unet)
     call = {**call, "ip_adapter_image_embeds": [torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(4))]}
     load_ip_adapter(eager, weights)
-    handle = dovetail.load_pipeline(tmp_path, SPREAD, params_backend=rests)
-    load_ip_adapter(handle.pipe, weights)
-    assert torch.equal(paint(handle.pipe, call).cpu(), paint(eager, call))
+    pipe = dovetail.load_pipeline(tmp_path, SPREAD, params_backend=rests)
+    load_ip_adapter(pipe, weights)
+    assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
 @pytest.mark.parametrize("rests", RESTS)
@@ -101,21 +101,21 @@ def test_a_pipeline_may_compute_with_a_components_own_parameters(
 ) -> None:
     eager = prior()
     eager.save_pretrained(tmp_path)
-    handle = dovetail.load_pipeline(tmp_path, backend, params_backend=rests)
+    pipe = dovetail.load_pipeline(tmp_path, backend, params_backend=rests)
     expected = embed(eager)
-    assert torch.equal(embed(handle), expected)
-    assert torch.equal(embed(handle), expected)
+    assert torch.equal(embed(pipe), expected)
+    assert torch.equal(embed(pipe), expected)
 
 
 def test_an_adapter_is_added_before_the_first_picture(tmp_path: Path) -> None:
     eager, call = tiny_pipelines.flux()
     eager.save_pretrained(tmp_path)
-    handle = dovetail.load_pipeline(tmp_path, SPREAD)
+    compiled = dovetail.load_pipeline(tmp_path, SPREAD)
     config = LoraConfig(r=4, target_modules=["to_q"], init_lora_weights=False)
-    for pipe in (eager, handle.pipe):
+    for pipe in (eager, compiled):
         torch.manual_seed(5)
         pipe.transformer.add_adapter(config)
-    assert torch.equal(paint(handle.pipe, call).cpu(), paint(eager, call))
+    assert torch.equal(paint(compiled, call).cpu(), paint(eager, call))
 
 
 @pytest.mark.slow
@@ -124,10 +124,10 @@ def test_a_lora_loads_through_another_pipeline_over_the_same_components(tmp_path
     eager.save_pretrained(tmp_path / "flux")
     lora = save_lora(eager, tmp_path / "lora", seed=1)
     eager.load_lora_weights(lora)
-    handle = dovetail.load_pipeline(tmp_path / "flux", SPREAD)
-    other = diffusers.FluxImg2ImgPipeline(**handle.pipe.components)
+    pipe = dovetail.load_pipeline(tmp_path / "flux", SPREAD)
+    other = diffusers.FluxImg2ImgPipeline(**pipe.components)
     other.load_lora_weights(lora)
-    assert torch.equal(paint(handle.pipe, call).cpu(), paint(eager, call))
+    assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
 def test_a_refused_lora_changes_nothing(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_refused_lora_changes_nothing(tmp_path: Path) -> None:
     }
     save_file(state, tmp_path / "wide.safetensors", metadata={"format": "pt"})
     config = dict(pipe.transformer.config)
-    with dovetail.compile_pipeline(pipe, SPREAD):
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail:
         with pytest.raises(UsageError, match="changes the shape of x_embedder"):
             pipe.load_lora_weights(tmp_path / "wide.safetensors")
         assert dict(pipe.transformer.config) == config
@@ -153,7 +153,7 @@ def test_a_lora_that_fails_halfway_changes_nothing(tmp_path: Path, monkeypatch: 
     pipe, call = tiny_pipelines.flux()
     before = paint(pipe, call)
     lora = save_lora(pipe, tmp_path, seed=1)
-    with dovetail.compile_pipeline(pipe, SPREAD):
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail:
         monkeypatch.setattr(pipe.text_encoder, "load_adapter", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pipe.load_lora_weights(lora, adapter_name="one")

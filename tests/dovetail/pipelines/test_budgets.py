@@ -41,11 +41,11 @@ def bytes_of(pipe: Any) -> int:
     return sum(parameter.nbytes for module in modules for parameter in module.parameters())
 
 
-def resting(handle: dovetail.CompiledPipeline) -> int:
+def resting(pipe: Any) -> int:
     """The bytes in host memory of all weights that programs read, and of copies of them that are kept there."""
     read = {
         id(one): one
-        for component in handle.components.values()
+        for component in pipe.dovetail.components.values()
         for call in component.calls
         for program in call.programs.values()
         if isinstance(program, CompiledModule)
@@ -76,14 +76,16 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     before = sim.stats(0).in_use
     sim.reset_peak(0)
     rests = "cpu" if part < 1 else None
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend=rests, max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    dovetail.compile_pipeline(pipe, "sim0", params_backend=rests, max_vram=f"sim0={budget}B", rig="sim0=1GiB")
     given = {"output_type": "pt", "return_dict": False, **call, "generator": torch.Generator().manual_seed(0)}
-    plan = handle.plan(**given)
+    plan = pipe.dovetail.plan(**given)
     found = result(pipe, call)
-    on_host = resting(handle)
-    for one in (program for programs in handle.programs.values() for program in programs):
+    on_host = resting(pipe)
+    for one in (program for programs in pipe.dovetail.programs.values() for program in programs):
         one.unload()
-    handle.prepare(**given)  # so all weights that stay are there while each component is called for the first time
+    pipe.dovetail.prepare(
+        **given
+    )  # so all weights that stay are there while each component is called for the first time
     again = result(pipe, call)
     peak = sim.stats(0).peak - before
     assert all(map(torch.equal, found, expected))
@@ -91,42 +93,42 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     assert peak <= budget
     assert plan is not None
     assert peak == expected_peak(plan)
-    assert on_host == sum(plan.resident[handle.rig.host].values())
+    assert on_host == sum(plan.resident[pipe.dovetail.rig.host].values())
     assert bool(on_host) == (part < 1)
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 @pytest.mark.usefixtures("kept_traces")
 def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planned() -> None:
     pipe, call = EVERY_PIPELINE["sdxl"]()
     pipe.set_progress_bar_config(disable=True)
-    handle = dovetail.compile_pipeline(pipe, "sim0", rig="sim0=1GiB")
+    dovetail.compile_pipeline(pipe, "sim0", rig="sim0=1GiB")
     given = {"output_type": "pt", "return_dict": False, **call, "height": 64, "width": 64}
-    handle.prepare(**given)
+    pipe.dovetail.prepare(**given)
     told = {**given, "callback_on_step_end": lambda _pipe, _step, _time, state: state}
     plans, measured = [], []
     for arguments in (given, told):
-        plans.append(handle.plan(**arguments))
+        plans.append(pipe.dovetail.plan(**arguments))
         pipe(**arguments)  # so that nothing is made for the first time
         gc.collect()
         sim.reset_peak(0)
         pipe(**arguments)
         measured.append(sim.stats(0).peak)
     assert [expected_peak(plan) for plan in plans if plan] == measured
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 @pytest.mark.usefixtures("kept_traces")
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = bytes_of(pipe) // 20
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
     with pytest.raises(DoesNotFitError, match="on sim0"):
         result(pipe, call)
-    assert not handle.programs
+    assert not pipe.dovetail.programs
     gc.collect()
     assert sim.stats(0).in_use == 0
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 @pytest.mark.parametrize("part", [0.5])
@@ -136,20 +138,20 @@ def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(p
     gc.collect()
     before = sim.stats(0).in_use
     sim.reset_peak(0)
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
     result(pipe, call)
     assert sim.stats(0).peak - before <= budget
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 @pytest.mark.usefixtures("kept_traces")
 def test_preparing_keeps_the_budget_though_each_component_would_fill_it() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = int(0.3 * bytes_of(pipe))
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B", rig="sim0=1GiB")
     gc.collect()
     before = sim.stats(0).in_use
     sim.reset_peak(0)
-    handle.prepare(**call, output_type="pt", generator=torch.Generator())
+    pipe.dovetail.prepare(**call, output_type="pt", generator=torch.Generator())
     assert sim.stats(0).peak - before <= budget
-    handle.undo()
+    pipe.dovetail.undo()

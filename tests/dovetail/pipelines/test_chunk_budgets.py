@@ -16,7 +16,6 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.passes.chunk import chunks_of
-from dovetail.pipelines.pipeline import CompiledPipeline
 from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result
@@ -28,7 +27,7 @@ BACKEND, RIG = "sim0,vae=cpu", "sim0=1GiB,cpu=8GiB"
 NAMES = ("flux", "sd", "sdxl", "pixart")
 
 
-def compiled(name: str, chunk: Any, budget: int = 2**30, **more: Any) -> tuple[CompiledPipeline, dict[str, Any]]:
+def compiled(name: str, chunk: Any, budget: int = 2**30, **more: Any) -> tuple[Any, dict[str, Any]]:
     pipe, call = EVERY_PIPELINE[name]()
     asked = {
         "backend": BACKEND,
@@ -44,19 +43,19 @@ def of_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"output_type": "pt", "return_dict": False, **call, "generator": torch.Generator().manual_seed(0)}
 
 
-def planned(handle: CompiledPipeline, call: Mapping[str, Any]) -> Generation:
-    plan = handle.plan(**of_call(call))
+def planned(pipe: Any, call: Mapping[str, Any]) -> Generation:
+    plan = pipe.dovetail.plan(**of_call(call))
     assert plan is not None
     return plan
 
 
 def peak_on_the_host(name: str) -> int:
-    handle, call = compiled(name, None)
+    pipe, call = compiled(name, None)
     try:
-        plan = planned(handle, call)
+        plan = planned(pipe, call)
         return next(peak.total for device, peak in plan.peaks().items() if device.is_host)
     finally:
-        handle.undo()
+        pipe.dovetail.undo()
 
 
 def peak_of(plan: Generation) -> int:
@@ -65,11 +64,11 @@ def peak_of(plan: Generation) -> int:
 
 
 def peak_in_chunks(name: str, chunk: Any, params_backend: str | None = None, **size: int) -> int:
-    handle, call = compiled(name, chunk, params_backend=params_backend)
+    pipe, call = compiled(name, chunk, params_backend=params_backend)
     try:
-        return peak_of(planned(handle, {**call, **size}))
+        return peak_of(planned(pipe, {**call, **size}))
     finally:
-        handle.undo()
+        pipe.dovetail.undo()
 
 
 def loads_in(program: Program) -> list[Load]:
@@ -89,20 +88,19 @@ def _let_go() -> Iterator[None]:
 
 def painted(name: str, budget: int, **more: Any) -> Generation:
     """The plan of a pipeline with chunks left open, which is what was measured; the picture is the same but rounded."""
-    pipe, call = EVERY_PIPELINE[name]()
-    expected = result(pipe, call)
-    handle, call = compiled(name, "auto", budget, **more)
+    expected = result(*EVERY_PIPELINE[name]())
+    pipe, call = compiled(name, "auto", budget, **more)
     gc.collect()
     before = sim.stats(0).in_use
     sim.reset_peak(0)
-    plan = planned(handle, call)
-    found = result(handle.pipe, call)
-    for one in (program for programs in handle.programs.values() for program in programs):
+    plan = planned(pipe, call)
+    found = result(pipe, call)
+    for one in (program for programs in pipe.dovetail.programs.values() for program in programs):
         one.unload()
-    handle.prepare(**of_call(call))  # so all weights that stay are there while each component is called again
-    again = result(handle.pipe, call)
+    pipe.dovetail.prepare(**of_call(call))  # so all weights that stay are there while each component is called again
+    again = result(pipe, call)
     peak = sim.stats(0).peak - before
-    handle.undo()
+    pipe.dovetail.undo()
     assert peak == peak_of(plan) <= budget
     assert all(map(torch.equal, found, again))
     for one, other in zip(found, expected, strict=True):
@@ -130,10 +128,10 @@ def test_chunks_are_found_where_less_is_streamed_with_them_and_the_peak_is_the_p
 def test_without_need_no_chunk_is_found_and_no_bit_changes(name: str) -> None:
     pipe, call = EVERY_PIPELINE[name]()
     expected = result(pipe, call)
-    handle, call = compiled(name, "auto")
-    assert not chunked(planned(handle, call))
-    assert all(map(torch.equal, result(handle.pipe, call), expected))
-    handle.undo()
+    pipe, call = compiled(name, "auto")
+    assert not chunked(planned(pipe, call))
+    assert all(map(torch.equal, result(pipe, call), expected))
+    pipe.dovetail.undo()
 
 
 @pytest.mark.parametrize("name", slow_but(["sd"], ["sd", "sdxl"]))
@@ -141,25 +139,25 @@ def test_a_refusal_names_chunks_and_with_them_it_fits(name: str) -> None:
     """On a host that has room for the VAE alone; else placements that change no bit would be named."""
     budget = peak_in_chunks(name, 4)
     rig = f"sim0=1GiB,cpu={3 * peak_on_the_host(name) // 2}B"
-    handle, call = compiled(name, None, budget, rig=rig)
+    pipe, call = compiled(name, None, budget, rig=rig)
     with pytest.raises(DoesNotFitError, match="wide parts in chunks") as caught:
-        planned(handle, call)
-    assert not handle.programs
-    handle.undo()
+        planned(pipe, call)
+    assert not pipe.dovetail.programs
+    pipe.dovetail.undo()
     line = re.search(r"wide parts in chunks \((--.*?): ", str(caught.value))
     assert line is not None
     words = shlex.split(line[1])
     options = {option[2:].replace("-", "_"): value for option, value in zip(words[::2], words[1::2], strict=True)}
     assert options["backend"] == BACKEND
-    handle, call = compiled(name, options.pop("chunk"), **options, rig=rig)
-    assert peak_of(planned(handle, call)) <= budget
-    handle.undo()
+    pipe, call = compiled(name, options.pop("chunk"), **options, rig=rig)
+    assert peak_of(planned(pipe, call)) <= budget
+    pipe.dovetail.undo()
 
 
 def test_a_larger_picture_is_computed_in_more_chunks_than_the_one_before() -> None:
     budget = peak_in_chunks("sd", 2, height=64, width=64)
-    handle, call = compiled("sd", "auto", budget)
-    assert not chunked(planned(handle, call))
-    assert chunked(planned(handle, {**call, "height": 64, "width": 64})) == {"unet": 2}
-    assert not chunked(planned(handle, call))
-    handle.undo()
+    pipe, call = compiled("sd", "auto", budget)
+    assert not chunked(planned(pipe, call))
+    assert chunked(planned(pipe, {**call, "height": 64, "width": 64})) == {"unet": 2}
+    assert not chunked(planned(pipe, call))
+    pipe.dovetail.undo()

@@ -34,7 +34,7 @@ def test_what_is_planned_is_what_runs() -> None:
     dry("a red circle", **CALL)
     real = load_pipeline(demo.folder(), **REQUEST, dtype=torch.float32)
     real("a red circle", **CALL)
-    ran = {placed(program) for programs in real.programs.values() for program in programs}
+    ran = {placed(program) for programs in real.dovetail.programs.values() for program in programs}
     assert {placed(plan) for plan in dry.plans().values()} == ran
 
 

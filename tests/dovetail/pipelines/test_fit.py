@@ -57,7 +57,7 @@ class Pipe:
         return torch.device("cpu")
 
 
-def coder_on(part: float) -> tuple[Coder, dovetail.CompiledPipeline]:
+def coder_on(part: float) -> tuple[Coder, Any]:
     coder = Coder().eval().requires_grad_(False)
     each = int(sum(weight.nbytes for weight in coder.parameters()) * part)
     rig = f"sim0={each}B,sim1={each}B"
@@ -65,16 +65,16 @@ def coder_on(part: float) -> tuple[Coder, dovetail.CompiledPipeline]:
 
 
 def test_what_one_part_of_a_component_occupies_is_not_offered_to_another() -> None:
-    coder, handle = coder_on(0.3)
+    coder, pipe = coder_on(0.3)
     coder.encode(X)
     with pytest.raises(DoesNotFitError, match=r"Coder needs .* of weights .*1\.0 MiB are held by other"):
         coder.decode(X)
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 def test_two_parts_of_a_component_that_fit_beside_each_other_both_run() -> None:
-    coder, handle = coder_on(0.55)
+    coder, pipe = coder_on(0.55)
     with torch.no_grad():
         coder.decode(coder.encode(X))
         coder.decode(torch.ones(2, 256))
-    handle.undo()
+    pipe.dovetail.undo()

@@ -1,4 +1,4 @@
-"""The handle of a compiled pipeline, components of two pipelines, and what is left when compiling fails half-way."""
+"""What a compiled pipeline is, components of two pipelines, and what is left when compiling fails half-way."""
 
 from __future__ import annotations
 
@@ -22,24 +22,70 @@ from testbed.pipelines.tiny_pipelines import paint
 
 from ..components.small_pipeline import WIDTH, Model, Pipeline
 
+SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
+
 
 def _ours(module: nn.Module) -> list[str]:
     return [name for one in module.modules() for name, value in vars(one).items() if isinstance(value, Replacement)]
 
 
-def test_the_handle_has_the_attributes_of_its_pipeline_and_sets_them_there() -> None:
-    pipe = Pipeline(Model().eval())
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
-    assert handle.unet is pipe.unet
-    assert handle.save_pretrained.__self__ is pipe
-    handle.scheduler = "another"
-    assert pipe.scheduler == "another"
-    assert "scheduler" not in vars(handle)
-    with pytest.raises(UsageError, match="is compiled"):
-        handle.unet = Model()
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        _ = handle.no_such_thing
-    assert "save_pretrained" in dir(handle)
+def test_a_compiled_pipeline_is_the_pipeline_itself(tmp_path: Path) -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected, parts, config = paint(pipe, call), pipe.components, dict(pipe.config)
+    assert dovetail.compile_pipeline(pipe, SPREAD) is pipe
+    assert isinstance(pipe, diffusers.StableDiffusionPipeline)
+    assert type(pipe).__name__ == "StableDiffusionPipeline"
+    assert pipe.components == parts
+    assert dict(pipe.config) == config
+    other = diffusers.AutoPipelineForImage2Image.from_pipe(pipe)
+    assert type(other) is diffusers.StableDiffusionImg2ImgPipeline
+    pipe.save_pretrained(tmp_path)
+    loaded = dovetail.load_pipeline(tmp_path, SPREAD)
+    assert isinstance(loaded, diffusers.StableDiffusionPipeline)
+    for one in (pipe, loaded):
+        one.scheduler = diffusers.EulerDiscreteScheduler.from_config(one.scheduler.config)
+        assert type(one.scheduler) is diffusers.EulerDiscreteScheduler
+        one.scheduler = diffusers.DDIMScheduler.from_config(parts["scheduler"].config)
+        assert torch.equal(paint(one, call).cpu(), expected)
+
+
+def test_what_is_dovetails_is_in_one_place_until_it_is_undone() -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail as ours:
+        assert pipe.dovetail is ours
+        assert ours.pipe is pipe
+        assert ours.components.keys() == {"vae", "text_encoder", "unet"}
+        assert "unet (diffusion): sim0 & sim1, 0 programs" in str(ours)
+        assert "<td>unet</td><td>diffusion</td><td>sim0 &amp; sim1</td>" in ours._repr_html_()
+        with pytest.raises(UsageError, match="copy the pipeline"):
+            copy.deepcopy(ours)
+    assert type(pipe) is diffusers.StableDiffusionPipeline
+    assert not hasattr(pipe, "dovetail")
+    assert torch.equal(paint(pipe, call), expected)
+    for use in (ours.plan, ours.prepare, lambda **call: ours.go_on({}, **call)):
+        with pytest.raises(UsageError, match=r"^this StableDiffusionPipeline was undone: compile it again$"):
+            use(**call)
+    ours.undo()
+    dovetail.compile_pipeline(pipe, "sim0")
+    ours.undo()
+    assert pipe.dovetail.components
+
+
+def test_what_was_kept_of_a_pipeline_that_is_gone_says_so() -> None:
+    pipe, call = tiny_pipelines.sd()
+    unet, ours = pipe.unet, dovetail.compile_pipeline(pipe, SPREAD).dovetail
+    del pipe
+    assert list(ours.components) == ["unet"]
+    assert "unet (diffusion)" in str(ours)
+    for use in (ours.plan, ours.prepare, lambda **call: ours.go_on({}, **call)):
+        with pytest.raises(UsageError, match=r"^the StableDiffusionPipeline is gone: keep what"):
+            use(**call)
+    ours.release()
+    ours.refresh()
+    ours.undo()
+    assert _ours(unet) == []
+    assert ours.components == {}
 
 
 def test_a_component_of_two_pipelines_is_refused_with_a_way_out_that_works() -> None:
@@ -48,7 +94,7 @@ def test_a_component_of_two_pipelines_is_refused_with_a_way_out_that_works() -> 
     with torch.no_grad():
         want = model(x)
     first, second = Pipeline(model), Pipeline(model)
-    handle = dovetail.compile_pipeline(first, "diffusion=sim0&sim1")
+    pipe = dovetail.compile_pipeline(first, "diffusion=sim0&sim1")
     assert torch.equal(first(x), want)
     with pytest.raises(UsageError, match=r"pipe\.unet = copy\.deepcopy\(pipe\.unet\)"):
         dovetail.compile_pipeline(second, "diffusion=sim1")
@@ -58,9 +104,9 @@ def test_a_component_of_two_pipelines_is_refused_with_a_way_out_that_works() -> 
     second.unet = copy.deepcopy(second.unet)
     other = dovetail.compile_pipeline(second, "diffusion=sim1")
     assert torch.equal(second(x), want)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(second(x), want)
-    other.undo()
+    other.dovetail.undo()
     assert torch.equal(first(x), want)
     assert torch.equal(second(x), want)
 
@@ -88,7 +134,7 @@ def test_what_fails_while_a_pipeline_is_compiled_leaves_it_as_it_was(
 def test_a_component_without_data_is_converted_before_the_first_picture(rests: str, tmp_path: Path) -> None:
     plain: Any = tiny_pipelines.sd()[0]
     plain.save_pretrained(tmp_path)
-    handle = dovetail.load_pipeline(tmp_path, "diffusion=sim0&sim1", params_backend=rests)
+    pipe = dovetail.load_pipeline(tmp_path, "diffusion=sim0&sim1", params_backend=rests)
     noise, text = torch.randn(1, 4, 8, 8).bfloat16(), torch.randn(1, 4, 32).bfloat16()
 
     def answer(unet: Any) -> torch.Tensor:
@@ -96,9 +142,9 @@ def test_a_component_without_data_is_converted_before_the_first_picture(rests: s
             found: torch.Tensor = unet.to(torch.bfloat16)(noise, torch.tensor(3), text, return_dict=False)[0]
         return found
 
-    assert torch.equal(answer(handle.unet), answer(plain.unet))
+    assert torch.equal(answer(pipe.unet), answer(plain.unet))
     if rests == "disk":
-        assert next(handle.unet.parameters()).untyped_storage().nbytes() <= 2
+        assert next(pipe.unet.parameters()).untyped_storage().nbytes() <= 2
 
 
 def test_a_compiled_pipeline_is_pickled_as_it_was() -> None:

@@ -41,14 +41,13 @@ def in_use() -> list[int]:
 def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
     pipe, call = tiny_pipelines.sd()
     before = in_use()
-    handle = dovetail.compile_pipeline(pipe, SPREAD, params_backend=rests and f"*={rests}")
-    paint(handle, call)
-    handle.undo()
-    assert in_use() == before
-    del handle
-    handle = dovetail.compile_pipeline(pipe, SPREAD, params_backend=rests and f"*={rests}")
+    dovetail.compile_pipeline(pipe, SPREAD, params_backend=rests and f"*={rests}")
     paint(pipe, call)
-    del handle, pipe
+    pipe.dovetail.undo()
+    assert in_use() == before
+    dovetail.compile_pipeline(pipe, SPREAD, params_backend=rests and f"*={rests}")
+    paint(pipe, call)
+    del pipe
     assert in_use() == before
 
 
@@ -72,15 +71,15 @@ def test_an_undo_without_room_says_so_and_can_be_repeated() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)
     pipe.to("sim:3")
-    handle = dovetail.compile_pipeline(pipe, "sim0")
-    paint(handle, call)
+    dovetail.compile_pipeline(pipe, "sim0")
+    paint(pipe, call)
     sim.enable({3: 100_000})
     try:
         with pytest.raises(DoesNotFitError, match=r"where it was before.*call undo\(\) again"):
-            handle.undo()
+            pipe.dovetail.undo()
     finally:
         sim.enable({3: 2**34})
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(paint(pipe, call).cpu(), expected)
     assert "_dovetail" not in vars(pipe)
 
@@ -201,7 +200,7 @@ def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: py
     pipe, x, found, pause = Pipe(), torch.randn(2, 16), [], _Pause()
     with torch.no_grad():
         expected = pipe.transformer(x)
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu")
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu")
 
     def call() -> None:
         with torch.no_grad():
@@ -209,7 +208,7 @@ def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: py
 
     before = sim.stats(0).in_use
     call()
-    handle.release()
+    pipe.dovetail.release()
     monkeypatch.setattr(sim_tensor, "compute", pause)
     pause.thread = threading.Thread(target=call)
     pause.thread.start()
@@ -217,13 +216,13 @@ def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: py
     if what == "an error":
         with pytest.raises(CallError):
             pipe.transformer(x.clone().requires_grad_())
-    handle.release()
+    pipe.dovetail.release()
     brought = sim.stats(0).bytes_in
     call()
     assert sim.stats(0).bytes_in - brought == x.nbytes
     pause.over.set()
     pause.thread.join(60)
-    handle.release()
+    pipe.dovetail.release()
     assert sim.stats(0).in_use == before
     assert [torch.equal(one, expected) for one in found] == [True] * 3
 
@@ -237,7 +236,7 @@ def test_threads_that_compile_disturb_no_call_and_no_other_compile(rounds: int, 
         pipe = Pipe()
         with torch.no_grad():
             expected = [pipe.transformer(x) for x in inputs]
-        handle = dovetail.compile_pipeline(pipe, "sim0&sim1", params_backend=rests and f"*={rests}")
+        dovetail.compile_pipeline(pipe, "sim0&sim1", params_backend=rests and f"*={rests}")
         start = threading.Barrier(4)
 
         def use(shift: int, module: Any = pipe.transformer, start: Any = start, expected: Any = expected) -> None:
@@ -253,8 +252,8 @@ def test_threads_that_compile_disturb_no_call_and_no_other_compile(rounds: int, 
 
         _in_threads(use, 4)
         assert not wrong, wrong[:3]
-        assert 1 <= len(handle.programs["transformer"]) <= 6
-        handle.undo()
+        assert 1 <= len(pipe.dovetail.programs["transformer"]) <= 6
+        pipe.dovetail.undo()
 
 
 def _in_threads(function: Callable[[int], None], count: int) -> None:

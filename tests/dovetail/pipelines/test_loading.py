@@ -68,12 +68,12 @@ def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     made, _ = ALL[name]()
     made.save_pretrained(tmp_path)
     expected = type(made).from_pretrained(tmp_path, dtype=dtype)
-    handle = dovetail.load_pipeline(tmp_path, SPREAD, dtype=dtype)
-    assert isinstance(handle.pipe, type(expected))
-    assert handle.pipe.config.keys() == expected.config.keys()
-    handle.undo()
-    assert_same(handle.pipe, expected)
-    assert {part.training for part in handle.pipe.components.values() if isinstance(part, nn.Module)} == {False}
+    pipe = dovetail.load_pipeline(tmp_path, SPREAD, dtype=dtype)
+    assert isinstance(pipe, type(expected))
+    assert pipe.config.keys() == expected.config.keys()
+    pipe.dovetail.undo()
+    assert_same(pipe, expected)
+    assert {part.training for part in pipe.components.values() if isinstance(part, nn.Module)} == {False}
 
 
 @pytest.mark.parametrize("name", slow_but(["flux"], ALL))
@@ -86,35 +86,37 @@ def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_pa
 
 def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux: Path) -> None:
     _, call = tiny_pipelines.flux()
-    handle = dovetail.load_pipeline(flux, SPREAD)
-    first = {name: next(one.module.parameters()) for name, one in handle.components.items()}
+    pipe = dovetail.load_pipeline(flux, SPREAD)
+    first = {name: next(one.module.parameters()) for name, one in pipe.dovetail.components.items()}
     number = sum(tensor.dtype.itemsize for tensor in first.values())  # one, in the place of the first weight
     assert sum(sim.stats(index).in_use for index in range(2)) == number
-    assert sum(not tensor.is_meta for one in handle.components.values() for tensor in one.module.parameters()) == 4
+    assert (
+        sum(not tensor.is_meta for one in pipe.dovetail.components.values() for tensor in one.module.parameters()) == 4
+    )
     arrived = [sim.stats(index).bytes_in for index in range(2)]
-    paint(handle, {**call, "num_inference_steps": 1})
+    paint(pipe, {**call, "num_inference_steps": 1})
     for index in range(2):
-        placed = sum(one.assigned.bytes_on()[f"sim{index}"] for one in handle.components.values())
+        placed = sum(one.assigned.bytes_on()[f"sim{index}"] for one in pipe.dovetail.components.values())
         parameters = sum(  # without the numbers that stand for weights
             tensor.nbytes
-            for one in handle.components.values()
+            for one in pipe.dovetail.components.values()
             for tensor in one.module.parameters()
             if tensor.device == torch.device("sim", index) and tensor.is_contiguous()
         )
         assert arrived[index] < parameters <= placed <= sim.stats(index).bytes_in
-    assert sum(not tensor.is_meta for tensor in handle.pipe.vae.encoder.parameters()) == 1
+    assert sum(not tensor.is_meta for tensor in pipe.vae.encoder.parameters()) == 1
 
 
 def test_the_device_of_a_component_is_known_before_the_first_call(flux: Path) -> None:
-    handle = dovetail.load_pipeline(flux, SPREAD)
-    assert handle.pipe._execution_device == torch.device("sim", 0)
-    assert handle.pipe.text_encoder_2.device == torch.device("sim", 1)
-    assert handle.pipe.transformer.dtype == torch.float32
+    pipe = dovetail.load_pipeline(flux, SPREAD)
+    assert pipe._execution_device == torch.device("sim", 0)
+    assert pipe.text_encoder_2.device == torch.device("sim", 1)
+    assert pipe.transformer.dtype == torch.float32
 
 
 def test_saving_a_loaded_pipeline_saves_what_was_never_read_too(flux: Path, tmp_path: Path) -> None:
-    handle = dovetail.load_pipeline(flux, SPREAD)
-    handle.pipe.save_pretrained(tmp_path)
+    pipe = dovetail.load_pipeline(flux, SPREAD)
+    pipe.save_pretrained(tmp_path)
     assert_same(diffusers.FluxPipeline.from_pretrained(tmp_path), diffusers.FluxPipeline.from_pretrained(flux))
 
 
@@ -122,37 +124,37 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
     pipe, _ = tiny_pipelines.flux()
     pipe.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("transformer/*.safetensors"))) > 1
-    handle = dovetail.load_pipeline(tmp_path, "cpu")
-    handle.undo()
-    assert_same(handle.pipe, diffusers.FluxPipeline.from_pretrained(tmp_path))
+    loaded = dovetail.load_pipeline(tmp_path, "cpu")
+    loaded.dovetail.undo()
+    assert_same(loaded, diffusers.FluxPipeline.from_pretrained(tmp_path))
 
 
 def test_a_variant_is_taken_where_there_is_one(flux: Path, copied: Path) -> None:
     pipe, _ = tiny_pipelines.flux()
     pipe.transformer.half().save_pretrained(copied / "transformer", variant="fp16")
-    handle = dovetail.load_pipeline(copied, "cpu", variant="fp16")
-    handle.undo()
+    loaded = dovetail.load_pipeline(copied, "cpu", variant="fp16")
+    loaded.dovetail.undo()
     expected = diffusers.FluxPipeline.from_pretrained(copied, variant="fp16")
-    assert_same(handle.pipe, expected)
+    assert_same(loaded, expected)
     with pytest.raises(UsageError, match=r"no file in .* is of variant 'fp8'"):
         dovetail.load_pipeline(flux, "cpu", variant="fp8")
 
 
 def test_components_may_have_dtypes_of_their_own(flux: Path) -> None:
     dtypes = {"transformer": torch.bfloat16, "default": torch.float16, "vae": torch.float32}
-    handle = dovetail.load_pipeline(flux, "cpu", dtype=dtypes)
-    handle.undo()
-    assert_same(handle.pipe, diffusers.FluxPipeline.from_pretrained(flux, dtype=dtypes))
+    pipe = dovetail.load_pipeline(flux, "cpu", dtype=dtypes)
+    pipe.dovetail.undo()
+    assert_same(pipe, diffusers.FluxPipeline.from_pretrained(flux, dtype=dtypes))
 
 
 def test_another_pipeline_class_and_other_components_may_be_given(flux: Path) -> None:
     vae = tiny_pipelines.flux()[0].vae
-    handle = dovetail.load_pipeline(
+    pipe = dovetail.load_pipeline(
         flux, "cpu", pipeline_class=diffusers.FluxImg2ImgPipeline, components={"vae": vae, "text_encoder": None}
     )
-    assert isinstance(handle.pipe, diffusers.FluxImg2ImgPipeline)
-    assert handle.pipe.vae is vae
-    assert handle.pipe.text_encoder is None
+    assert isinstance(pipe, diffusers.FluxImg2ImgPipeline)
+    assert pipe.vae is vae
+    assert pipe.text_encoder is None
 
 
 def _rename(path: Path, change: Callable[[str], str]) -> None:
@@ -174,9 +176,9 @@ def test_names_of_older_files_are_understood(tmp_path: Path) -> None:
 
     _rename(tmp_path / "vae" / "diffusion_pytorch_model.safetensors", with_older_attention)
     _rename(tmp_path / "text_encoder" / "model.safetensors", "text_model.{}".format)
-    handle = dovetail.load_pipeline(tmp_path, "cpu")
-    handle.undo()
-    assert_same(handle.pipe, pipe)
+    loaded = dovetail.load_pipeline(tmp_path, "cpu")
+    loaded.dovetail.undo()
+    assert_same(loaded, pipe)
 
 
 def test_weights_without_safetensors_are_left_to_their_library_and_it_says_so(
@@ -186,10 +188,10 @@ def test_weights_without_safetensors_are_left_to_their_library_and_it_says_so(
     (copied / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     pipe.vae.save_pretrained(copied / "vae", safe_serialization=False)
     with caplog.at_level(logging.WARNING, "dovetail"):
-        handle = dovetail.load_pipeline(copied, "cpu")
+        loaded = dovetail.load_pipeline(copied, "cpu")
     assert "vae is loaded by its library, through host memory: it has no safetensors file" in caplog.text
-    handle.undo()
-    assert_same(handle.pipe, pipe)
+    loaded.dovetail.undo()
+    assert_same(loaded, pipe)
 
 
 def _header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -270,11 +272,11 @@ def test_an_index_cannot_reach_into_other_folders(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_after_it_was_indexed_is_one_clear_error(copied: Path) -> None:
     _, call = tiny_pipelines.flux()
-    handle = dovetail.load_pipeline(copied, SPREAD)
+    pipe = dovetail.load_pipeline(copied, SPREAD)
     path = copied / "transformer" / "diffusion_pytorch_model.safetensors"
     path.write_bytes(path.read_bytes()[:4096])
     with pytest.raises(WeightError, match=r"has 4096 bytes now, it had \d+: load it again"):
-        paint(handle, call)
+        paint(pipe, call)
 
 
 def test_what_is_no_pipeline_is_refused(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_repository_is_downloaded_by_diffusers(flux: Path, monkeypatch: pytest
         return str(flux)
 
     monkeypatch.setattr(diffusers.DiffusionPipeline, "download", classmethod(download))
-    assert isinstance(dovetail.load_pipeline("somebody/flux", "cpu").pipe, diffusers.FluxPipeline)
+    assert isinstance(dovetail.load_pipeline("somebody/flux", "cpu"), diffusers.FluxPipeline)
     assert asked == [("somebody/flux", None)]
 
 

@@ -29,15 +29,15 @@ def _let_go() -> Iterator[None]:
 def test_the_peaks_of_devices_that_were_found_are_the_planned_ones(name: str, rig: str) -> None:
     pipe, call = EVERY_PIPELINE[name]()
     pipe.set_progress_bar_config(disable=True)
-    handle = dovetail.compile_pipeline(pipe, rig=rig)
+    dovetail.compile_pipeline(pipe, rig=rig)
     given: dict[str, Any] = {"output_type": "pt", "return_dict": False, **call}
-    plan = handle.plan(**given)
+    plan = pipe.dovetail.plan(**given)
     assert plan is not None
-    assert handle.decision is not None
+    assert pipe.dovetail.decision is not None
     pipe(**given)  # so that all weights that stay are there
     peaks = {device: peak.total for device, peak in plan.peaks().items() if device.is_simulated}
     for device in peaks:
         sim.reset_peak(device.index)
     pipe(**given)
     assert {device: sim.stats(device.index).peak for device in peaks} == peaks
-    handle.undo()
+    pipe.dovetail.undo()

@@ -51,13 +51,13 @@ def in_use() -> int:
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
     pipe, call = ALL[name]()
     eager, before = paint(pipe, call), weights(pipe)
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
-    first, second = paint(pipe, call), paint(handle, call)
+    dovetail.compile_pipeline(pipe, SPREAD)
+    first, second = paint(pipe, call), paint(pipe, call)
     assert torch.equal(first.cpu(), eager)
     assert torch.equal(second.cpu(), eager)
-    (spread,) = (one for one in handle.components.values() if one.role == "diffusion")
+    (spread,) = (one for one in pipe.dovetail.components.values() if one.role == "diffusion")
     assert spread.assigned.bytes_on().keys() == {"sim0", "sim1"}
-    handle.undo()
+    pipe.dovetail.undo()
     after = weights(pipe)
     assert after.keys() == before.keys()
     assert all(after[name].device.type == "cpu" and torch.equal(after[name], before[name]) for name in before)
@@ -88,11 +88,11 @@ def test_a_new_size_compiles_once_more_and_a_known_one_does_not() -> None:
     pipe, call = tiny_pipelines.sd()
     larger = {**call, "height": 32}
     eager, eager_larger = paint(pipe, call), paint(pipe, larger)
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     counts = []
     for one, expected in ((call, eager), (larger, eager_larger), (call, eager), (larger, eager_larger)):
         assert torch.equal(paint(pipe, one).cpu(), expected)
-        counts.append({name: len(programs) for name, programs in handle.programs.items()})
+        counts.append({name: len(programs) for name, programs in pipe.dovetail.programs.items()})
     assert counts[0] == {"vae": 1, "text_encoder": 1, "unet": 1}
     assert counts[1] == counts[2] == counts[3] == {"vae": 2, "text_encoder": 1, "unet": 2}
 
@@ -101,11 +101,11 @@ def test_a_new_size_compiles_once_more_and_a_known_one_does_not() -> None:
 def test_weights_live_once_whatever_the_number_of_sizes() -> None:
     pipe, call = tiny_pipelines.sd()
     total = held(pipe)
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     for width in (16, 32):
         paint(pipe, {**call, "width": width})
         pipe.scheduler.set_timesteps(1)
-        placed = sum(one.assigned.bytes_on().total() for one in handle.components.values())
+        placed = sum(one.assigned.bytes_on().total() for one in pipe.dovetail.components.values())
         assert in_use() == placed
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
@@ -146,7 +146,7 @@ def test_encoding_after_decoding_places_what_was_left() -> None:
 
 def test_the_pipeline_and_its_components_say_where_they_are() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     assert pipe._execution_device == torch.device("sim", 0)
     assert pipe.hf_device_map == {
         "vae": "sim0", "text_encoder": "sim1", "text_encoder_2": "sim1", "transformer": "sim0&sim1",
@@ -156,7 +156,7 @@ def test_the_pipeline_and_its_components_say_where_they_are() -> None:
     assert pipe.text_encoder.device == torch.device("sim", 1)
     assert (type(pipe.transformer).__name__, pipe.transformer.dtype) == ("FluxTransformer2DModel", torch.float32)
     assert pipe.transformer.config.num_layers == 2
-    assert "transformer (diffusion): sim0 & sim1, 1 programs" in str(handle)
+    assert "transformer (diffusion): sim0 & sim1, 1 programs" in str(pipe.dovetail)
 
 
 def test_results_come_back_to_the_device_of_the_call() -> None:
@@ -177,7 +177,7 @@ def test_a_component_whose_weights_diffusers_moves_by_groups_is_refused() -> Non
     with pytest.raises(UsageError, match=r"weights of unet .* by groups .*without that.*params_backend=cpu"):
         dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
     pipe, _ = tiny_pipelines.sd()
-    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1").undo()
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1").dovetail.undo()
 
 
 @pytest.mark.parametrize(
@@ -185,17 +185,17 @@ def test_a_component_whose_weights_diffusers_moves_by_groups_is_refused() -> Non
 )
 def test_moving_a_placed_pipeline_is_refused_with_the_way_out(name: str) -> None:
     pipe, _ = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
-    with pytest.raises(UsageError, match=rf"pipe\.{name}\(\) cannot move.*call undo\(\)"):
+    dovetail.compile_pipeline(pipe, SPREAD)
+    with pytest.raises(UsageError, match=rf"pipe\.{name}\(\) cannot move.*call pipe\.dovetail\.undo\(\)"):
         getattr(pipe, name)("cpu")
-    handle.undo()
+    pipe.dovetail.undo()
     assert pipe.to("cpu") is pipe
 
 
 @SLOW
 def test_resetting_the_device_map_undoes() -> None:
     pipe, call = tiny_pipelines.flux()
-    with dovetail.compile_pipeline(pipe, SPREAD):
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail:
         paint(pipe, call)
         pipe.reset_device_map()
         assert pipe.hf_device_map is None
@@ -204,12 +204,12 @@ def test_resetting_the_device_map_undoes() -> None:
 
 def test_a_pipeline_is_compiled_once_at_a_time() -> None:
     pipe, _ = tiny_pipelines.flux()
-    with dovetail.compile_pipeline(pipe, SPREAD):
-        with pytest.raises(UsageError, match="compiled already: call undo"):
+    with dovetail.compile_pipeline(pipe, SPREAD).dovetail:
+        with pytest.raises(UsageError, match=r"compiled already: call pipe\.dovetail\.undo"):
             dovetail.compile_pipeline(pipe, "sim0")
         with pytest.raises(UsageError, match=r"vae, text_encoder, .* are compiled as components of another pipeline"):
             dovetail.compile_pipeline(diffusers.FluxImg2ImgPipeline(**pipe.components), "sim0")
-    dovetail.compile_pipeline(pipe, "sim0").undo()
+    dovetail.compile_pipeline(pipe, "sim0").dovetail.undo()
 
 
 @SLOW
@@ -217,9 +217,10 @@ def test_another_pipeline_may_use_the_compiled_components() -> None:
     other, call = tiny_pipelines.flux_img2img()
     eager = paint(other, call)
     pipe = diffusers.FluxPipeline(**other.components)
-    with dovetail.compile_pipeline(pipe, SPREAD) as handle:
+    dovetail.compile_pipeline(pipe, SPREAD)
+    with pipe.dovetail:
         assert torch.equal(paint(other, call).cpu(), eager)
-        assert len(handle.programs["vae"]) == 2
+        assert len(pipe.dovetail.programs["vae"]) == 2
 
 
 @pytest.mark.parametrize("name", slow_but(["flux"], ["flux", "sdxl"]))
@@ -241,12 +242,15 @@ def test_tiling_and_slicing_go_on_working() -> None:
     pipe.vae.enable_tiling()
     pipe.vae.enable_slicing()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     assert torch.equal(paint(pipe, call).cpu(), eager)
-    assert {str(call) for call in handle.components["vae"].calls if call.programs} == {"decoder", "post_quant_conv"}
+    assert {str(call) for call in pipe.dovetail.components["vae"].calls if call.programs} == {
+        "decoder",
+        "post_quant_conv",
+    }
     pipe.vae.disable_tiling()
     untiled = paint(pipe, call)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(untiled.cpu(), paint(pipe, call))
 
 
@@ -271,9 +275,9 @@ def test_a_part_that_keeps_what_it_is_handed_runs_as_it_is(caplog: pytest.LogCap
 def test_a_part_that_keeps_what_it_is_handed_is_split_by_its_parts() -> None:
     pipe, call = _tiled_wan()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim0&sim1")
+    dovetail.compile_pipeline(pipe, "diffusion=sim0,te=sim0,vae=sim0&sim1")
     assert torch.equal(paint(pipe, call).cpu(), eager)
-    assert handle.components["vae"].parts.reasons["decoder"].startswith("decoder is handed a list or dict")
+    assert pipe.dovetail.components["vae"].parts.reasons["decoder"].startswith("decoder is handed a list or dict")
     assert {tensor.device.index for tensor in pipe.vae.decoder.parameters()} == {0, 1}
 
 
@@ -290,9 +294,9 @@ def test_a_part_that_is_called_by_itself_is_compiled_by_itself() -> None:
 def test_of_several_text_encoders_the_largest_is_split() -> None:
     pipe, call = tiny_pipelines.sd3()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "te=sim1&sim2,diffusion=sim0,vae=sim0,text_encoder_2=sim0")
+    dovetail.compile_pipeline(pipe, "te=sim1&sim2,diffusion=sim0,vae=sim0,text_encoder_2=sim0")
     assert torch.equal(paint(pipe, call).cpu(), eager)
-    where = {name: "&".join(map(str, one.devices)) for name, one in handle.components.items()}
+    where = {name: "&".join(map(str, one.devices)) for name, one in pipe.dovetail.components.items()}
     assert {name: where[name] for name in where if name.startswith("text")} == {
         "text_encoder": "sim1", "text_encoder_2": "sim0", "text_encoder_3": "sim1&sim2",
     }  # fmt: skip
@@ -304,9 +308,9 @@ def test_what_other_components_take_is_not_offered_twice() -> None:
     transformer, encoder = (sum(p.nbytes for p in m.parameters()) for m in (pipe.transformer, pipe.text_encoder_2))
     clip = sum(p.nbytes for p in pipe.text_encoder.parameters())
     size = transformer + encoder + clip
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig=f"sim0={size}B,sim1={size}B", passes=None)
+    dovetail.compile_pipeline(pipe, SPREAD, rig=f"sim0={size}B,sim1={size}B", passes=None)
     paint(pipe, call)
-    placed = handle.components["transformer"].assigned.bytes_on()
+    placed = pipe.dovetail.components["transformer"].assigned.bytes_on()
     assert placed["sim0"] > placed["sim1"] > 0
 
 
@@ -341,25 +345,25 @@ def test_dynamic_shapes_take_other_sizes_without_compiling_again() -> None:
     eager, eager_larger = paint(pipe, call), paint(pipe, larger)
     auto = torch.export.Dim.AUTO
     shapes = {"transformer": {"hidden_states": {1: auto}, "img_ids": {0: auto}}}
-    handle = dovetail.compile_pipeline(pipe, SPREAD, dynamic_shapes=shapes)
+    dovetail.compile_pipeline(pipe, SPREAD, dynamic_shapes=shapes)
     assert torch.equal(paint(pipe, call).cpu(), eager)
     assert torch.equal(paint(pipe, larger).cpu(), eager_larger)
-    assert len(handle.programs["transformer"]) == 1
-    assert len(handle.programs["vae"]) == 2
+    assert len(pipe.dovetail.programs["transformer"]) == 1
+    assert len(pipe.dovetail.programs["vae"]) == 2
 
 
 @SLOW
 def test_arguments_that_are_no_tensors_choose_the_program() -> None:
     pipe, _ = tiny_pipelines.sd()
     call = (torch.randn(1, 4, 8, 8), torch.tensor(3), torch.randn(1, 4, 32))
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     with torch.no_grad():
         sample = pipe.unet(*call).sample
         assert torch.equal(pipe.unet(*call, cross_attention_kwargs={"scale": 1.0}).sample, sample)
         assert torch.equal(pipe.unet(*call, return_dict=False)[0], sample)
-        assert len(handle.programs["unet"]) == 3
+        assert len(pipe.dovetail.programs["unet"]) == 3
         pipe.unet(*call, cross_attention_kwargs={"scale": 1.0})
-    assert len(handle.programs["unet"]) == 3
+    assert len(pipe.dovetail.programs["unet"]) == 3
 
 
 class Moody(nn.Module):
@@ -403,50 +407,50 @@ def test_what_cannot_be_traced_runs_as_it_is_on_one_device_and_says_so_once(capl
 def test_what_cannot_be_traced_is_split_by_its_parts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "te=sim0&sim1,diffusion=sim0,vae=sim0")
+    dovetail.compile_pipeline(pipe, "te=sim0&sim1,diffusion=sim0,vae=sim0")
     with caplog.at_level(logging.WARNING, "dovetail"):
         assert torch.equal(paint(pipe, call).cpu(), eager)
         assert torch.equal(paint(pipe, call).cpu(), eager)
     said = [record.getMessage() for record in caplog.records if "text_encoder_2" in record.getMessage()]
     assert len(said) == 1
     assert "cannot be compiled whole and is compiled by its parts" in said[0]
-    assert [program.program.name for program in handle.programs["text_encoder_2"]] == ["T5EncoderModel"]
+    assert [program.program.name for program in pipe.dovetail.programs["text_encoder_2"]] == ["T5EncoderModel"]
     assert {tensor.device.index for tensor in pipe.text_encoder_2.parameters()} == {0, 1}
-    assert "text_encoder_2 (te): sim0 & sim1, by its parts" in str(handle)
+    assert "text_encoder_2 (te): sim0 & sim1, by its parts" in str(pipe.dovetail)
 
 
 @SLOW
 def test_preparing_compiles_and_loads_and_the_first_picture_does_not() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
-    handle.prepare(**{name: value for name, value in call.items() if name != "num_inference_steps"})
-    before = {name: list(programs) for name, programs in handle.programs.items()}
+    dovetail.compile_pipeline(pipe, SPREAD)
+    pipe.dovetail.prepare(**{name: value for name, value in call.items() if name != "num_inference_steps"})
+    before = {name: list(programs) for name, programs in pipe.dovetail.programs.items()}
     paint(pipe, call)
-    assert handle.programs == before
+    assert pipe.dovetail.programs == before
 
 
 @SLOW
 def test_refreshing_forgets_the_programs_of_a_component_changed_by_hand() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, SPREAD)
+    dovetail.compile_pipeline(pipe, SPREAD)
     paint(pipe, call)
     with torch.no_grad():
         pipe.transformer.transformer_blocks = nn.ModuleList(list(pipe.transformer.transformer_blocks)[:1])
-    handle.refresh("transformer")
+    pipe.dovetail.refresh("transformer")
     changed = paint(pipe, call)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(changed.cpu(), paint(pipe, call))
 
 
 @SLOW
 def test_other_attention_processors_compile_anew() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, "sim0")
+    dovetail.compile_pipeline(pipe, "sim0")
     paint(pipe, call)
     pipe.transformer.fuse_qkv_projections()
     fused = paint(pipe, call)
-    assert len(handle.programs["transformer"]) == 2
-    handle.undo()
+    assert len(pipe.dovetail.programs["transformer"]) == 2
+    pipe.dovetail.undo()
     assert torch.equal(fused.cpu(), paint(pipe, call))
 
 
@@ -465,11 +469,11 @@ def test_inference_mode_around_a_pipeline_changes_nothing() -> None:
 
 def test_a_pipeline_for_another_machine_says_so_when_it_is_called() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, "cuda0&cuda1", rig="cuda0=24GiB,cuda1=16GiB")
+    dovetail.compile_pipeline(pipe, "cuda0&cuda1", rig="cuda0=24GiB,cuda1=16GiB")
     with pytest.raises(NotHereError, match="was compiled for cuda0=24GiB,cuda1=16GiB"):
         paint(pipe, call)
     assert {one.device.type for one in pipe.transformer.parameters()} == {"cpu"}
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 def test_names_that_mean_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -487,7 +491,7 @@ def test_names_that_mean_nothing_are_told(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_device_map_places_components_as_diffusers_spells_it() -> None:
     pipe, _ = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, device_map={"transformer": "sim:1", "text_encoder": "sim:0", "": "sim:2"})
-    assert {name: str(one.devices[0]) for name, one in handle.components.items()} == {
+    dovetail.compile_pipeline(pipe, device_map={"transformer": "sim:1", "text_encoder": "sim:0", "": "sim:2"})
+    assert {name: str(one.devices[0]) for name, one in pipe.dovetail.components.items()} == {
         "vae": "sim2", "text_encoder": "sim0", "text_encoder_2": "sim2", "transformer": "sim1",
     }  # fmt: skip

@@ -50,13 +50,13 @@ def in_use() -> list[int]:
     return [sim.stats(index).in_use for index in range(3)]
 
 
-def resident(handle: Any) -> int:
+def resident(pipe: Any) -> int:
     """The bytes that may stay: buffers, and the weights of components that rest where they run."""
-    handle.pipe.scheduler.set_timesteps(1)  # which keeps tensors of its own on the main device, as the pipeline does
-    handle.pipe._current_timestep = None
+    pipe.scheduler.set_timesteps(1)  # which keeps tensors of its own on the main device, as the pipeline does
+    pipe._current_timestep = None
     return sum(
         tensor.nbytes if any(tensor.stride()) else tensor.itemsize
-        for one in handle.components.values()
+        for one in pipe.dovetail.components.values()
         for tensor in (*one.module.parameters(), *one.module.buffers())
         if tensor.device.type == "sim"
     )
@@ -75,14 +75,14 @@ def test_a_picture_is_the_same_wherever_weights_rest_and_nothing_staged_is_left(
 ) -> None:
     pipe, call = PIPELINES[name]()
     eager = paint(pipe, call)
-    handle = dovetail.load_pipeline(saved[name], APART, params_backend=rests)
+    loaded = dovetail.load_pipeline(saved[name], APART, params_backend=rests)
     for _ in range(2):
-        assert torch.equal(paint(handle.pipe, call).cpu(), eager)
-        left = resident(handle)
+        assert torch.equal(paint(loaded, call).cpu(), eager)
+        left = resident(loaded)
         assert sum(in_use()) == left
-    handle.undo()
-    lend_weights(handle.pipe, pipe)
-    assert torch.equal(paint(handle.pipe, call), paint(pipe, call))
+    loaded.dovetail.undo()
+    lend_weights(loaded, pipe)
+    assert torch.equal(paint(loaded, call), paint(pipe, call))
     assert sum(in_use()) == 0
 
 
@@ -102,12 +102,13 @@ def modules_of(pipe: Any) -> dict[str, torch.nn.Module]:
 def test_a_pipeline_in_memory_may_rest_there() -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call)
-    with dovetail.compile_pipeline(pipe, APART, params_backend={"te": "cpu", "diffusion": "cpu"}) as handle:
-        assert torch.equal(paint(handle, call).cpu(), eager)
+    dovetail.compile_pipeline(pipe, APART, params_backend={"te": "cpu", "diffusion": "cpu"})
+    with pipe.dovetail:
+        assert torch.equal(paint(pipe, call).cpu(), eager)
         assert {one.device.type for one in pipe.transformer.parameters()} == {"cpu"}
         assert pipe.transformer.device == torch.device("cpu")
         assert in_use()[1] == sum(b.nbytes for b in pipe.transformer.buffers() if b.device.type == "sim")
-        assert "transformer (diffusion): sim0 & sim1, weights rest on cpu, 1 programs" in str(handle)
+        assert "transformer (diffusion): sim0 & sim1, weights rest on cpu, 1 programs" in str(pipe.dovetail)
     assert torch.equal(paint(pipe, call), eager)
 
 
@@ -125,10 +126,10 @@ def test_the_text_encoders_are_gone_before_sampling_starts(
 
     monkeypatch.setattr(CompiledModule, "__call__", watched)
     _, call = tiny_pipelines.flux()
-    handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="te=disk")
-    paint(handle, call)
+    pipe = dovetail.load_pipeline(saved["flux"], APART, params_backend="te=disk")
+    paint(pipe, call)
     held = {name: nbytes for name, nbytes in seen if name != "T5EncoderModel"}
-    weights = handle.components["text_encoder"].view.nbytes
+    weights = pipe.dovetail.components["text_encoder"].view.nbytes
     assert held["FluxTransformer2DModel"] < 2000 < weights
     assert held["AutoencoderKL"] < 2000
     assert next(nbytes for name, nbytes in seen if name == "T5EncoderModel") > weights // 2
@@ -136,14 +137,14 @@ def test_the_text_encoders_are_gone_before_sampling_starts(
 
 def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=cpu")
+    dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=cpu")
     sent = []
     for steps in (1, 4):
-        handle(**{**call, "num_inference_steps": steps}, output_type="latent")
+        pipe(**{**call, "num_inference_steps": steps}, output_type="latent")
         sim.reset_stats(1)
-        handle(**{**call, "num_inference_steps": steps}, output_type="latent")
+        pipe(**{**call, "num_inference_steps": steps}, output_type="latent")
         sent.append(sim.stats(1).bytes_in)
-    (program,) = handle.programs["transformer"]
+    (program,) = pipe.dovetail.programs["transformer"]
     loads = [load for load in program.schedule if isinstance(load, Load) and load.device.index == 1]
     weights = program.program.weights
     staged = sum(weights[name].nbytes for one in loads if one.lifetime is Lifetime.PHASE for name in one.weights)
@@ -154,8 +155,8 @@ def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
 @SLOW
 def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
     pipe, call = tiny_pipelines.flux()
-    handle = dovetail.compile_pipeline(pipe, "te=sim0,diffusion=sim1,vae=sim2", params_backend="*=cpu")
-    paint(handle, call)
+    dovetail.compile_pipeline(pipe, "te=sim0,diffusion=sim1,vae=sim2", params_backend="*=cpu")
+    paint(pipe, call)
     with torch.no_grad():
         pipe.text_encoder_2(torch.arange(16)[None])
         assert in_use()[0] > 100_000
@@ -163,8 +164,8 @@ def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
     held = in_use()
     assert held[0] < 2000
     assert held[2] > 10_000
-    handle.release()
-    left = resident(handle)
+    pipe.dovetail.release()
+    left = resident(pipe)
     assert sum(in_use()) == left
 
 
@@ -172,20 +173,20 @@ def test_a_step_between_two_phases_lets_go_of_the_first_only() -> None:
 def test_an_error_in_the_middle_of_a_picture_leaves_nothing() -> None:
     pipe, call = tiny_pipelines.flux()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, APART, params_backend="*=cpu")
+    dovetail.compile_pipeline(pipe, APART, params_backend="*=cpu")
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("stopped by the person who called")
 
     with pytest.raises(RuntimeError, match="stopped by the person"):
-        handle(**call, callback_on_step_end=fail)
-    left = resident(handle)
+        pipe(**call, callback_on_step_end=fail)
+    left = resident(pipe)
     assert sum(in_use()) == left
     with torch.no_grad(), pytest.raises(ExecutionError):
         pipe.text_encoder_2(torch.full((1, 16), 10**6))
-    left = resident(handle)
+    left = resident(pipe)
     assert sum(in_use()) == left
-    assert torch.equal(paint(handle, call).cpu(), eager)
+    assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
 def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() -> None:
@@ -193,9 +194,11 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
     sizes = {name: sum(p.nbytes for p in part.parameters()) for name, part in pipe.components.items()
              if isinstance(part, nn.Module)}  # fmt: skip
     room = sizes["transformer"] + 200_000
-    handle = dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
-    offered = {name: next(iter(one.offer().free.values())) for name, one in handle.components.items()}
-    stay = {name: sum(buffer.nbytes for buffer in one.module.buffers()) for name, one in handle.components.items()}
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
+    offered = {name: next(iter(one.offer().free.values())) for name, one in pipe.dovetail.components.items()}
+    stay = {
+        name: sum(buffer.nbytes for buffer in one.module.buffers()) for name, one in pipe.dovetail.components.items()
+    }
     others = {name: sum(stay.values()) - stay[name] for name in stay}
     assert offered["transformer"] == room - others["transformer"]
     assert offered["text_encoder"] == room - others["text_encoder"] - sizes["text_encoder_2"]
@@ -210,15 +213,15 @@ def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
     pipe.text_encoder_2.get_input_embeddings().weight = pipe.text_encoder.get_input_embeddings().weight
     shared = pipe.text_encoder.get_input_embeddings().weight
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "te=sim2,diffusion=sim0,vae=sim0")
-    assert torch.equal(paint(handle, call).cpu(), eager)
+    dovetail.compile_pipeline(pipe, "te=sim2,diffusion=sim0,vae=sim0")
+    assert torch.equal(paint(pipe, call).cpu(), eager)
     total = {id(t): t.nbytes for part in (pipe.text_encoder, pipe.text_encoder_2)
              for t in (*part.parameters(), *part.buffers()) if t.device.type == "sim"}  # fmt: skip
     assert in_use()[2] == sum(total.values())
     first, second = (part.get_input_embeddings().weight for part in (pipe.text_encoder, pipe.text_encoder_2))
     assert first is second
     assert first.device == torch.device("sim", 2)
-    handle.undo()
+    pipe.dovetail.undo()
     assert torch.equal(pipe.text_encoder.get_input_embeddings().weight, shared.cpu())
     assert torch.equal(paint(pipe, call), eager)
 
@@ -227,22 +230,22 @@ def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
 def test_rows_of_what_rests_in_host_memory_go_straight_to_their_devices() -> None:
     pipe, call = tiny_pipelines.wide_flux()
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(
+    dovetail.compile_pipeline(
         pipe, "diffusion=sim0&sim1,te=cpu,vae=cpu", params_backend="diffusion=cpu", split_mode="diffusion=row"
     )
-    assert torch.allclose(paint(handle, call).cpu(), eager, atol=1e-4)
-    (program,) = handle.programs["transformer"]
+    assert torch.allclose(paint(pipe, call).cpu(), eager, atol=1e-4)
+    (program,) = pipe.dovetail.programs["transformer"]
     assert program.program.bounds
     loads = [load for load in program.schedule if isinstance(load, Load)]
-    handle(**{**call, "num_inference_steps": 1}, output_type="latent")
+    pipe(**{**call, "num_inference_steps": 1}, output_type="latent")
     sim.reset_stats(1)
-    handle(**{**call, "num_inference_steps": 1}, output_type="latent")
+    pipe(**{**call, "num_inference_steps": 1}, output_type="latent")
     names = {name for load in loads if load.device.index == 1 for name in load.weights}
     held = pieces(program.program)
     rows = sum(held[name][0].nbytes for name in names)
     activations = sim.stats(1).bytes_in - rows
     assert 0 < activations < rows // 4
-    left = resident(handle)
+    left = resident(pipe)
     assert sum(in_use()) == left
 
 
@@ -251,17 +254,17 @@ def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict
     pipe, call = tiny_pipelines.wide_flux()
     before = {name: tensor.clone() for name, tensor in pipe.transformer.state_dict().items()}
     eager = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=cpu,vae=cpu", split_mode="diffusion=row")
-    assert torch.allclose(paint(handle, call).cpu(), eager, atol=1e-4)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=cpu,vae=cpu", split_mode="diffusion=row")
+    assert torch.allclose(paint(pipe, call).cpu(), eager, atol=1e-4)
     pipe.scheduler.set_timesteps(1)
     total = sum(tensor.nbytes for tensor in before.values())
-    assert sum(in_use()) == total == handle.components["transformer"].assigned.bytes_on().total()
+    assert sum(in_use()) == total == pipe.dovetail.components["transformer"].assigned.bytes_on().total()
     assert any(tensor.is_meta for tensor in pipe.transformer.parameters())
     pipe.transformer.save_pretrained(tmp_path)
     assert sum(in_use()) == total
     again = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
-    handle.undo()
+    pipe.dovetail.undo()
     assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.transformer.state_dict().items())
     assert torch.equal(paint(pipe, call), eager)
 
@@ -269,12 +272,12 @@ def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict
 @SLOW
 def test_what_rests_on_disk_is_saved_and_still_rests_there(saved: dict[str, Path], tmp_path: Path) -> None:
     _, call = tiny_pipelines.flux()
-    handle = dovetail.load_pipeline(saved["flux"], APART, params_backend="*=disk")
-    paint(handle, call)
-    handle.pipe.save_pretrained(tmp_path)
-    first, *others = handle.pipe.transformer.parameters()
+    pipe = dovetail.load_pipeline(saved["flux"], APART, params_backend="*=disk")
+    paint(pipe, call)
+    pipe.save_pretrained(tmp_path)
+    first, *others = pipe.transformer.parameters()
     assert all(tensor.is_meta for tensor in others)
-    assert first.device == handle.pipe.transformer.device == torch.device("sim", 0)
+    assert first.device == pipe.transformer.device == torch.device("sim", 0)
     assert not any(first.stride())
     first = diffusers.FluxPipeline.from_pretrained(saved["flux"]).transformer.state_dict()
     again = diffusers.FluxPipeline.from_pretrained(tmp_path).transformer.state_dict()
@@ -337,13 +340,13 @@ def test_what_runs_as_it_is_leaves_with_its_phase_too(rests: str, saved: dict[st
     pipe.vae.enable_tiling(16, 16, 8, 8)
     call = {**call, "height": 32}
     eager = paint(pipe, call)
-    handle = dovetail.load_pipeline(saved["wan"], "diffusion=sim0,te=sim0,vae=sim1", params_backend=f"vae={rests}")
-    handle.pipe.vae.enable_tiling(16, 16, 8, 8)
+    loaded = dovetail.load_pipeline(saved["wan"], "diffusion=sim0,te=sim0,vae=sim1", params_backend=f"vae={rests}")
+    loaded.vae.enable_tiling(16, 16, 8, 8)
     for _ in range(2):
-        assert torch.equal(paint(handle.pipe, call).cpu(), eager)
+        assert torch.equal(paint(loaded, call).cpu(), eager)
         assert in_use()[1] < 100
-    handle.undo()
-    assert torch.equal(paint(handle.pipe, call), eager)
+    loaded.dovetail.undo()
+    assert torch.equal(paint(loaded, call), eager)
 
 
 def resident_peak() -> tuple[int, int]:

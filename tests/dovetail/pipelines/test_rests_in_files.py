@@ -35,19 +35,19 @@ def test_the_picture_is_the_same_and_all_that_was_read_leaves(
 
     monkeypatch.setattr(OpenedFile, "view", note_view)
     monkeypatch.setattr(OpenedFile, "release", note_release)
-    handle = dovetail.load_pipeline(tmp_path, backend=backend)
-    handle.rest_in_files()
-    assert torch.equal(paint(handle, call), expected)
-    assert {one.view.residency for one in handle.components.values()} == {Residency.DISK}
+    loaded = dovetail.load_pipeline(tmp_path, backend=backend)
+    loaded.dovetail.rest_in_files()
+    assert torch.equal(paint(loaded, call), expected)
+    assert {one.view.residency for one in loaded.dovetail.components.values()} == {Residency.DISK}
     assert len(viewed) > 100
     assert viewed - released == set()
-    assert torch.equal(paint(handle, call), expected)
+    assert torch.equal(paint(loaded, call), expected)
 
 
 def test_weights_in_no_file_stay_where_they_are() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, "cpu")
-    handle.rest_in_files()
-    assert {one.view.residency for one in handle.components.values()} == {Residency.DEVICE}
-    assert torch.equal(paint(handle, call), expected)
+    dovetail.compile_pipeline(pipe, "cpu")
+    pipe.dovetail.rest_in_files()
+    assert {one.view.residency for one in pipe.dovetail.components.values()} == {Residency.DEVICE}
+    assert torch.equal(paint(pipe, call), expected)

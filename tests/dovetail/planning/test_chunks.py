@@ -31,9 +31,10 @@ def test_a_module_in_chunks_says_so_and_without_the_option_none_is() -> None:
 def test_the_components_of_a_pipeline_are_computed_in_chunks() -> None:
     pipe = Pipeline(Model().eval())
     expected = pipe(X)
-    with dovetail.compile_pipeline(pipe, "sim0", chunk=2) as handle:
-        found = handle(X)
-        programs = [made.program for call in handle.components["unet"].calls for made in call.programs.values()]
+    dovetail.compile_pipeline(pipe, "sim0", chunk=2)
+    with pipe.dovetail:
+        found = pipe(X)
+        programs = [made.program for call in pipe.dovetail.components["unet"].calls for made in call.programs.values()]
     assert programs
     assert all("chunk{parts=2}" in program.history for program in programs)
     torch.testing.assert_close(found, expected)
@@ -98,14 +99,15 @@ def test_a_module_that_fits_is_left_whole_and_one_that_fits_in_no_chunks_is_refu
 
 def test_a_call_that_is_lowered_again_stays_in_its_chunks_whatever_was_planned_since() -> None:
     pipe = Pipeline(Model().eval())
-    with dovetail.compile_pipeline(pipe, "sim0", chunk="auto", rig="sim0=1GiB,cpu=1GiB") as handle:
-        component = handle.components["unet"]
-        handle(X)
+    dovetail.compile_pipeline(pipe, "sim0", chunk="auto", rig="sim0=1GiB,cpu=1GiB")
+    with pipe.dovetail:
+        component = pipe.dovetail.components["unet"]
+        pipe(X)
         ((first, program),) = [item for call in component.calls for item in call.programs.items()]
         assert isinstance(program, CompiledModule)
         (call,) = [call for call in component.calls if first in call.programs]
         assert program.base is not None
         call.programs[first] = component.compiler._finish(component, program.base, call.module, 2)
-        handle(torch.randn(1, 16, WIDTH))
+        pipe(torch.randn(1, 16, WIDTH))
         assert component.stream()
         assert [chunks_of(one.program) for one in component.programs] == [2, 1]

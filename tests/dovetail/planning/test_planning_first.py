@@ -57,8 +57,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
     fetched = counted(monkeypatch, stores, "_fetched")
-    handle = dovetail.load_pipeline(folder, **SMALL)
-    handle.set_progress_bar_config(disable=True)
+    pipe = dovetail.load_pipeline(folder, **SMALL)
+    pipe.set_progress_bar_config(disable=True)
     steps: list[int] = []
 
     def told(_pipe: Any, step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
 
     before = len(fetched)
     with pytest.raises(DoesNotFitError, match="AutoencoderKL needs"):
-        handle(**{**call, "height": 128, "width": 128, "num_inference_steps": 3}, callback_on_step_end=told)
+        pipe(**{**call, "height": 128, "width": 128, "num_inference_steps": 3}, callback_on_step_end=told)
     assert (steps, len(fetched)) == ([], before)
 
 
@@ -75,12 +75,13 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
 def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.PIPELINES[name]()
     expected = paint(pipe, call)
-    with dovetail.compile_pipeline(pipe, SPREAD) as handle:
-        assert torch.equal(paint(handle.pipe, call).cpu(), expected)
+    dovetail.compile_pipeline(pipe, SPREAD)
+    with pipe.dovetail:
+        assert torch.equal(paint(pipe, call).cpu(), expected)
         torch.manual_seed(3)
         first = torch.rand(1)
         torch.manual_seed(3)
-        handle.plan(**{**call, "num_inference_steps": 3})
+        pipe.dovetail.plan(**{**call, "num_inference_steps": 3})
         assert torch.equal(torch.rand(1), first)
 
 
@@ -88,29 +89,28 @@ def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) 
 def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved(name, tmp_path)
     everywhere = f"sim0,{SPREAD}"  # nothing is left open, for which placements would be tried
-    handle = dovetail.load_pipeline(folder, everywhere, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    pipe = dovetail.load_pipeline(folder, everywhere, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     traced = counted(monkeypatch, call_compiler, "trace")
     lowered = counted(monkeypatch, dovetail.pipelines.pipeline.PassManager, "run")
-    plan = handle.plan(**call)
+    plan = pipe.dovetail.plan(**call)
     assert plan is not None
     planned = len(traced), len(lowered)
-    programs = {id(one) for some in handle.programs.values() for one in some}
+    programs = {id(one) for some in pipe.dovetail.programs.values() for one in some}
     assert len(plan.calls) == planned[1] == len(programs)
-    paint(handle.pipe, call)
-    paint(handle.pipe, call)
+    paint(pipe, call)
+    paint(pipe, call)
     assert (len(traced), len(lowered)) == planned
-    assert {id(one) for some in handle.programs.values() for one in some} == programs
+    assert {id(one) for some in pipe.dovetail.programs.values() for one in some} == programs
 
 
 def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
-    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
-    pipe = handle.pipe
+    pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     own, scheduler = dict(vars(pipe)), dict(vars(pipe.scheduler))
     generator = torch.Generator().manual_seed(4)
     state = generator.get_state()
     called: list[Any] = []
-    handle.plan(**{**call, "generator": generator}, callback_on_step_end=lambda *args: called.append(args) or {})
+    pipe.dovetail.plan(**{**call, "generator": generator}, callback_on_step_end=lambda *args: called.append(args) or {})
     assert vars(pipe) == own
     assert vars(pipe.scheduler) == scheduler
     assert torch.equal(generator.get_state(), state)
@@ -119,26 +119,26 @@ def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
 
 def test_a_refused_call_leaves_everything_for_a_smaller_one(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
-    handle = dovetail.load_pipeline(folder, **SMALL)
+    pipe = dovetail.load_pipeline(folder, **SMALL)
     with pytest.raises(DoesNotFitError):
-        handle.plan(**{**call, "height": 128, "width": 128})
-    assert handle.programs == {}
-    pipe = tiny_pipelines.sd()[0]
-    assert torch.equal(paint(handle.pipe, call).cpu(), paint(pipe, call))
+        pipe.dovetail.plan(**{**call, "height": 128, "width": 128})
+    assert pipe.dovetail.programs == {}
+    eager = tiny_pipelines.sd()[0]
+    assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
 def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
-    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
-    handle.prepare(**call)
+    pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    pipe.dovetail.prepare(**call)
     fetched = counted(monkeypatch, stores, "_fetched")
-    paint(handle.pipe, call)
+    paint(pipe, call)
     assert fetched == []
 
 
 def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
-    handle = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
+    pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     for _ in range(3):
-        paint(handle.pipe, call)
-    assert handle._planner.planned == 1
+        paint(pipe, call)
+    assert pipe.dovetail._planner.planned == 1

@@ -52,20 +52,20 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_a_plan_takes_the_largest_tiles_that_fit_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = sd()
-    handle = dovetail.compile_pipeline(pipe, **SMALL)
+    dovetail.compile_pipeline(pipe, **SMALL)
     with caplog.at_level(logging.WARNING, "dovetail"):
-        plan = handle.plan(**call)
+        plan = pipe.dovetail.plan(**call)
     assert plan is not None
     tile = plan.tiles["vae"]
     assert 16 <= tile.height < 128
     assert sum("decodes in tiles" in record.getMessage() for record in caplog.records) == 1
     larger = [one for one in candidates(pipe.vae, (1, 4, 64, 64)) if one.height > tile.height]
-    handle.undo()
+    pipe.dovetail.undo()
     if larger:
         refusing = dovetail.compile_pipeline(pipe, **SMALL, vae_tiling=larger[-1])
         with pytest.raises(DoesNotFitError):
-            refusing.plan(**call)
-        refusing.undo()
+            refusing.dovetail.plan(**call)
+        refusing.dovetail.undo()
 
 
 def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_much_longer(
@@ -110,12 +110,12 @@ def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch
 
 def test_the_picture_in_tiles_is_that_of_diffusers_in_these_tiles() -> None:
     pipe, call = sd()
-    handle = dovetail.compile_pipeline(pipe, **SMALL)
-    plan = handle.plan(**call)
+    dovetail.compile_pipeline(pipe, **SMALL)
+    plan = pipe.dovetail.plan(**call)
     assert plan is not None
     found = paint(pipe, call).cpu()
     assert not pipe.vae.use_tiling
-    handle.undo()
+    pipe.dovetail.undo()
     tile_vae(pipe.vae, plan.tiles["vae"])
     assert torch.equal(found, paint(pipe, call))
 
@@ -124,25 +124,26 @@ def test_a_smaller_picture_afterwards_is_decoded_whole() -> None:
     pipe, call = sd()
     small = {**call, "height": 32, "width": 32}
     expected = paint(pipe, small)
-    handle = dovetail.compile_pipeline(pipe, **SMALL)
+    dovetail.compile_pipeline(pipe, **SMALL)
     paint(pipe, call)
     assert torch.equal(paint(pipe, small).cpu(), expected)
-    handle.undo()
+    pipe.dovetail.undo()
 
 
 def test_tiling_that_is_off_refuses() -> None:
     pipe, call = sd()
-    handle = dovetail.compile_pipeline(pipe, **SMALL, vae_tiling="off")
+    dovetail.compile_pipeline(pipe, **SMALL, vae_tiling="off")
     with pytest.raises(DoesNotFitError, match="AutoencoderKL needs"):
-        handle(**call)
-    handle.undo()
+        pipe(**call)
+    pipe.dovetail.undo()
 
 
 def test_tiles_by_hand_are_taken_and_undone() -> None:
     pipe, call = sd(64)
     before = settings(pipe.vae)
-    with dovetail.compile_pipeline(pipe, "sim0", vae_tiling="32") as handle:
-        plan = handle.plan(**call)
+    dovetail.compile_pipeline(pipe, "sim0", vae_tiling="32")
+    with pipe.dovetail:
+        plan = pipe.dovetail.plan(**call)
         assert plan is not None
         assert {one.title for one in plan.calls} >= {"vae.decoder"}
     assert settings(pipe.vae) == before

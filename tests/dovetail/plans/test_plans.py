@@ -46,16 +46,16 @@ def plans(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 CALL = {"prompt": "a picture", "height": 16, "width": 16, "num_inference_steps": 2}
 
 
-def painted(handle: Any, **more: Any) -> torch.Tensor:
-    handle.pipe.set_progress_bar_config(disable=True)
+def painted(pipe: Any, **more: Any) -> torch.Tensor:
+    pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(0)
-    return handle(**{**CALL, "output_type": "pt", "generator": generator, **more}).images
+    return pipe(**{**CALL, "output_type": "pt", "generator": generator, **more}).images
 
 
-def homes(handle: Any) -> dict[str, dict[str, str]]:
+def homes(pipe: Any) -> dict[str, dict[str, str]]:
     return {
         name: {weight: str(home) for one in programs for weight, home in one.program.home.items()}
-        for name, programs in handle.programs.items()
+        for name, programs in pipe.dovetail.programs.items()
     }
 
 
@@ -64,11 +64,11 @@ def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, tra
     picture = painted(wanted)
     assert traced
     traced.clear()
-    handle = dovetail.load_pipeline(folder, plans=plans)
-    assert torch.equal(painted(handle), picture)
+    pipe = dovetail.load_pipeline(folder, plans=plans)
+    assert torch.equal(painted(pipe), picture)
     assert traced == []
-    assert homes(handle) == homes(wanted)
-    assert {str(device) for one in handle.components.values() for device in one.devices} == {"sim0", "sim1"}
+    assert homes(pipe) == homes(wanted)
+    assert {str(device) for one in pipe.dovetail.components.values() for device in one.devices} == {"sim0", "sim1"}
 
 
 def test_a_dry_run_says_what_runs_by_the_plans(folder: Path, plans: Path, traced: list[str]) -> None:
@@ -84,17 +84,18 @@ def test_a_pipeline_in_memory_takes_plans_too(folder: Path, plans: Path, traced:
     import diffusers
 
     pipe = diffusers.FluxPipeline.from_pretrained(folder)
-    with dovetail.compile_pipeline(pipe, plans=plans) as handle:
-        painted(handle)
+    dovetail.compile_pipeline(pipe, plans=plans)
+    with pipe.dovetail:
+        painted(pipe)
         assert not {"FluxTransformer2DModel", "AutoencoderKL"} & {*traced}
-        assert "sim1" in set(homes(handle)["transformer"].values())
+        assert "sim1" in set(homes(pipe)["transformer"].values())
 
 
 def test_a_call_of_another_size_is_said_and_placed_anew(
     folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    handle = dovetail.load_pipeline(folder, plans=plans)
-    painted(handle, height=32, width=32)
+    pipe = dovetail.load_pipeline(folder, plans=plans)
+    painted(pipe, height=32, width=32)
     assert "FluxTransformer2DModel" in traced
     assert "in transformer.json img_ids is float32[16, 3], and here float32[64, 3]: it is placed anew" in caplog.text
 
@@ -102,29 +103,29 @@ def test_a_call_of_another_size_is_said_and_placed_anew(
 def test_other_devices_than_those_of_the_plan_are_said(
     folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    handle = dovetail.load_pipeline(folder, "sim0", plans=plans)
-    painted(handle)
+    pipe = dovetail.load_pipeline(folder, "sim0", plans=plans)
+    painted(pipe)
     assert traced == []
     assert "it is on sim0 & sim1, and here on sim0" in caplog.text
-    assert set(homes(handle)["transformer"].values()) == {"sim0"}
+    assert set(homes(pipe)["transformer"].values()) == {"sim0"}
 
 
 def test_a_changed_model_is_traced_although_there_is_a_plan(folder: Path, plans: Path, traced: list[str]) -> None:
-    handle = dovetail.load_pipeline(folder, plans=plans)
-    handle.pipe.transformer.time_text_embed.time_proj.scale = 2.0
+    pipe = dovetail.load_pipeline(folder, plans=plans)
+    pipe.transformer.time_text_embed.time_proj.scale = 2.0
     other = dovetail.load_pipeline(folder, BACKEND)
-    other.pipe.transformer.time_text_embed.time_proj.scale = 2.0
-    assert torch.equal(painted(handle), painted(other))
+    other.transformer.time_text_embed.time_proj.scale = 2.0
+    assert torch.equal(painted(pipe), painted(other))
     assert traced[:1] == ["FluxTransformer2DModel"]
 
 
 def test_weights_rest_where_the_plans_say(folder: Path, tmp_path: Path) -> None:
     words = ("--backend", "diffusion=sim0&sim1", "--params-backend", "diffusion=cpu", "--size", "16")
     done("compile", str(folder), *words, "-o", str(tmp_path))
-    handle = dovetail.load_pipeline(folder, plans=tmp_path)
-    picture = painted(handle)
+    pipe = dovetail.load_pipeline(folder, plans=tmp_path)
+    picture = painted(pipe)
     assert torch.equal(picture, painted(dovetail.load_pipeline(folder, "sim0")))
-    assert [program.program.kept.value for program in handle.programs["transformer"]] == ["cpu"]
+    assert [program.program.kept.value for program in pipe.dovetail.programs["transformer"]] == ["cpu"]
 
 
 def test_a_folder_without_plans_is_an_error(folder: Path, tmp_path: Path) -> None:
@@ -163,11 +164,11 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
 def test_what_a_plan_has_in_chunks_is_computed_in_chunks(folder: Path, tmp_path: Path) -> None:
     done("compile", str(folder), "--backend", "sim0", "--chunk", "diffusion=2", "--size", "16", "-o", str(tmp_path))
     for asked, expected in ((None, {"transformer": 2}), ("off", {})):
-        handle = dovetail.load_pipeline(folder, plans=tmp_path, chunk=asked)
-        painted(handle)
-        chunks = {name: chunks_of(one.program) for name, programs in handle.programs.items() for one in programs}
+        pipe = dovetail.load_pipeline(folder, plans=tmp_path, chunk=asked)
+        painted(pipe)
+        chunks = {name: chunks_of(one.program) for name, programs in pipe.dovetail.programs.items() for one in programs}
         assert {name: count for name, count in chunks.items() if count > 1} == expected
-        handle.undo()
+        pipe.dovetail.undo()
 
 
 def test_of_several_plans_of_a_component_the_most_chunks_count_whatever_their_order(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ class Swept:
         self.pipe, call = tiny_pipelines.sd()
         self.call = {**call, "height": 32, "width": 32, "num_inference_steps": 1}
         self.picture, self.in_tiles = self.paint(), self._in_tiles()
-        self.handle = dovetail.compile_pipeline(self.pipe, **REQUEST)
+        dovetail.compile_pipeline(self.pipe, **REQUEST)
         self._lower_once(monkeypatch)
-        self.handle.plan(**self.call, output_type="pt")
+        self.pipe.dovetail.plan(**self.call, output_type="pt")
         self.told, self.injected = Told(), Injected(monkeypatch)
-        self._assigned = {name: _assignment(one) for name, one in self.handle.components.items()}
+        self._assigned = {name: _assignment(one) for name, one in self.pipe.dovetail.components.items()}
         self.injected.counts_weights = False
         self.paint()
         self.restore()
@@ -65,7 +65,7 @@ class Swept:
     def call_with(self, fails: Callable[[float], bool], act: Callable[[], Any] | None = None) -> torch.Tensor | None:
         """The picture of a call, or None where it ended with one error that says what was injected."""
         self.told.texts.clear()
-        self.decoded, vae = False, self.handle.components["vae"]
+        self.decoded, vae = False, self.pipe.dovetail.components["vae"]
 
         def noting(count: float) -> bool:
             self.decoded |= vae.is_decoding
@@ -87,18 +87,20 @@ class Swept:
         return found
 
     def prepare(self) -> None:
-        self.handle.prepare(**self.call, output_type="pt")
+        self.pipe.dovetail.prepare(**self.call, output_type="pt")
 
     def go_on(self) -> torch.Tensor:
         """The picture of the latents that were kept of the last call."""
         more = {"output_type": "pt", "generator": torch.Generator().manual_seed(0), "return_dict": False}
-        found: torch.Tensor = self.handle.go_on(self.handle.latents, **self.call, **more)[0]
+        found: torch.Tensor = self.pipe.dovetail.go_on(self.pipe.dovetail.latents, **self.call, **more)[0]
         return found.cpu()
 
     def beside_weights(self) -> list[int]:
         """Bytes in use on each device that are not of weights which it holds."""
         gc.collect()
-        weights = {id(one): one.tensor for part in self.handle.components.values() for one in part.view.weights()}
+        weights = {
+            id(one): one.tensor for part in self.pipe.dovetail.components.values() for one in part.view.weights()
+        }
         of_weights: Counter[int | None] = Counter()
         for tensor in weights.values():
             of_weights[tensor.device.index] += tensor.nbytes
@@ -106,7 +108,7 @@ class Swept:
 
     def restore(self) -> None:
         """Has each component be where it was, and its next call be like the first, so that requests are the same."""
-        for name, one in self.handle.components.items():
+        for name, one in self.pipe.dovetail.components.items():
             one.unload()
             if one.streams:
                 one.streams = False
@@ -114,7 +116,7 @@ class Swept:
 
     def to_host(self) -> None:
         """Takes all weights from the devices."""
-        for component in self.handle.components.values():
+        for component in self.pipe.dovetail.components.values():
             component.unload()
             for one in component.view.weights():
                 if one.home and one.tensor.device == one.home.torch:
@@ -131,7 +133,7 @@ class Swept:
 
     def _lower_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Has programs be lowered once for each place where the weights of a component rest."""
-        for component in self.handle.components.values():
+        for component in self.pipe.dovetail.components.values():
             compiler = component.compiler
             monkeypatch.setattr(compiler, "_finish", _once(compiler._finish))
 

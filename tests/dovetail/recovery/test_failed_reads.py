@@ -48,10 +48,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 def painted(saved: Saved, reads: Reads) -> tuple[torch.Tensor, int]:
     """The picture, and how many reads it took; the pipeline is dropped."""
-    handle = saved.load()
-    handle.plan(**saved.call)
+    pipe = saved.load()
+    pipe.dovetail.plan(**saved.call)
     reads.count = 0
-    return paint(handle.pipe, saved.call).cpu(), reads.count
+    return paint(pipe, saved.call).cpu(), reads.count
 
 
 def test_a_read_that_fails_in_the_midst_ends_with_one_error_and_nothing_is_left_of_dropped_pipelines(
@@ -59,15 +59,15 @@ def test_a_read_that_fails_in_the_midst_ends_with_one_error_and_nothing_is_left_
 ) -> None:
     reads = Reads(monkeypatch)
     expected, whole = painted(saved, reads)
-    handle = saved.load()
-    handle.plan(**saved.call)
+    pipe = saved.load()
+    pipe.dovetail.plan(**saved.call)
     reads.how, reads.count, reads.at = "fails", 0, whole * 3 // 4
     with pytest.raises(WeightError, match="the disk is gone"):
-        paint(handle.pipe, saved.call)
+        paint(pipe, saved.call)
     reads.at = -1
-    found = paint(handle.pipe, saved.call).cpu()
+    found = paint(pipe, saved.call).cpu()
     assert torch.equal(found, expected)
-    handle.undo()
-    del handle, found
+    pipe.dovetail.undo()
+    del pipe, found
     gc.collect()
     assert [sim.stats(index).in_use for index in range(2)] == [0, 0]  # what is logged keeps nothing of errors alive

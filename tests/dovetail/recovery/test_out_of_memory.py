@@ -40,10 +40,10 @@ def test_a_component_that_runs_out_goes_on_block_by_block(
 ) -> None:
     pipe, call = sd()
     expected = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
     paint(pipe, call)
     injected = Injected(monkeypatch)
-    unet = handle.components["unet"]
+    unet = pipe.dovetail.components["unet"]
     injected.fails = lambda _: bool(unet.view._users) and not unet.streams
     with caplog.at_level(logging.WARNING, "dovetail"):
         assert torch.equal(paint(pipe, call).cpu(), expected)
@@ -56,9 +56,9 @@ def test_a_vae_that_runs_out_decodes_in_tiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipe, call = sd(64)
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
     injected = Injected(monkeypatch)
-    vae = handle.components["vae"]
+    vae = pipe.dovetail.components["vae"]
     injected.fails = lambda _: vae.is_decoding
     with caplog.at_level(logging.WARNING, "dovetail"):
         found = paint(pipe, call)
@@ -70,25 +70,25 @@ def test_a_vae_that_runs_out_decodes_in_tiles(
 def test_latents_survive_a_decode_that_fails_and_give_the_same_picture(tmp_path: Path) -> None:
     pipe, call = sd()
     expected = paint(pipe, call)
-    handle = dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
-    handle.plan(**call, output_type="pt")
+    dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    pipe.dovetail.plan(**call, output_type="pt")
     original = type(pipe.vae)._decode
     broken = pytest.MonkeyPatch()
-    broken.setattr(handle.components["vae"], "run", lambda *_: 1 / 0)
+    broken.setattr(pipe.dovetail.components["vae"], "run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         paint(pipe, call)
     broken.undo()
     assert type(pipe.vae)._decode is original
-    file = save_latents(beside(tmp_path / "out.png"), Latents(handle.latents, "StableDiffusionPipeline", call))
+    file = save_latents(beside(tmp_path / "out.png"), Latents(pipe.dovetail.latents, "StableDiffusionPipeline", call))
     read = read_latents(file)
     assert read.call["height"] == 32
-    before = {name: len(one.programs) for name, one in handle.components.items()}
+    before = {name: len(one.programs) for name, one in pipe.dovetail.components.items()}
     generator = torch.Generator().manual_seed(0)
-    found = handle.go_on(read.tensors, **call, output_type="pt", generator=generator, return_dict=False)[0]
+    found = pipe.dovetail.go_on(read.tensors, **call, output_type="pt", generator=generator, return_dict=False)[0]
     assert torch.equal(found.cpu(), expected)
-    assert {name: len(one.programs) for name, one in handle.components.items()} == before
+    assert {name: len(one.programs) for name, one in pipe.dovetail.components.items()} == before
     with pytest.raises(UsageError, match="give the size"):
-        handle.go_on(read.tensors, **{**call, "height": 64})
+        pipe.dovetail.go_on(read.tensors, **{**call, "height": 64})
 
 
 def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:

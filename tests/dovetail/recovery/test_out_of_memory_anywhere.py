@@ -22,7 +22,7 @@ def swept() -> Iterator[Swept]:
         swept = Swept(monkeypatch)
         gc.freeze()  # who recovers collects garbage each time
         yield swept
-        swept.handle.undo()
+        swept.pipe.dovetail.undo()
         del swept
     gc.unfreeze()
     gc.collect()
@@ -52,8 +52,8 @@ def runs_out_for_good(swept: Swept, at: int) -> None:
 
 def latents_are_kept(swept: Swept) -> None:
     """What was to be decoded when a call failed is there."""
-    assert bool(swept.handle.latents) == swept.decoded
-    if swept.handle.latents:
+    assert bool(swept.pipe.dovetail.latents) == swept.decoded
+    if swept.pipe.dovetail.latents:
         assert torch.equal(swept.go_on(), swept.picture)
 
 

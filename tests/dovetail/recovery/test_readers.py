@@ -49,21 +49,21 @@ def test_a_read_that_goes_wrong_gives_the_same_picture_or_one_error(
 ) -> None:
     folder, call, expected = saved
     reads = Reads(monkeypatch)
-    dovetail.load_pipeline(folder, **REQUEST).prepare(**call)
+    dovetail.load_pipeline(folder, **REQUEST).dovetail.prepare(**call)
     gc.collect()
     whole, reads.count = reads.count, 0
     reads.how, reads.at = how, 1 + whole * part // PARTS
     found = None
     try:
-        handle = dovetail.load_pipeline(folder, **REQUEST)
-        found = paint(handle.pipe, call)
+        pipe = dovetail.load_pipeline(folder, **REQUEST)
+        found = paint(pipe, call)
     except WeightError as error:
         assert how in ("fails", "ends")
         assert "the disk is gone" in str(error) or "ends at byte" in str(error)
-        handle = dovetail.load_pipeline(folder, **REQUEST)
-        found = paint(handle.pipe, call)  # the disk is back
+        pipe = dovetail.load_pipeline(folder, **REQUEST)
+        found = paint(pipe, call)  # the disk is back
     assert torch.equal(found.cpu(), expected)
     assert reads.count >= reads.at
-    del handle, found
+    del pipe, found
     gc.collect()
     assert [sim.stats(index).in_use for index in range(2)] == [0, 0]

@@ -32,13 +32,13 @@ class Read:
         pipe.save_pretrained(folder)
         self.call = {**call, "num_inference_steps": 1}
         self.picture, self.reads = paint(pipe, self.call), Reads(monkeypatch)
-        self.handle = dovetail.load_pipeline(folder, rig="sim0=64MiB,cpu=8GiB", **REQUEST)
+        self.pipe = dovetail.load_pipeline(folder, rig="sim0=64MiB,cpu=8GiB", **REQUEST)
         self.paint()
         self.whole, self.held = self.reads.count, self.in_use()
 
     def paint(self, how: str = "", at: int = -1) -> torch.Tensor:
         self.reads.count, self.reads.how, self.reads.at = 0, how, at
-        found: torch.Tensor = paint(self.handle.pipe, self.call).cpu()
+        found: torch.Tensor = paint(self.pipe, self.call).cpu()
         return found
 
     def in_use(self) -> int:
@@ -52,7 +52,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
         read = Read(tmp_path_factory.mktemp("sd"), monkeypatch)
         gc.freeze()  # it is collected after each call
         yield read
-        read.handle.undo()
+        read.pipe.dovetail.undo()
         del read
     gc.unfreeze()
     gc.collect()

@@ -160,8 +160,8 @@ def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
         held = save_gguf(file, tmp_path / "m.gguf", kind)
         module.load_state_dict(spoken_back(held, module, published.flux))
     (path,) = tmp_path.glob("m.*")
-    handle = dovetail.load_pipeline(flux, "diffusion=sim0&sim1,te=sim1,vae=sim0", weights={key: path})
-    assert torch.equal(answer(handle.pipe.transformer, _flux_call()), answer(module, _flux_call()))
+    pipe = dovetail.load_pipeline(flux, "diffusion=sim0&sim1,te=sim1,vae=sim0", weights={key: path})
+    assert torch.equal(answer(pipe.transformer, _flux_call()), answer(module, _flux_call()))
 
 
 @pytest.mark.parametrize("rests", [pytest.param("cpu", marks=SLOW), "disk"])
@@ -172,15 +172,15 @@ def test_packed_weights_that_rest_elsewhere_compute_the_same_and_come_back_as_th
     held = save_gguf(published.flux(module.state_dict()), tmp_path / "m.gguf", "Q8_0")
     numbers = spoken_back(held, module, published.flux)
     module.load_state_dict(numbers)
-    handle = dovetail.load_pipeline(
+    pipe = dovetail.load_pipeline(
         flux, "diffusion=sim0&sim1", params_backend=rests, weights={"transformer": tmp_path / "m.gguf"}
     )
-    assert torch.equal(answer(handle.pipe.transformer, _flux_call()), answer(module, _flux_call()))
-    handle.pipe.transformer.save_pretrained(tmp_path / "saved")
-    handle.undo()
+    assert torch.equal(answer(pipe.transformer, _flux_call()), answer(module, _flux_call()))
+    pipe.transformer.save_pretrained(tmp_path / "saved")
+    pipe.dovetail.undo()
     for state in (
         load_file(tmp_path / "saved" / "diffusion_pytorch_model.safetensors"),
-        handle.pipe.transformer.state_dict(),
+        pipe.transformer.state_dict(),
     ):
         assert state.keys() == numbers.keys()
         assert all(torch.equal(state[name], number) for name, number in numbers.items())
@@ -193,11 +193,11 @@ def test_a_text_encoder_is_loaded_from_a_file_of_llama_cpps(kind: str, flux: Pat
     numbers = spoken_back(held, encoder, published.t5)
     encoder.load_state_dict({**numbers, "encoder.embed_tokens.weight": numbers["shared.weight"]})
     given = {"text_encoder_2": tmp_path / "t5.gguf"}
-    handle = dovetail.load_pipeline(flux, SPREAD, weights=given, components={"transformer": None})
+    pipe = dovetail.load_pipeline(flux, SPREAD, weights=given, components={"transformer": None})
     ids = torch.tensor([[3, 5, 4, 1]])
     with torch.no_grad():
         wanted = encoder(ids)[0]
-    assert torch.equal(handle.pipe.text_encoder_2(ids)[0].cpu(), wanted)
+    assert torch.equal(pipe.text_encoder_2(ids)[0].cpu(), wanted)
 
 
 def _reinitialized(module: nn.Module, seed: int) -> Any:
@@ -235,14 +235,14 @@ def test_of_two_components_with_the_same_names_and_shapes_each_gets_its_own(
     elif kind != "own":
         expected = {name: save_gguf(expected[name], tmp_path / f"{name}.gguf", kind) for name in names}
         given = {name: tmp_path / f"{name}.gguf" for name in names}
-    handle = dovetail.load_pipeline(folder, backend, weights=given)
+    loaded = dovetail.load_pipeline(folder, backend, weights=given)
     ids = torch.tensor([[1, 5, 3, 2]])
     for name in names:
         eager = type(pipe.text_encoder_2)(pipe.text_encoder_2.config).eval()
         eager.load_state_dict(expected[name])
         with torch.no_grad():
             wanted = eager(ids).last_hidden_state
-        assert torch.equal(getattr(handle.pipe, name)(ids).last_hidden_state.cpu(), wanted), name
+        assert torch.equal(getattr(loaded, name)(ids).last_hidden_state.cpu(), wanted), name
 
 
 def test_of_two_files_with_the_same_weights_in_one_list_one_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,340 @@
+"""The components of a compiled pipeline on their devices: made, placed for good or for a trial, told of phases."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..compiler.errors import DoesNotFitError, UsageError
+from ..compiler.ir.program import Program
+from ..compiler.spec.chunks import WHOLE
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import Residency
+from ..components.compiled import CompiledModule
+from ..components.component import Component
+from ..components.dry import DryRun
+from ..components.sharing import Sharing
+from ..conventions import libraries
+from ..conventions.request import Request
+from ..conventions.roles import role_of_module
+from ..fitting.asked import leaves_devices_open, may_be_searched
+from ..fitting.decide import Decision
+from ..fitting.fitted import fitted
+from ..fitting.refused import Tried, explained
+from ..lora.adapters import plain_name
+from ..passes.base import Pass
+from ..passes.manager import Callback, PassManager
+from ..passes.pipeline import default_passes, parse_passes, with_assignment
+from ..planning.generation import Generation
+from ..planning.planner import Planner
+from ..planning.tiles import Tiles
+from ..planning.tiling import parse_tiling
+from ..plans.folder import Plans
+from ..progress.phases import begin
+from ..recovery.recovery import Recovery
+from ..runtime.failures import exhaustion_told
+from ..runtime.store.store import Origins, Store
+from .checks import refuse_taken
+from .chunks import in_found_chunks
+from .ledger import Ledger
+from .pipeline_state import ExecutionDevice
+from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, placing, share_out
+
+
+class PlacedPipeline:
+    """The components of a pipeline, and where they are; it keeps neither the pipeline nor its modules alive."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        request: Mapping[str, Any],
+        *,
+        dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+        passes: str | Sequence[Pass] | None = None,
+        callbacks: Sequence[Callback] = (),
+        origins: Mapping[str, Origins] | None = None,
+        vae_tiling: Any = None,
+        plans: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._plans = Plans(plans) if plans is not None else None
+        request = self._plans.completed(request) if self._plans else request
+        self._pipe = weakref.ref(pipe)
+        self.name = type(pipe).__name__
+        refuse_taken(pipe)
+        modules = modules_of(pipe)
+        self._roles = {name: role_of_module(name, module) for name, module in modules.items()}
+        self._request = count_held_as_free(Request.parse(**request, components=self._roles), modules)
+        self._asked_chunks = self._request.chunks
+        self._passes = passes
+        self._callbacks = callbacks
+        self._shapes = dynamic_shapes or {}
+        self._request.switch_on()
+        self._is_open = leaves_devices_open(self._request, self._roles)
+        self.decision: Decision | None = None
+        check_names(self._request, self._roles, self._shapes)
+        self._phase = ""
+        self._running: list[None] = []
+        self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
+        self._store, self._sharing = Store(plain_name), Sharing()
+        self._tiles = Tiles(modules, self._roles, parse_tiling(vae_tiling))
+        self._recovery = Recovery(self._components)
+        self._rests_in_files = False
+        self._phases = Phases()
+        self._planner = Planner(self._phases, self._tiles)
+        self._ledger = Ledger(self._components, self._planner, self._phases)
+        try:
+            rigs = share_out(self._request, modules, self._roles)
+            made = [self._made(name, module, rigs[name], (origins or {}).get(name)) for name, module in modules.items()]
+            self._components.update({one.name: one for one in made})  # each is kept by its module from `swap` on
+            for one in made:
+                one.swap()
+            self._settle()
+        except BaseException:
+            self._restore()
+            raise
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline; raises UsageError where nobody has it any more."""
+        pipe = self._pipe()
+        if pipe is None:
+            raise UsageError(
+                f"the {self.name} is gone: keep what load_pipeline or compile_pipeline returned, and not only .dovetail"
+            )
+        return pipe
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by name; none when the pipeline was undone."""
+        return dict(self._components)
+
+    @property
+    def rig(self) -> Rig:
+        """The devices it was compiled for."""
+        return self._request.rig
+
+    @property
+    def main(self) -> Device:
+        """The device of the pipeline's own tensors now: while devices are open, the host."""
+        return self.rig.host if self._is_open else self.placed_main
+
+    @property
+    def placed_main(self) -> Device:
+        """The device of the pipeline's own tensors in a call: the main device of its largest diffusion component."""
+        chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
+        return max(chosen, key=lambda one: one.view.nbytes).devices[0]
+
+    @property
+    def granted(self) -> Rig:
+        """These devices and the host, each with no more free memory than its budget."""
+        return self._request.granted
+
+    @property
+    def programs(self) -> dict[str, list[CompiledModule]]:
+        """What was compiled so far, by component."""
+        return {name: one.programs for name, one in self.components.items() if one.programs}
+
+    def release(self) -> None:
+        """Lets go of all weights that rest elsewhere than where they are read, as each call does at its end."""
+        self._phase = ""
+        for component in self.components.values():
+            component.view.release()
+            component.adapters.forget()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next.
+
+        Raises DoesNotFitError where memory runs out in what the pipeline computes itself.
+        """
+        for component in self.components.values():
+            component.put_back()
+        self._running.append(None)
+        self._recovery.begin()
+        try:
+            with exhaustion_told(f"{self.name} outside its components"):
+                yield
+            self._recovery.begin()
+        except BaseException:
+            self._recovery.keep()
+            raise
+        finally:
+            self._running.pop()
+            self._planner.end()
+            self.release()
+
+    def splits_rows(self, component: Component) -> bool:
+        """Whether a component's weights are to be split by rows over several devices."""
+        return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
+
+    def rest_in_files(self) -> None:
+        """Has weights that the host computes with rest in their files, of which they are views, between phases.
+
+        The memory of a phase's components is then free for the next. To be called before the first call, where nobody
+        needs the modules' own tensors. Components that lie in no files stay as they are.
+        """
+        self._rests_in_files = True
+        if not self._is_open:
+            self._free_host()
+
+    def _free_host(self) -> None:
+        for one in self.components.values():
+            stays = one.view.residency is Residency.DEVICE and all(device.is_host for device in one.devices)
+            if stays and one.view.is_in_files:
+                one.view.rest_in(Residency.DISK)
+
+    def _settle(self) -> None:
+        """Tells libraries where the components are, and reads what they look at; where that is known."""
+        for component in self.components.values():
+            if self.rig.present and not self._is_open:
+                component.settle()
+        self._tell_device()
+        places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
+        self.pipe.__dict__[libraries.DEVICE_MAP] = places
+
+    def _tell_device(self) -> None:
+        """Has the pipeline make its own tensors where they are to be as components are placed now."""
+        hook = ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
+        for component in self.components.values():
+            component.module.__dict__[libraries.HOOK] = hook
+
+    def decided(
+        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
+    ) -> Generation:
+        """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
+
+        On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
+        their files. Numbers of chunks that were left open are found too, where devices are settled by trying. Raises
+        DoesNotFitError as lowering does, and where the search finds nothing; what was left open stays so then.
+        """
+        if not self._is_open:
+            try:
+                if self._passes:
+                    return lower(None)
+                asked = replace(self._request, chunks=self._asked_chunks)
+                return in_found_chunks(asked, self.components, run, self._put, lambda: lower(None), tried)
+            except DoesNotFitError:
+                if self.programs or not may_be_searched(self._request, self._roles):
+                    raise
+        asked, was_open = self._request, self._is_open
+        self._is_open = False
+        try:
+            generation, self.decision = fitted(self.name, self.components, asked, phase_of, run, self._place, lower)
+        except BaseException:
+            self._is_open = was_open
+            self._place(asked)
+            raise
+        self._settle()
+        return generation
+
+    def _put(self, request: Request) -> None:
+        """Has what is lowered from now on be as a request says, on the devices that components have."""
+        self._request = request
+
+    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
+        asked, was_open = self._request, self._is_open
+        place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
+        self._is_open = False
+        try:
+            return explained(error, self.components, asked, phase_of, run, place, tried)
+        finally:
+            self._is_open = was_open
+            if place:
+                place(asked)
+
+    def _place(self, request: Request) -> None:
+        """Gives the components the devices of a request, and their weights the places where they rest."""
+        self._request = request
+        for name, rig in share_out(request, self._modules(), self._roles).items():
+            there = placing(request, name, self._roles[name], rig, self._whole_on(rig.devices[0]))
+            self._components[name].move(rig, **there)
+        self._tell_device()
+        if self._rests_in_files:
+            self._free_host()
+
+    def _made(self, name: str, module: nn.Module, rig: Rig, origins: Origins | None = None) -> Component:
+        """A component of a module of the pipeline, on its devices; nothing is swapped yet."""
+        role = self._roles[name]
+        one = Component(
+            name,
+            role,
+            module,
+            rig,
+            finish=self._finish,
+            offer=self._ledger.offer,
+            origins=origins,
+            store=self._store,
+            sharing=self._sharing,
+            enter=self._enter,
+            dynamic_shapes=self._shapes.get(name),
+            **placing(self._request, name, role, rig, self._whole_on(rig.devices[0])),
+        )
+        one.kept_traces = self._plans.traces if self._plans else {}
+        one.recovery = self._recovery
+        return one
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The modules of the components by name."""
+        return {name: one.module for name, one in self.components.items()}
+
+    def _restore(self) -> None:
+        """Gives all components back as they were."""
+        self._planner.forget()
+        self._tiles.undo()
+        for component in self.components.values():
+            give_back(component)
+
+    def _whole_on(self, main: Device) -> Device:
+        """The device of calls that cannot be compiled; while devices are open, the host."""
+        return self.rig.host if self._is_open else main
+
+    def _enter(self, component: Component) -> None:
+        """Lets go of what was staged for another phase, when a component of a new one is called.
+
+        A component that is called outside a call of the pipeline takes its adapters' weights anew each time.
+        """
+        if self._is_open:  # a call that could not be planned
+            self._is_open = False
+            self._place(self._request)
+            self._settle()
+        if not self._running:
+            component.adapters.forget()
+        phase = self._phases(component.name)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        begin(phase_of(component.name))
+        for other in self.components.values():
+            if self._phases(other.name) != phase:
+                other.view.release()
+
+    def _finish(
+        self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
+    ) -> CompiledModule:
+        traced.keeps_staged = not component.streams  # until the component's phase ends
+        component.sites.place(module, traced)
+        program = traced.copy()
+        shares = self._request.shares_for(component.name, component.role, component.devices)
+        given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
+        mode = self._request.mode_for(component.name, component.role)
+        mode = "layer" if component.sites.settled else mode
+        chunk = chunks or self._request.chunks_for(component.name, component.role) or WHOLE
+        steps = given or default_passes(shares, split_mode=mode, chunk=chunk)
+        planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
+        PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
+        component.assigned.note(module, program, planning=True)
+        return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)
+
+
+def give_back(component: Component) -> None:
+    """Gives a component's module back as it was; raises DoesNotFitError where a weight finds no room."""
+    component.restore()
+    component.module.__dict__.pop(libraries.HOOK, None)
