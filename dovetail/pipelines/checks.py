@@ -29,6 +29,22 @@ def refuse_taken(pipe: Any) -> None:
     _refuse_offloaded(type(pipe).__name__, modules)
 
 
+def refuse_taking(pipe: Any, name: str, module: nn.Module) -> None:
+    """Raises UsageError where a module cannot be compiled in the place of a component of a compiled pipeline."""
+    taken = [one for one in module.modules() if is_compiled(one)]
+    if any(one is pipe.components.get(name) for one in taken):
+        raise UsageError(
+            f"{name} is compiled by dovetail, and {type(module).__name__} cannot compile it once more: leave it as it "
+            "is, or call pipe.dovetail.undo() first"
+        )
+    if taken:
+        raise UsageError(
+            f"this {type(module).__name__} is compiled as a component of another pipeline: give this one a copy "
+            f"(pipe.{name} = copy.deepcopy(…)), or call dovetail.undo() on the other one first"
+        )
+    _refuse_offloaded(type(pipe).__name__, {name: module})
+
+
 def _refuse_offloaded(pipe: str, modules: Mapping[str, nn.Module]) -> None:
     """Raises UsageError where another library moves weights."""
     grouped = [name for name, module in modules.items() if libraries.is_group_offloaded(module)]

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..compiler.errors import DoesNotFitError, UsageError
+from ..compiler.spec.residency import Residency
+from ..components.component import Component
 from ..components.dry import going_on_from
+from ..conventions.roles import role_of_module
 from ..lora.requested import check_mode, read_loras
 from ..planning.generation import Generation
 from ..planning.isolated import isolated
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
+from .checks import refuse_taking
 from .described import as_html, as_text
 from .loras import apply_loras
 from .pipeline_state import bring_state
-from .placed import PlacedPipeline
+from .placed import PlacedPipeline, give_back
+from .plan import resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
+
+logger = logging.getLogger(__name__)
 
 
 class CompiledPipeline(PlacedPipeline):
@@ -83,6 +93,62 @@ class CompiledPipeline(PlacedPipeline):
         self._planner.forget()
         for name in names or self.components:
             self.components[name].refresh()
+
+    def exchange(self, name: str, value: Any, put: Callable[[], None]) -> None:
+        """Has a module, which is compiled then, or something else take the place of a component, which is given back.
+
+        Every assignment to an attribute of the pipeline does so; it takes the devices of what was there before.
+
+        Args:
+            name: the attribute.
+            value: what it is to be.
+            put: sets it.
+
+        Raises UsageError for a module that is compiled or offloaded already; DoesNotFitError where a weight of the old
+        component finds no room where it was before.
+        """
+        parts = self.components
+        old = parts.get(name)
+        is_new = isinstance(value, nn.Module) and all(value is not one.module for one in parts.values())
+        if old is None and not (is_new and name in self.pipe.components):
+            put()
+            return
+        if old is not None and value is old.module:
+            return
+        new = self._joining(name, value) if is_new else None
+        before = weakref.ref(old.module) if old is not None else None
+        put()
+        self._planner.forget()
+        try:
+            if before is not None:
+                self._leave(name, before())
+        finally:
+            self._join(new)
+
+    def _joining(self, name: str, module: nn.Module) -> Component:
+        """A component that is to take the place of another; where that rests in files, it rests in host memory."""
+        refuse_taking(self.pipe, name, module)
+        role = role_of_module(name, module)
+        rig = share_out(self._request, {**self._modules(), name: module}, {**self._roles, name: role})[name]
+        if self._request.residency_for(name, role, rig.devices) is Residency.DISK:
+            logger.warning("the new %s lies in no file: its weights rest in host memory", name)
+            self._request = resting_in_memory(self._request, name)
+        return self._made(name, role, module, rig)
+
+    def _join(self, new: Component | None) -> None:
+        if new is not None:
+            self._components[new.name] = new
+            self._tiles.add(new.name, new.module, new.role)
+            new.swap()
+        self._settle()
+
+    def _leave(self, name: str, module: nn.Module | None) -> None:
+        """Gives a component back, if anybody has its module still."""
+        old = self._components.pop(name, None)
+        self._tiles.remove(name)
+        if old is not None and module is not None:
+            give_back(old)
+        self._store.forget(module)
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""

@@ -69,29 +69,32 @@ class PlacedPipeline:
         self.name = type(pipe).__name__
         refuse_taken(pipe)
         modules = modules_of(pipe)
-        self._roles = {name: role_of_module(name, module) for name, module in modules.items()}
-        self._request = count_held_as_free(Request.parse(**request, components=self._roles), modules)
+        roles = {name: role_of_module(name, module) for name, module in modules.items()}
+        self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._asked_chunks = self._request.chunks
         self._passes = passes
         self._callbacks = callbacks
         self._shapes = dynamic_shapes or {}
         self._request.switch_on()
-        self._is_open = leaves_devices_open(self._request, self._roles)
+        self._is_open = leaves_devices_open(self._request, roles)
         self.decision: Decision | None = None
-        check_names(self._request, self._roles, self._shapes)
+        check_names(self._request, roles, self._shapes)
         self._phase = ""
         self._running: list[None] = []
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         self._store, self._sharing = Store(plain_name), Sharing()
-        self._tiles = Tiles(modules, self._roles, parse_tiling(vae_tiling))
+        self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
         self._recovery = Recovery(self._components)
         self._rests_in_files = False
         self._phases = Phases()
         self._planner = Planner(self._phases, self._tiles)
         self._ledger = Ledger(self._components, self._planner, self._phases)
         try:
-            rigs = share_out(self._request, modules, self._roles)
-            made = [self._made(name, module, rigs[name], (origins or {}).get(name)) for name, module in modules.items()]
+            rigs = share_out(self._request, modules, roles)
+            made = [
+                self._made(name, roles[name], module, rigs[name], (origins or {}).get(name))
+                for name, module in modules.items()
+            ]
             self._components.update({one.name: one for one in made})  # each is kept by its module from `swap` on
             for one in made:
                 one.swap()
@@ -129,7 +132,7 @@ class PlacedPipeline:
     def placed_main(self) -> Device:
         """The device of the pipeline's own tensors in a call: the main device of its largest diffusion component."""
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
-        return max(chosen, key=lambda one: one.view.nbytes).devices[0]
+        return max(chosen, key=lambda one: one.view.nbytes).devices[0] if chosen else self.rig.host
 
     @property
     def granted(self) -> Rig:
@@ -253,16 +256,16 @@ class PlacedPipeline:
     def _place(self, request: Request) -> None:
         """Gives the components the devices of a request, and their weights the places where they rest."""
         self._request = request
-        for name, rig in share_out(request, self._modules(), self._roles).items():
-            there = placing(request, name, self._roles[name], rig, self._whole_on(rig.devices[0]))
+        roles = self._roles
+        for name, rig in share_out(request, self._modules(), roles).items():
+            there = placing(request, name, roles[name], rig, self._whole_on(rig.devices[0]))
             self._components[name].move(rig, **there)
         self._tell_device()
         if self._rests_in_files:
             self._free_host()
 
-    def _made(self, name: str, module: nn.Module, rig: Rig, origins: Origins | None = None) -> Component:
+    def _made(self, name: str, role: str, module: nn.Module, rig: Rig, origins: Origins | None = None) -> Component:
         """A component of a module of the pipeline, on its devices; nothing is swapped yet."""
-        role = self._roles[name]
         one = Component(
             name,
             role,
@@ -280,6 +283,10 @@ class PlacedPipeline:
         one.kept_traces = self._plans.traces if self._plans else {}
         one.recovery = self._recovery
         return one
+
+    @property
+    def _roles(self) -> dict[str, str]:
+        return {name: one.role for name, one in self.components.items()}
 
     def _modules(self) -> dict[str, nn.Module]:
         """The modules of the components by name."""

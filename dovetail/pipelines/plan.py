@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from ..compiler.errors import UsageError
-from ..compiler.spec import role_of_component
+from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.residency import Residency
@@ -140,3 +140,11 @@ def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) 
         "residency": request.residency_for(name, role, rig.devices),
         "in_memory": request.in_memory_for(name, role),
     }
+
+
+def resting_in_memory(request: Request, name: str) -> Request:
+    """The request with the weights of a component resting in host memory."""
+    resting = parse_params_backend({name: "cpu"}, {name: ""}).named
+    return replace(
+        request, params_backend=replace(request.params_backend, named=(*request.params_backend.named, *resting))
+    )

@@ -44,7 +44,12 @@ def become_as_before(pipe: Any) -> None:
 
 @functools.cache
 def _compiled(base: type[Any]) -> type[Any]:
-    own: dict[str, Callable[..., Any]] = {"__call__": _call, "__setattr__": _set, "__reduce_ex__": _reduce}
+    own: dict[str, Callable[..., Any]] = {
+        "__call__": _call,
+        "__setattr__": _set,
+        "__delattr__": _delete,
+        "__reduce_ex__": _reduce,
+    }
     own |= dict.fromkeys(_MOVES, _refuse) | dict.fromkeys(_LOADS, _load)
     own |= {libraries.END_OF_CALL: _end, libraries.RESET_DEVICE_MAP: _reset}
     there: dict[str, Any] = {name: _around(base, name, around) for name, around in own.items() if hasattr(base, name)}
@@ -80,14 +85,13 @@ def _call(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any,
 
 
 def _set(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str, value: Any) -> None:
-    """Refuses another module in place of a compiled one."""
-    component = handle.components.get(name)
-    if component is not None and value is not None and value is not component.module:
-        raise UsageError(
-            f"{name} of this pipeline is compiled, and {type(value).__name__} cannot take its place: call "
-            "pipe.dovetail.undo(), set it, and compile the pipeline again"
-        )
-    own(name, value)
+    """Sets an attribute; what takes the place of a component is compiled in its turn."""
+    handle.exchange(name, value, functools.partial(own, name, value))
+
+
+def _delete(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str) -> None:
+    """Deletes an attribute; a component that is one is given back."""
+    handle.exchange(name, None, functools.partial(own, name))
 
 
 def _refuse(_: CompiledPipeline, name: str, __: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

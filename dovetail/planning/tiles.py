@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -48,14 +49,32 @@ class Tiles:
         self.asked = asked
         self.now: Mapping[str, Tile] = {}
         """The tiles that a plan has put."""
-        vaes = {name: one for name, one in modules.items() if roles[name] == _VAE and hasattr(one, "enable_tiling")}
-        self._names = [name for name, one in vaes.items() if can_be_tiled(one)]
+        self._names: list[str] = []
         self._own: list[tuple[nn.Module, dict[str, Any]]] = []
-        self._before = [] if asked == AUTO else [(one, settings(one)) for one in vaes.values()]
-        for one, _ in self._before:
-            tile_vae(one, asked)
-        tiled = {name: vaes[name] for name in self._names} if asked not in (AUTO, OFF) else {}
-        self._by_hand = {name: tile_of(one) for name, one in tiled.items()}
+        self._before: dict[str, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
+        self._by_hand: dict[str, Tile] = {}
+        for name, module in modules.items():
+            self.add(name, module, roles[name])
+
+    def add(self, name: str, module: nn.Module, role: str) -> None:
+        """Takes in a module of the pipeline, and gives it the tiles that were asked for if it is a VAE."""
+        if role != _VAE or not hasattr(module, "enable_tiling"):
+            return
+        if can_be_tiled(module):
+            self._names.append(name)
+        if self.asked == AUTO:
+            return
+        self._before[name] = weakref.ref(module), settings(module)
+        tile_vae(module, self.asked)
+        if self.asked != OFF and name in self._names:
+            self._by_hand[name] = tile_of(module)
+
+    def remove(self, name: str) -> None:
+        """Gives a module of the pipeline the tiles that it had before `add`, and forgets it."""
+        self.put_back()
+        self._give_back(name)
+        self._by_hand.pop(name, None)
+        self._names = [one for one in self._names if one != name]
 
     @property
     def all(self) -> dict[str, Tile]:
@@ -65,9 +84,14 @@ class Tiles:
     def undo(self) -> None:
         """Gives the VAEs the tiles that they had at the beginning."""
         self.put_back()
-        for module, before in self._before:
+        for name in list(self._before):
+            self._give_back(name)
+
+    def _give_back(self, name: str) -> None:
+        reference, before = self._before.pop(name, (None, {}))
+        module = reference() if reference else None
+        if module is not None:
             put_settings(module, before)
-        self._before = []
 
     def put(self, handle: HasComponents, tiles: Mapping[str, Tile]) -> None:
         """Has VAEs work in tiles, by name, until `put_back`."""

@@ -65,6 +65,11 @@ class Store:
         self.survey()
         self._join_ranges()
 
+    def forget(self, module: nn.Module | None) -> None:
+        """Lets go of the weights of a module that was taken in, and of those that are gone; others keep theirs."""
+        self._modules = [entry for entry in self._modules if entry[0]() not in (None, module)]
+        self.survey()
+
     def rest_in(self, module: nn.Module, residency: Residency, in_memory: int = 0) -> None:
         """Has the parameters of a module that was taken in rest elsewhere, and so many bytes of them in host memory."""
         self._modules = [

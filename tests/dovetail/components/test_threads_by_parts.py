@@ -61,7 +61,7 @@ def test_threads_get_the_bits_of_eager_whatever_another_one_does(rests: str | No
         for _ in range(10 if meanwhile == "release" else 1):
             time.sleep(0.02)
             if meanwhile != "nothing":
-                getattr(pipe, meanwhile)()
+                getattr(pipe.dovetail, meanwhile)()
 
     found = _in_threads(lambda: pipe(x), also)
     assert len(found) == 18

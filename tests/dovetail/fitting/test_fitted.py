@@ -58,9 +58,9 @@ def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expec
 def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(expected: torch.Tensor) -> None:
     whole, tight = opened("cpu=1GiB"), opened("cpu=26MiB")  # of 27.4 MiB of weights
     assert torch.equal(paint(whole), expected)
-    assert whole.decision is None
+    assert whole.dovetail.decision is None
     assert torch.equal(paint(tight), expected)
-    assert Residency.DISK in {one.view.residency for one in tight.components.values()}
+    assert Residency.DISK in {one.view.residency for one in tight.dovetail.components.values()}
 
 
 def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:

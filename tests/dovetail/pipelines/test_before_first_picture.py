@@ -75,7 +75,6 @@ def prior() -> Any:
 
 
 def embed(pipe: Any) -> torch.Tensor:
-    pipe = getattr(pipe, "pipe", pipe)
     pipe.set_progress_bar_config(disable=True)
     made = torch.Generator().manual_seed(0)
     found: torch.Tensor = pipe("a red circle", num_inference_steps=2, generator=made, output_type="pt").image_embeds
