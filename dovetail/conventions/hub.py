@@ -13,6 +13,7 @@ from ..compiler.errors import UsageError, WeightError
 INDEX = "model_index.json"
 OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 """The arguments of from_pretrained that say where on the Hub a repository is taken from."""
+_OF_FILES = (*OPTIONS, "force_download")
 
 
 def pipeline_folder(
@@ -28,7 +29,7 @@ def pipeline_folder(
     Args:
         cls: the pipeline class, whose ``download`` fetches a repository.
         variant: the variant of the weight files.
-        hub: what of OPTIONS was given.
+        hub: what of OPTIONS was given, and of the arguments that only ``download`` takes.
         given: components that are passed as objects: nothing of theirs is downloaded.
         with_files: takes what model_index.json says and tells the components whose weights lie in other files: of
             theirs config.json alone is downloaded. None where there are none.
@@ -78,7 +79,7 @@ def _fetch(name: str, file: str, hub: Mapping[str, Any]) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.hf_hub_download(name, file, **hub))
+        return Path(huggingface_hub.hf_hub_download(name, file, **{key: hub[key] for key in _OF_FILES if key in hub}))
     except (OSError, ValueError) as error:  # what the library raises for the Hub, the network and names
         raise UsageError(f"cannot download {file} of {name}: {error}") from error
 

@@ -17,6 +17,7 @@ from ..compiler.spec.roles import role_of, role_of_component
 from ..conventions import libraries
 from ..conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
 from ..conventions.hub import INDEX, pipeline_folder, read_json
+from ..conventions.pretrained import sorted_out
 from ..conventions.request import one_backend
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
@@ -58,6 +59,7 @@ def load_pipeline(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
+    **others: Any,
 ) -> Any:
     """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
 
@@ -74,7 +76,9 @@ def load_pipeline(
             or ``"auto"`` for that of the files; ``torch_dtype`` is the older name.
         variant: the variant of the files, such as ``"fp16"``.
         pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
-        components: components to take in place of the saved ones, or None to leave one out.
+        components: components to take in place of the saved ones, or None to leave one out; or by keyword, as in
+            ``from_pretrained``: ``vae=…``, ``safety_checker=None``, ``requires_safety_checker=False``.
+        others: what else ``from_pretrained`` takes; docs/weights.md says of each argument what it does here.
         weights: files of weights in place of a component's own, by its name or role: ``{"transformer":
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
@@ -90,7 +94,9 @@ def load_pipeline(
         SpecError: a spec is wrong; the message points at the place.
     """
     check_mode(lora_apply_mode)
-    read_ahead(source, variant, {*(components or {}), *(weights or {})})
+    pretrained = sorted_out(others)
+    components = {**(components or {}), **pretrained.components}
+    read_ahead(source, variant, {*components, *(weights or {})})
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     loras = read_loras(lora)
     pipe, origins = open_pipeline(
@@ -100,7 +106,8 @@ def load_pipeline(
         pipeline_class=pipeline_class,
         components=components,
         weights=weights,
-        hub={name: value for name, value in hub.items() if value is not None},
+        hub={**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub},
+        loading=pretrained.loading,
     )
     request = {
         "backend": one_backend(backend, device_map),
@@ -136,11 +143,13 @@ def open_pipeline(
     components: Mapping[str, Any] | None = None,
     weights: Mapping[str, Given] | None = None,
     hub: Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
     needs_files: bool = True,
 ) -> tuple[Any, dict[str, Origins]]:
     """Builds a saved pipeline without its weights, and says where they come from, by component.
 
-    It takes what load_pipeline takes. To plan alone, no file of weights is needed: the configs of components will do.
+    It takes what load_pipeline takes, and ``loading``, which diffusers is told when it puts the pipeline together. To
+    plan alone, no file of weights is needed: the configs of components will do.
 
     Raises UsageError or WeightError as load_pipeline does.
     """
@@ -162,13 +171,17 @@ def open_pipeline(
     listing = read_json(folder / INDEX)
     own = own_parts(listing)
     parts_there = [name for name, value in listing.items() if isinstance(value, list)]
-    _check_given(given, pipeline_class or getattr(diffusers, str(listing.get("_class_name")), None), parts_there)
+    named_class = (
+        None if "custom_pipeline" in (loading or {}) else getattr(diffusers, str(listing.get("_class_name")), None)
+    )
+    _check_given(given, pipeline_class or named_class, parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
     built = _build_all(folder, variant, dtypes, own, indices, needs_files)
     parts = {**{name: module for name, (module, _) in built.items()}, **given}
     origins: dict[str, Origins] = {name: found for name, (_, found) in built.items() if found}
-    return _assemble(_class_in(listing, cls), folder, variant, without_auto(dtypes), parts), origins
+    known = {"dtype": without_auto(dtypes), **(loading or {}), **parts}
+    return _assemble(_class_in(listing, cls), folder, variant, known), origins
 
 
 def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> None:
@@ -178,11 +191,10 @@ def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> 
     taken = {*inspect.signature(cls.__init__).parameters, *classes}
     wrong = sorted(given.keys() - taken)
     if wrong:
-        near = difflib.get_close_matches(wrong[0], list(classes), n=1)
+        options = inspect.signature(load_pipeline).parameters
+        near = difflib.get_close_matches(wrong[0], [*classes, *options], n=1)
         hint = f", did you mean {near[0]}?" if near else "."
-        raise UsageError(
-            f"components: {cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}"
-        )
+        raise UsageError(f"{cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}")
 
 
 def _may_have_weights(home: Path) -> bool:
@@ -240,10 +252,10 @@ def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:
     return named if is_general else cls
 
 
-def _assemble(cls: Any, folder: Path, variant: str | None, dtypes: Any, parts: Mapping[str, Any]) -> Any:
+def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, Any]) -> Any:
     try:
         with libraries.quiet_assembly():
-            return cls.from_pretrained(folder, variant=variant, dtype=dtypes, local_files_only=True, **parts)
+            return cls.from_pretrained(folder, variant=variant, local_files_only=True, **known)
     except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
         raise WeightError(f"diffusers cannot load {folder}: {error}") from error
 
