@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .pipelines.compile_pipeline import compile_pipeline, undo
     from .pipelines.loading import load_pipeline
     from .pipelines.pipeline import CompiledPipeline
+    from .pipelines.single_file import load_single_file
     from .saved import load
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "compile_pipeline": "pipelines.compile_pipeline",
     "load": "saved",
     "load_pipeline": "pipelines.loading",
+    "load_single_file": "pipelines.single_file",
     "undo": "pipelines.compile_pipeline",
 }
 
@@ -38,6 +40,7 @@ __all__ = [
     "compile_pipeline",
     "load",
     "load_pipeline",
+    "load_single_file",
     "undo",
 ]
 

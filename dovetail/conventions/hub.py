@@ -69,6 +69,20 @@ def remote_index(name: str, hub: Mapping[str, Any]) -> dict[str, Any]:
     return read_json(_fetch(name, INDEX, hub))
 
 
+def configs_of(name: str, hub: Mapping[str, Any]) -> Path:
+    """The folder of a repository of which the configs and tokenizers are downloaded, and no weights."""
+    import huggingface_hub
+
+    _check_name(name)
+    given = {key: hub[key] for key in _OF_FILES if key in hub}
+    patterns = ["*.json", "*.txt", "*.model"]
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, **given))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot download the configs of {name}: {error}") from error
+    return folder
+
+
 def _check_name(name: str) -> None:
     """Raises UsageError for what can be the name of no repository."""
     if name.count("/") != 1 or name[0] in "./~":

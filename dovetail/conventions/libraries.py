@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
 
@@ -118,6 +120,23 @@ def published_as(checkpoint: Mapping[str, torch.Tensor]) -> str | None:
     if kind == "v1":  # what diffusers answers when it recognizes nothing
         return None
     return str(utils.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"])
+
+
+def encoder_in(file: Path, cls: Any, folder: Path, name: str, dtype: torch.dtype | None) -> nn.Module | None:
+    """The text encoder of a class that diffusers finds in a published checkpoint, with its weights, or None.
+
+    ``folder`` has the configs of the pipeline, and ``name`` is the encoder's there.
+    """
+    from diffusers.loaders import single_file_utils as utils
+
+    state = utils.load_single_file_checkpoint(str(file), local_files_only=True)
+    given = {"checkpoint": state, "config": str(folder), "subfolder": name, "torch_dtype": dtype}
+    made: nn.Module | None = None
+    if utils.is_clip_model_in_single_file(cls, state):
+        made = utils.create_diffusers_clip_model_from_ldm(cls, **given, local_files_only=True)
+    elif "T5" in cls.__name__ and utils.is_t5_in_single_file(state):
+        made = utils.create_diffusers_t5_model_from_checkpoint(cls, **given, local_files_only=True)
+    return made
 
 
 @contextmanager

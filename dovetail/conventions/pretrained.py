@@ -70,13 +70,13 @@ class Pretrained:
     loading: Mapping[str, Any]
 
 
-def sorted_out(given: Mapping[str, Any]) -> Pretrained:
-    """Sorts what was given besides the named arguments of load_pipeline; raises UsageError for what is refused."""
+def sorted_out(given: Mapping[str, Any], function: str = "load_pipeline") -> Pretrained:
+    """Sorts what was given besides the named arguments of a function; raises UsageError for what is refused."""
     for name, why in REFUSED.items():
         if given.get(name) not in (None, False):
-            raise UsageError(f"load_pipeline does not take {name}: {why}")
+            raise UsageError(f"{function} does not take {name}: {why}")
     if given.get("use_safetensors") is False:
-        raise UsageError("load_pipeline does not take use_safetensors=False: pickles can run code: leave it out")
+        raise UsageError(f"{function} does not take use_safetensors=False: pickles can run code: leave it out")
     there = {name: value for name, value in given.items() if value is not None}
     hub = {name: there[name] for name in (*_OF_THE_HUB, *_OF_BOTH) if name in there}
     loading = {name: there[name] for name in (*_OF_LOADING, *_OF_BOTH) if name in there}

@@ -30,7 +30,7 @@ from ..weights.name_matching import Wanted
 
 logger = logging.getLogger(__name__)
 
-_STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 
 Built = tuple[nn.Module, Mapping[str, FileOrigin]]
@@ -63,7 +63,7 @@ def build(
         _leave(folder, "no file of weights can be given to it", given, quietly=True)
         return None
     _check_config(folder / "config.json")
-    index = given or find_index(folder, _STEMS[family], variant, needs_files=needs_files)
+    index = given or find_index(folder, STEMS[family], variant, needs_files=needs_files)
     if index is None and not needs_files and not any(folder.glob("*.bin")):
         return _without_files(family, cls, folder, dtype)
     if index is None:
@@ -116,7 +116,7 @@ def class_of(library: str, name: str) -> Any:
     import diffusers
 
     home = getattr(diffusers.pipelines, library, None)
-    if home is None and library in _STEMS:
+    if home is None and library in STEMS:
         home = importlib.import_module(library)
     return getattr(home, name, None)
 

@@ -10,8 +10,11 @@ from ..compiler.spec.devices import Rig
 from ..conventions.request import one_backend
 from ..passes.base import Pass
 from ..passes.manager import Callback
+from ..runtime.store.store import Origins
 from .pipeline import CompiledPipeline
 from .subclass import handle_of
+
+_REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk")
 
 
 def compile_pipeline(
@@ -72,18 +75,18 @@ def compile_pipeline(
         PlanFileError: a file in the folder of plans is none.
         UsageError: the pipeline is compiled or offloaded already.
     """
-    CompiledPipeline(
+    return compile_opened(
         pipe,
-        {
-            "backend": one_backend(backend, device_map),
-            "params_backend": params_backend,
-            "split_mode": split_mode,
-            "tensor_split": tensor_split,
-            "max_vram": max_vram,
-            "max_memory": max_memory,
-            "rig": rig,
-            "chunk": chunk,
-        },
+        None,
+        backend=backend,
+        params_backend=params_backend,
+        split_mode=split_mode,
+        tensor_split=tensor_split,
+        max_vram=max_vram,
+        max_memory=max_memory,
+        device_map=device_map,
+        rig=rig,
+        chunk=chunk,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,
@@ -92,6 +95,14 @@ def compile_pipeline(
         vae_tiling=vae_tiling,
         plans=plans,
     )
+
+
+def compile_opened(
+    pipe: Any, origins: Mapping[str, Origins] | None, backend: Any = None, device_map: Any = None, **options: Any
+) -> Any:
+    """Compiles a pipeline whose weights come from somewhere, by component; the rest is as for compile_pipeline."""
+    request = {name: options.pop(name) for name in _REQUEST if name in options}
+    CompiledPipeline(pipe, {"backend": one_backend(backend, device_map), **request}, origins=origins, **options)
     return pipe
 
 

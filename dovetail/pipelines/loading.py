@@ -18,7 +18,6 @@ from ..conventions import libraries
 from ..conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
 from ..conventions.hub import INDEX, pipeline_folder, read_json
 from ..conventions.pretrained import sorted_out
-from ..conventions.request import one_backend
 from ..lora.requested import check_mode, read_loras
 from ..passes.base import Pass
 from ..passes.manager import Callback
@@ -27,7 +26,8 @@ from ..runtime.store.store import Origins
 from ..weights.ahead import read_ahead
 from ..weights.files import Given, open_weights
 from .building import Built, build
-from .pipeline import CompiledPipeline
+from .checkpoint import built_from
+from .compile_pipeline import compile_opened
 
 
 def load_pipeline(
@@ -109,29 +109,26 @@ def load_pipeline(
         hub={**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub},
         loading=pretrained.loading,
     )
-    request = {
-        "backend": one_backend(backend, device_map),
-        "params_backend": params_backend,
-        "split_mode": split_mode,
-        "tensor_split": tensor_split,
-        "max_vram": max_vram,
-        "max_memory": max_memory,
-        "rig": rig,
-        "chunk": chunk,
-    }
-    CompiledPipeline(
+    return compile_opened(
         pipe,
-        request,
+        origins,
+        backend=backend,
+        params_backend=params_backend,
+        split_mode=split_mode,
+        tensor_split=tensor_split,
+        max_vram=max_vram,
+        max_memory=max_memory,
+        device_map=device_map,
+        rig=rig,
+        chunk=chunk,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,
-        origins=origins,
         lora=loras,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
         plans=plans,
     )
-    return pipe
 
 
 def open_pipeline(
@@ -144,12 +141,14 @@ def open_pipeline(
     weights: Mapping[str, Given] | None = None,
     hub: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,
+    checkpoint: WeightIndex | None = None,
     needs_files: bool = True,
 ) -> tuple[Any, dict[str, Origins]]:
     """Builds a saved pipeline without its weights, and says where they come from, by component.
 
     It takes what load_pipeline takes, and ``loading``, which diffusers is told when it puts the pipeline together. To
-    plan alone, no file of weights is needed: the configs of components will do.
+    plan alone, no file of weights is needed: the configs of components will do. A ``checkpoint`` comes before the
+    components' own files, for those of which it has the weights.
 
     Raises UsageError or WeightError as load_pipeline does.
     """
@@ -177,7 +176,9 @@ def open_pipeline(
     _check_given(given, pipeline_class or named_class, parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
-    built = _build_all(folder, variant, dtypes, own, indices, needs_files)
+    from_file = built_from(checkpoint, folder, own, dtypes) if checkpoint else {}
+    rest = {name: value for name, value in own.items() if name not in from_file}
+    built = {**from_file, **_build_all(folder, variant, dtypes, rest, indices, needs_files)}
     parts = {**{name: module for name, (module, _) in built.items()}, **given}
     origins: dict[str, Origins] = {name: found for name, (_, found) in built.items() if found}
     known = {"dtype": without_auto(dtypes), **(loading or {}), **parts}
