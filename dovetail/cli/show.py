@@ -12,13 +12,13 @@ from .call import Size
 from .options import Debug, Dtype, Json, Where
 from .output import check_writable, json_text, put
 from .parts import compiled_parts
-from .shown import FORMS, Scene
+from .shown import FORMS, PICTURES, Scene
 from .subject import Component, Subject
 from .weight_options import WeightFiles
 
 SCHEMA = "json-schema"
 Form = Annotated[
-    Literal["text", "html", "json", "json-schema", "mermaid", "dot"],
+    Literal["text", "html", "svg", "mermaid", "dot", "json", "json-schema"],
     typer.Option(
         "--as",
         "--format",
@@ -27,6 +27,10 @@ Form = Annotated[
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]
+Depth = Annotated[
+    Literal["segments", "blocks", "nodes"] | None,
+    typer.Option("--depth", help="How deep svg, mermaid and dot draw: segments if left out."),
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it to a file.")]
 
 
@@ -38,6 +42,7 @@ def show(
     component: Component = "",
     dtype: Dtype = None,
     form: Form = "text",
+    depth: Depth = None,
     full: Full = False,
     output: Output = None,
     json: Json = False,
@@ -47,6 +52,8 @@ def show(
     wanted: str = "json" if json else form
     if full and wanted != "text":
         raise UsageError(f"--full is of --as text, and --as {wanted} was asked for: leave out one of them")
+    if depth and wanted not in PICTURES:
+        raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and --as {wanted} was asked for: leave it out")
     if output is not None:
         check_writable(output)
     if wanted == SCHEMA:
@@ -55,5 +62,7 @@ def show(
         put(json_text(Shown.model_json_schema()), output)
         return
     parts = compiled_parts(subject, component, where, size, weights, dtype, steps=None)
-    scene = Scene({name: part.program for name, part in parts.items()}, parts.account, subject, where.rig)
+    scene = Scene(
+        {name: part.program for name, part in parts.items()}, parts.account, subject, where.rig, depth or "segments"
+    )
     put(FORMS["full" if full else wanted](scene), output)

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class Scene:
     """Programs by the names of their components, and of a pipeline the plan of its call, where that is known.
 
-    ``subject`` and ``rig`` are as they were typed.
+    ``subject`` and ``rig`` are as they were typed, and ``depth`` is how deep pictures go.
     """
 
     programs: Mapping[str, Program]
     account: Account | None = None
     subject: str = ""
     rig: str = ""
+    depth: str = "segments"
 
     @property
     def line(self) -> str:
@@ -71,14 +72,21 @@ def mermaid(scene: Scene) -> str:
     """A Mermaid flowchart."""
     from ..draw import mermaid
 
-    return mermaid(scene.programs)
+    return mermaid(scene.programs, scene.depth)
 
 
 def dot(scene: Scene) -> str:
     """A DOT graph."""
     from ..draw import dot
 
-    return dot(scene.programs)
+    return dot(scene.programs, scene.depth)
+
+
+def svg(scene: Scene) -> str:
+    """A picture that Graphviz laid out."""
+    from ..draw import svg
+
+    return svg(scene.programs, scene.depth)
 
 
 def html(scene: Scene) -> str:
@@ -90,7 +98,10 @@ def html(scene: Scene) -> str:
     )
 
 
+PICTURES = ("svg", "mermaid", "dot")
+"""The forms that have a depth."""
+
 FORMS: Mapping[str, Callable[[Scene], str]] = {
-    "text": summary, "full": full, "json": data, "mermaid": mermaid, "dot": dot, "html": html,
+    "text": summary, "full": full, "html": html, "svg": svg, "mermaid": mermaid, "dot": dot, "json": data,
 }  # fmt: skip
 """The forms by the words of `--as`, and the full text."""

@@ -5,5 +5,6 @@ from .dot import dot
 from .mermaid import mermaid
 from .outline import Edge, Outline, Part, outline
 from .page import page
+from .svg import svg
 
-__all__ = ["Edge", "Outline", "Part", "document", "dot", "mermaid", "outline", "page"]
+__all__ = ["Edge", "Outline", "Part", "document", "dot", "mermaid", "outline", "page", "svg"]

@@ -1,21 +1,33 @@
-"""A Mermaid flowchart, which GitHub and many editors show as a picture: devices as boxes around segments."""
+"""A Mermaid flowchart, which GitHub and many editors show as a picture: devices as boxes around what runs there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 
 from ..compiler.ir.program import Program
-from ..compiler.spec.units import format_bytes
-from .outline import Edge, Outline, outline
+from .depths import Drawing, Limits, fitted
+from .outline import Edge, Outline, Part
+
+LIMITS = Limits(edges=480, characters=49_000)
+"""Mermaid refuses more than 500 arrows or 50,000 characters."""
+_LIST = re.compile(r"^(\d+)([.)])(?=\s)|^([-*+])(?=\s)")
 
 
-def mermaid(programs: Mapping[str, Program]) -> str:
+def mermaid(programs: Mapping[str, Program], depth: str = "segments") -> str:
     """The flowchart of one component or several, by their names, in the order in which they are called.
 
-    A solid arrow is what crosses from one device to another; a dotted one leads to the component that is called next.
+    A solid arrow with bytes is what crosses from one device to another; a dotted one leads to the component that is
+    called next. What would be more than Mermaid draws is drawn less deep, which a note in it says.
+
+    Raises UsageError for no such depth, and PassError for programs that were not cut.
     """
-    drawn = [outline(program, name) for name, program in programs.items()]
+    return fitted(programs, depth, LIMITS, _written)
+
+
+def _written(drawing: Drawing) -> str:
+    drawn = drawing.outlines
     places = dict.fromkeys(place for one in drawn for place in one.places)
     lines = ["flowchart LR"]
     for place in places:
@@ -23,6 +35,7 @@ def mermaid(programs: Mapping[str, Program]) -> str:
     for one in drawn:
         lines += [_arrow(one, edge) for edge in one.edges]
     lines += [f"  {_last(before)} -.-> {_first(after)}" for before, after in pairwise(drawn)]
+    lines += [f'  note_{number}>"{_escape(note)}"]' for number, note in enumerate(drawing.notes)]
     return "\n".join(lines)
 
 
@@ -38,15 +51,25 @@ def _contents(one: Outline, place: str) -> list[str]:
             lines.append(f'    {_id(one, None, "in")}(["{_escape(one.name)}: inputs"])')
         if any(edge.target is None for edge in one.edges):
             lines.append(f'    {_id(one, None, "out")}(["{_escape(one.name)}: results"])')
-    for part in one.parts:
-        if part.where == place:
-            said = (f"{one.name} {part.index}", part.title, f"{format_bytes(part.nbytes)} of weights")
-            lines.append(f'    {_id(one, part.index)}["{"<br/>".join(map(_escape, said))}"]')
+    here = [part for part in one.parts if part.where == place]
+    for within, parts in groupby(here, lambda part: part.within):
+        lines += _within(one, within, [*parts])
     return lines
 
 
+def _within(one: Outline, within: str, parts: Sequence[Part]) -> Iterator[str]:
+    boxes = [f'    {_id(one, p.index)}["{"<br/>".join(map(_escape, p.lines(one.name)))}"]' for p in parts]
+    if not within:
+        yield from boxes
+        return
+    yield f'    subgraph {_id(one, parts[0].index)}_block["{_escape(within)}"]'
+    yield from (f"  {box}" for box in boxes)
+    yield "    end"
+
+
 def _arrow(one: Outline, edge: Edge) -> str:
-    return f'  {_id(one, edge.source, "in")} -- "{edge.title}" --> {_id(one, edge.target, "out")}'
+    said = f'-- "{edge.title}" -->' if edge.crosses else "-->"
+    return f"  {_id(one, edge.source, 'in')} {said} {_id(one, edge.target, 'out')}"
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
@@ -73,5 +96,6 @@ def _last(one: Outline) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text between quotes: what could end it, begin a tag or a statement, or is not seen, by its number."""
-    return "".join(one if one.isprintable() and one not in '"<>&#;`\\' else f"#{ord(one)};" for one in text)
+    """Text between quotes: what could end it, begin a tag, a list or a statement, or is not seen, by its number."""
+    shown = "".join(one if one.isprintable() and one not in '"<>&#;`\\' else f"#{ord(one)};" for one in text)
+    return _LIST.sub(lambda match: f"{match[1] or ''}#{ord(match[2] or match[3])};", shown)

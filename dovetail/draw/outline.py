@@ -16,7 +16,7 @@ from ..compiler.ir.program import Crossing, Program, origin_of, placement_of, te
 from ..compiler.ir.split import sent
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
-from .folding import Repeat, repeats
+from .folding import repeats
 from .grouping import Group, UnitFinder, by_block, by_device, by_segment, unit_finder
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
@@ -31,7 +31,8 @@ class Part:
     """One box: its device or the devices that share it, the modules it computes, and what it weighs.
 
     It stands for ``count`` boxes that are alike; numbers are of all of them. ``inside`` are bytes that cross between
-    devices within it. ``nodes`` are the operations of the first.
+    devices within it. ``nodes`` are the operations of the first. Where it is one operation, ``label`` says what it is,
+    and ``within`` which block it belongs to.
     """
 
     index: int
@@ -43,6 +44,8 @@ class Part:
     count: int = 1
     inside: int = 0
     nodes: tuple[Node, ...] = ()
+    label: tuple[str, ...] = ()
+    within: str = ""
 
     @property
     def title(self) -> str:
@@ -50,6 +53,10 @@ class Part:
         shown = self.modules if len(self.modules) <= 5 else (*self.modules[:2], "…", *self.modules[-2:])
         times = f"{self.count} × " if self.count > 1 else ""
         return times + (", ".join(shown) or "no module of its own")
+
+    def lines(self, name: str) -> tuple[str, ...]:
+        """What stands in the box, for a component of that name."""
+        return self.label or (f"{name} {self.index}", self.title, *self.facts)
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -93,7 +100,7 @@ class Outline:
         return dict.fromkeys([*(device.name for device in self.devices), *(part.where for part in self.parts)])
 
 
-def outline(program: Program, name: str = "", depth: str = "segments", *, folded: bool = True) -> Outline:
+def outline(program: Program, name: str = "", depth: str = "segments") -> Outline:
     """The outline of a cut program, of its segments or blocks; raises PassError when it was not cut.
 
     At segments only what crosses between devices is an edge, and at blocks all that flows.
@@ -101,12 +108,16 @@ def outline(program: Program, name: str = "", depth: str = "segments", *, folded
     if not program.segments:
         raise PassError(f"{program.name} has no segments to draw: run the passes up to cut first")
     groups = GROUPED[depth](program)
-    kinds = [_kind(group) for group in groups]
-    found = repeats(kinds) if folded else [Repeat(place) for place in range(len(groups))]
-    parts, part_at = _parts(program, groups, found)
+    parts, part_at = folded_groups(program, groups)
     part_of = {node: part_at[place] for place, group in enumerate(groups) for node in group.nodes}
+    flows = depth == "blocks" or (depth == "segments" and program.is_sliced)
+    return assembled(program, name, parts, part_of, flows=flows)
+
+
+def assembled(program: Program, name: str, parts: Sequence[Part], part_of: dict[Node, int], *, flows: bool) -> Outline:
+    """The outline of boxes, given the box of each operation; with all that flows, or what crosses devices alone."""
     edges = list(_crossing_edges(program, part_of))
-    if depth == "blocks" or program.is_sliced:
+    if flows:
         edges += _flow_edges(program, part_of, edges)
     merged = _merged(edges)
     inside = {edge.source: edge.nbytes for edge in merged if edge.source == edge.target and edge.crosses}
@@ -120,8 +131,9 @@ def _kind(group: Group) -> tuple[object, ...]:
     return group.where, _DIGITS.sub("#", group.unit), ops if group.unit else id(group)
 
 
-def _parts(program: Program, groups: Sequence[Group], found: Sequence[Repeat]) -> tuple[list[Part], dict[int, int]]:
-    """The boxes, and the number of the box for each place in the row of groups."""
+def folded_groups(program: Program, groups: Sequence[Group]) -> tuple[list[Part], dict[int, int]]:
+    """The boxes, of groups that are alike and follow each other one, and the number of the box for each group."""
+    found = repeats([_kind(group) for group in groups])
     parts: list[Part] = []
     at: dict[int, int] = {}
     for one in found:
@@ -209,6 +221,9 @@ def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[E
                 seen.add((value, target))
                 nbytes = sum(tensor.nbytes for tensor in tensors_of(value))
                 yield Edge(source, target, (value.name,), nbytes, crosses=False)
+    for value in program.output.all_input_nodes:
+        if value in part_of and (part_of[value], None) not in known:
+            yield Edge(part_of[value], None, (value.name,), sum(one.nbytes for one in tensors_of(value)), crosses=False)
 
 
 def _merged(edges: Sequence[Edge]) -> list[Edge]:
