@@ -43,6 +43,7 @@ def compile(
     max_memory: Mapping[Any, Any] | None = None,
     rig: Rig | str | None = None,
     chunk: int | str | None = None,
+    inductor: bool = False,
     passes: str | Sequence[Pass] | None = None,
     dynamic_shapes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -68,6 +69,9 @@ def compile(
         chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
             that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out;
             ``"auto"`` takes as few as it takes to fit, or to be quicker.
+        inductor: whether blocks that do the same are compiled by PyTorch's Inductor, once for all of them, which takes
+            tens of seconds and may change the last bits of the result. It takes no budget, for what compiled blocks
+            need is not known in advance.
         passes: other passes than the usual ones, as text or objects.
         dynamic_shapes: as torch.export takes it, by argument name.
         callbacks: called after each pass with the pass, the program and what changed.
@@ -97,6 +101,7 @@ def compile(
         max_memory=max_memory,
         rig=rig,
         chunk=chunk,
+        inductor=inductor,
     )
     request.switch_on()
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
@@ -121,7 +126,7 @@ def compile(
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks or WHOLE)
+            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks or WHOLE, inductor=inductor)
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())

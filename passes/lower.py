@@ -21,6 +21,7 @@ from typing import ClassVar, TypeAlias
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import makers_of, readings, writers_of
+from ..compiler.ir.block_spans import COMPILED, with_blocks_whole
 from ..compiler.ir.ops import LINEAR
 from ..compiler.ir.program import Crossing, Program, device_of, tensors_of
 from ..compiler.ir.schedule import (
@@ -117,6 +118,10 @@ class _Lowering:
 
     def schedule(self) -> Schedule:
         """All instructions, with the loads as they are decided by now."""
+        schedule = self._lowered()
+        return with_blocks_whole(self.program, schedule) if COMPILED in self.program.facts else schedule
+
+    def _lowered(self) -> Schedule:
         self.loaded = defaultdict(list)
         for stage, loads in self.loads.of.items():
             for load in loads:

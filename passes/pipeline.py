@@ -17,6 +17,7 @@ from .blocks import FindBlocks
 from .chunk import Chunk
 from .cut import Cut
 from .hoist import Hoist
+from .inductor import Inductor
 from .keep import Keep
 from .lora import Lora
 from .lower import Lower
@@ -48,6 +49,7 @@ PASSES: dict[str, type[Pass]] = {
         Cut,
         Reuse,
         Reorder,
+        Inductor,
         Lower,
         Verify,
     )
@@ -62,11 +64,13 @@ def default_passes(
     split_mode: str = "layer",
     keep: bool = False,
     chunk: int = 1,
+    inductor: bool = False,
 ) -> tuple[Pass, ...]:
     """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split.
 
     With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
-    in ``chunk`` chunks, which may change last bits if there are more than one.
+    in ``chunk`` chunks, which may change last bits if there are more than one. With ``inductor`` equal blocks are
+    compiled once by Inductor, which may change last bits too.
     """
     place = {"layer": Place, "row": Rows}[split_mode]
     return (
@@ -83,6 +87,7 @@ def default_passes(
         Cut(),
         Reuse(),
         Reorder(),
+        *((Inductor(),) if inductor else ()),
         Lower(),
         Verify(),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,12 +18,14 @@ import torch
 from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
+from ..compiler.ir.block_spans import internal
 from ..compiler.ir.program import HERE, Program, weight_name
 from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, made_by, read_by
 from ..compiler.ir.split import split_of, weight_on
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
 from . import steps
+from .block_kernels import BlockCall
 from .in_place import Candidates
 from .listing import RunSource, assemble
 from .slots import RunSlots
@@ -161,6 +163,7 @@ def write_run(
     name: str,
     candidates: Candidates,
     transport: Transport,
+    blocks: Sequence[BlockCall] = (),
 ) -> RunSource:
     """Generates the source of a run, which is its steps one to one.
 
@@ -172,6 +175,7 @@ def write_run(
         name: what tracebacks call the source.
         candidates: the nodes that may be computed in their operand's memory, and whether they have been looked at.
         transport: gives each copy its way.
+        blocks: which steps of the run are the call of a kernel.
     """
     writer = _Writer(program, run, slots, versions, candidates, transport)
     made, awaited = set(map(made_by, run.nodes)), {one.started for step in run.steps for one in step.awaits}
@@ -179,8 +183,13 @@ def write_run(
     for state in _outside(writer, made):
         if state not in coming:
             _write_read(writer, state)
-    for step in run.steps:
-        _write_step(writer, step)
+    calls = {block.span.start: block for block in blocks}
+    inside = {index for block in blocks for index in block.span}
+    for index, step in enumerate(run.steps):
+        if index in calls:
+            _write_block(writer, calls[index])
+        elif index not in inside:
+            _write_step(writer, step)
     for state in map(made_by, run.nodes):
         if state not in writer.freed:
             local = writer.local(state)
@@ -211,6 +220,22 @@ def _write_step(writer: _Writer, step: Step) -> None:
         _write_copy(writer, copy)
     if step.frees:
         writer.write(f"del {', '.join(writer.local(free.value) for free in step.frees)}")
+
+
+def _write_block(writer: _Writer, block: BlockCall) -> None:
+    """The lines of a block: what its first step awaits, the call, what its last one sends and drops."""
+    steps = writer.run.steps[block.span.start : block.span.stop]
+    for one in steps[0].awaits:
+        _write_await(writer, one)
+    results = "".join(f"{writer.local(one)}, " for one in block.outputs)
+    arguments = ", ".join(writer.operand(*pair) for pair in block.inputs)
+    writer.write(f"{results}= {writer.bind('block', block.kernel)}({arguments})", steps[0].node)
+    for copy in steps[-1].sends:
+        _write_copy(writer, copy)
+    own = internal(steps)
+    dropped = [writer.local(free.value) for free in steps[-1].frees if free.value not in own]
+    if dropped:
+        writer.write(f"del {', '.join(dropped)}")
 
 
 def _write_await(writer: _Writer, one: Await) -> None:

@@ -42,6 +42,7 @@ from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
+from .block_kernels import block_calls, made_in
 from .codegen import write_run
 from .devices.accelerator import accelerator_of
 from .failures import explain, let_go
@@ -70,7 +71,8 @@ class Executor:
         self._pieces = pieces(program)
         self._slots = Slots.of(schedule)
         self._slot_sizes = {device.torch: sizes for device, sizes in slot_bytes(program, schedule).items()}
-        self._candidates = Candidates.of(program, self._slots.size)
+        self._blocks = block_calls(program, schedule)
+        self._candidates = Candidates.of(program, self._slots.size, made_in(self._blocks))
         self._next_weights = self._following()
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
         self._versions = {(reader, value): version for reader, value, version in readings(program) if version}
@@ -202,8 +204,9 @@ class Executor:
     def _write(self, run: Run, candidates: Candidates) -> RunSource:
         name = f"{self._program.name} segment {run.segment.index}"
         source = write_run(
-            self._program, run, self._slots.on(run.device), self._versions, name, candidates, self._transport
-        )
+            self._program, run, self._slots.on(run.device), self._versions, name, candidates, self._transport,
+            self._blocks.get(run.steps[0].node, ()) if run.steps else (),
+        )  # fmt: skip
         return replace(source, listing=self._shared.setdefault(source.listing.code, source.listing))
 
     def _output_slots(self) -> list[Any]:

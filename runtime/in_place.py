@@ -9,7 +9,7 @@ candidates with equal strides are in place, and nothing is asked any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import overwrites
 from ..compiler.ir.layouts import decides
-from ..compiler.ir.program import Program
+from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.split import members
 from ..compiler.spec.devices import Device
 
@@ -48,9 +48,10 @@ class Candidates:
     chosen: frozenset[int] | None = None
 
     @staticmethod
-    def of(program: Program, slot: int) -> Candidates:
-        """All candidates of a program, none of which has been looked at."""
-        found = [(node, device) for node in filter(overwrites, program.ops()) for device in members(program, node)]
+    def of(program: Program, slot: int, without: Collection[int] = ()) -> Candidates:
+        """All candidates of a program, none of which has been looked at, but those ``without`` which memory it is."""
+        nodes = [node for node in filter(overwrites, program.ops()) if tensors_of(node)[0].storage not in without]
+        found = [(node, device) for node in nodes for device in members(program, node)]
         return Candidates({site: number for number, site in enumerate(found)}, slot)
 
     def among(self, nodes: Sequence[Node], device: Device) -> frozenset[int]:

@@ -72,6 +72,12 @@ class Where:
             "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, auto, 4."
         ),
     ] = ""
+    inductor: Annotated[
+        bool,
+        _placement(
+            "--inductor", metavar="", help="Compile equal blocks of the diffusion model once; may change last bits."
+        ),
+    ] = False
     auto_fit: Annotated[
         bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
     ] = False
@@ -97,6 +103,7 @@ class Where:
             "max_vram": self.max_vram or None,
             "rig": self.rig or None,
             "chunk": self.chunk or None,
+            "inductor": self.inductor,
         }
 
     def check(self, components: Mapping[str, str]) -> Request:

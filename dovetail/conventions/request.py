@@ -41,6 +41,7 @@ class Request:
     budget: Budget
     rig: Rig
     chunks: Chunks = field(default_factory=Chunks)
+    inductor: bool = False
 
     @classmethod
     def parse(
@@ -54,12 +55,19 @@ class Request:
         max_memory: Mapping[Any, Any] | None = None,
         rig: Rig | str | None = None,
         chunk: Any = None,
+        inductor: bool = False,
         components: Mapping[str, str] | None = None,
     ) -> Request:
         """Reads every part in the spelling that people type, or as Python values.
 
-        ``components`` maps attribute names to roles. Raises SpecError, which points at what is wrong.
+        ``components`` maps attribute names to roles. Raises SpecError, which points at what is wrong, and UsageError
+        for a budget where blocks are compiled.
         """
+        if inductor and (max_vram is not None or max_memory is not None):
+            raise UsageError(
+                "a budget cannot be kept with inductor, for what compiled blocks need is not known before they are "
+                "compiled: leave out one of the two (--max-vram, --inductor)"
+            )
         spec = parse_backend(backend, components)
         given = Rig.parse(rig) if isinstance(rig, str) else rig
         here = given or Rig.detect(measured=())
@@ -74,6 +82,7 @@ class Request:
             budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
             rig=named,
             chunks=parse_chunks(chunk, components),
+            inductor=inductor,
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:
@@ -137,6 +146,10 @@ class Request:
     def chunks_for(self, attribute: str = "", role: str = "") -> int | None:
         """In how many chunks wide parts of a component are computed; None where that is to be found."""
         return self.chunks.chunks_for(attribute, role)
+
+    def compiles(self, role: str = "diffusion") -> bool:
+        """Whether Inductor compiles the blocks of a component: of what runs in each step, and no others."""
+        return self.inductor and role == "diffusion"
 
     def in_memory_for(self, attribute: str = "", role: str = "") -> int:
         """The bytes of weights that rest in host memory, where the others rest on disk."""

@@ -14,7 +14,7 @@ from ..runtime.store.store import Origins
 from .pipeline import CompiledPipeline
 from .subclass import handle_of
 
-_REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk")
+_REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor")
 
 
 def compile_pipeline(
@@ -31,6 +31,7 @@ def compile_pipeline(
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
     chunk: Any = None,
+    inductor: bool = False,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -61,6 +62,7 @@ def compile_pipeline(
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``; ``"auto"``
             takes as few as it takes to fit, or to be quicker.
+        inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
         plans: a folder that ``dovetail compile -o`` wrote: calls that a plan is of are placed by it, without tracing
@@ -87,6 +89,7 @@ def compile_pipeline(
         device_map=device_map,
         rig=rig,
         chunk=chunk,
+        inductor=inductor,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,

@@ -22,6 +22,8 @@ from ..planning.tiling import AUTO, typed
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
 
+UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
+
 
 def _of_module(made: CompiledModule, module: nn.Module) -> CompiledModule:
     """The same program, which finds its weights in the module also when the pipeline is gone."""
@@ -81,6 +83,8 @@ class DryPipeline(CompiledPipeline):
         settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
         if self._plans:
             settings["--plans"] = str(self._plans.place)
+        if self._request.inductor:
+            settings["--inductor"] = ""
         tile = next(iter(generation.tiles.values()), self._tiles.asked)
         if tile != AUTO:
             settings["--vae-tiling"] = typed(tile)
@@ -89,5 +93,5 @@ class DryPipeline(CompiledPipeline):
             machine_of(self._request).speeds,
             settings,
             decision.searched if decision else None,
-            decision.explained().notes if decision else (),
+            (*(decision.explained().notes if decision else ()), *((UNCOMPILED,) if self._request.inductor else ())),
         )

@@ -50,6 +50,7 @@ def load_pipeline(
     lora_apply_mode: str = "auto",
     vae_tiling: Any = None,
     chunk: Any = None,
+    inductor: bool = False,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -83,7 +84,7 @@ def load_pipeline(
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
         backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
-            vae_tiling, chunk, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
+            vae_tiling, chunk, inductor, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
 
     Returns:
         The pipeline, as ``from_pretrained`` gives it; what is dovetail's is at ``pipe.dovetail``: see CompiledPipeline.
@@ -121,6 +122,7 @@ def load_pipeline(
         device_map=device_map,
         rig=rig,
         chunk=chunk,
+        inductor=inductor,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,

@@ -334,7 +334,8 @@ class PlacedPipeline:
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
         chunk = chunks or self._request.chunks_for(component.name, component.role) or WHOLE
-        steps = given or default_passes(shares, split_mode=mode, chunk=chunk)
+        inductor = self._request.compiles(component.role)
+        steps = given or default_passes(shares, split_mode=mode, chunk=chunk, inductor=inductor)
         planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
         PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)

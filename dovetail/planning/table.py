@@ -101,7 +101,9 @@ class Account:
     @property
     def line(self) -> str:
         """The options that ask for this plan, for a shell."""
-        return " ".join(f"{option} {shlex.quote(value)}" for option, value in self.settings.items())
+        return " ".join(
+            f"{option} {shlex.quote(value)}" if value else option for option, value in self.settings.items()
+        )
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
