@@ -13,6 +13,7 @@ from .convert import convert
 from .devices import devices
 from .env import env
 from .generate import generate
+from .help import help
 from .options import Debug, expanded, set_up_logging
 from .outcome import Commands
 from .passes import passes
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, plan, devices, compile, convert, show, verify, passes, cache, env):
+for command in (generate, plan, devices, compile, convert, show, verify, passes, cache, env, help):
     app.command()(expanded(command))
 
 

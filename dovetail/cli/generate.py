@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,15 @@ from ..compiler.errors import NotHereError, UsageError
 from ..progress.phases import Phases, begin
 from ..recovery.latents import Latents, beside, read_latents, save_latents
 from . import collect_from_now
-from .call import PICTURE, Size, call_arguments, told_of_steps
+from .call import Size, call_arguments, own_checks, told_of_steps
 from .figures import document_of, line_of, peaks_of
+from .inputs import Inputs
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json
+from .painting import Painting, class_of
 from .plan import accounted, print_account
-from .progress import progress
+from .progress import progress, tell
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
@@ -28,21 +31,17 @@ from .weight_options import WeightFiles
 def generate(
     where: Where,
     size: Size,
+    painting: Painting,
+    inputs: Inputs,
     weights: WeightFiles,
     loras: Loras,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")] = "",
-    model: Annotated[str, typer.Option(metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")] = "",
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the picture goes.")] = Path(
-        "out.png"
-    ),
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None,
-    seed: Annotated[int, typer.Option(help="The same seed paints the same picture.", rich_help_panel=PICTURE)] = 0,
-    negative_prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What not to paint.", rich_help_panel=PICTURE)
-    ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="How closely to follow the prompt.", rich_help_panel=PICTURE)
-    ] = None,
+    model: Annotated[
+        str, typer.Option("-m", "--model", metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")
+    ] = "",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where it goes: .png, .jpg, .webp, .gif, .mp4.")
+    ] = Path("out.png"),
     dtype: Dtype = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
@@ -60,45 +59,59 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Paint a picture over one device or several."""
-    from .picture import check_suffix, other_size, save
+    from ..conventions.prompts import told_of_cut
+    from ..demo.words import told_of_unknown
+    from .picture import check_suffix, numbered, other_size
 
     check_writable(output)
     check_suffix(output)
+    inputs.check()
     pipeline = find_pipeline(model)
-    prompt, adapters = loras.arguments(prompt, pipeline)
-    given = {"num_inference_steps": steps, "negative_prompt": negative_prompt, "guidance": guidance}
-    given = {"prompt": prompt, **{k: v for k, v in given.items() if v is not None}, **size.arguments()}
-    saved, seed = _saved(latents, given, seed)
+    prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
+    given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
+    saved, seed = _saved(latents, given, painting.seed)
+    if saved and painting.count > 1:
+        raise UsageError(f"{latents} has one picture's latents: leave out --num-images {painting.count}")
+    cls = class_of(pipeline, inputs, given)
+    given |= inputs.arguments(cls, given)
+    painting.use_threads()
+    options = {**adapters, "plans": plans}
+    other = {"pipeline_class": cls, "components": inputs.components, "scheduler": painting.scheduler}
     if dry_run:
         where.check(pipeline.components)
         with progress("planning"):
             account = accounted(
-                pipeline, where, weights, given, dtype=dtype, variant=variant, adapters={**adapters, "plans": plans}
+                pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=options, **other
             )
         print_account(account, json)
         return
     _check_rig(where, pipeline)
-    phases = Phases()
-    with progress("loading the pipeline"), phases.watching():
+    phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)
+    with progress("loading the pipeline", as_events=json), phases.watching():
         begin("loading")
-        pipe = _load(pipeline, where, weights, dtype, variant, {**adapters, "plans": plans})
+        pipe = _load(pipeline, where, weights, dtype, variant, options, **other)
     collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
     if saved and saved.pipeline != type(pipe).__name__:
         raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model")
-    result = _paint(pipe, arguments, seed, phases, saved, output, model)
-    with phases.watching():
-        begin("writing")
-        files = save(result, output)
-    if warning := other_size(result, arguments.get("width"), arguments.get("height")):
-        print(f"warning: {warning}", file=sys.stderr)
+    _warn(told_of_unknown(prompt) if not model else "", told_of_cut(pipe, arguments))
+    files: list[Path] = []
+    seeds = painting.seeds(seed)
+    for index, one in enumerate(seeds):
+        result = _paint(pipe, arguments, one, phases, saved, output, model, json)
+        files += _write(result, numbered(output, index) if len(seeds) > 1 else output, painting.fps, phases, json)
+    _warn(other_size(result, arguments.get("width"), arguments.get("height")))
     peaks = peaks_of(pipe.dovetail)
     if json:
-        told = {"files": list(map(str, files)), "seed": seed, "seconds": round(sum(phases.seconds.values()), 3)}
-        print_json({**told, **document_of(phases, peaks), "call": arguments})
+        told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
+        print_json({**told, **document_of(phases, peaks), "call": _told(arguments)})
     else:
-        print(*files, sep="\n")
         print(line_of(phases, peaks), file=sys.stderr)
+
+
+def _warn(*texts: str) -> None:
+    for text in filter(None, texts):
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def _saved(file: Path | None, given: dict[str, Any], seed: int) -> tuple[Latents | None, int]:
@@ -129,13 +142,19 @@ def _load(
     dtype: str | None,
     variant: str | None,
     adapters: dict[str, Any],
+    *,
+    pipeline_class: Any,
+    components: Callable[[Any], dict[str, Any]],
+    scheduler: str,
 ) -> Any:
     from .. import load_pipeline
+    from ..conventions.schedulers import exchanged
     from ..weights.ahead import read_ahead
 
     if Path(pipeline.place).is_dir():
         read_ahead(pipeline.place, variant, set(weights.given(pipeline) or {}))  # while diffusers is imported
     pipeline = located(pipeline, variant)
+    dtype_there = dtype_of(pipeline, dtype, variant)
     pipe = load_pipeline(
         pipeline.place,
         **where.arguments,
@@ -143,9 +162,13 @@ def _load(
         weights=weights.given(pipeline),
         passes=where.passes or None,
         vae_tiling=where.vae_tiling,
-        dtype=dtype_of(pipeline, dtype, variant),
+        dtype=dtype_there,
         variant=variant,
+        pipeline_class=pipeline_class,
+        components=components(dtype_there),
     )
+    if scheduler:
+        pipe.scheduler = exchanged(pipe.scheduler, scheduler)
     pipe.set_progress_bar_config(disable=True)
     pipe.dovetail.rest_in_files()
     return pipe
@@ -159,6 +182,7 @@ def _paint(
     saved: Latents | None,
     output: Path,
     model: str,
+    json: bool,
 ) -> Any:
     """Calls the pipeline, or goes on from latents; a bar says which phase is going on, and moves a step at a time.
 
@@ -169,7 +193,8 @@ def _paint(
     generator = torch.Generator("cpu").manual_seed(seed)
     parameters = inspect.signature(type(pipe).__call__).parameters
     total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
-    with progress("planning", total if isinstance(total, int) else None, phases.describe) as advance:
+    steps = total if isinstance(total, int) else None
+    with own_checks(), progress("planning", steps, phases.describe, as_events=json) as advance:
         told = told_of_steps(pipe, advance)
         try:
             with phases.watching():
@@ -180,6 +205,26 @@ def _paint(
             if pipe.dovetail.latents:
                 _keep(Latents(pipe.dovetail.latents, type(pipe).__name__, {**arguments, "seed": seed}), output, model)
             raise
+
+
+def _write(result: Any, output: Path, fps: int, phases: Phases, json: bool) -> list[Path]:
+    """Writes a picture or a video, and says where, unless that is to be said as JSON."""
+    from .picture import save
+
+    with phases.watching():
+        begin("writing")
+        files = save(result, output, fps)
+    if not json:
+        print(*files, sep="\n", flush=True)
+    return files
+
+
+def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as JSON takes them: of a picture its size."""
+    return {
+        name: f"a picture of {value.width}x{value.height}" if hasattr(value, "resize") else value
+        for name, value in arguments.items()
+    }
 
 
 def _keep(latents: Latents, output: Path, model: str) -> None:

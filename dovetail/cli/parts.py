@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,19 +86,28 @@ def planned(
     dtype: str | None = None,
     variant: str | None = None,
     adapters: Mapping[str, Any] | None = None,
+    pipeline_class: Any = None,
+    components: Callable[[Any], dict[str, Any]] | None = None,
+    scheduler: str = "",
 ) -> tuple[DryPipeline, Generation | None]:
     """A pipeline that was run dry, from its configs alone if need be, and the plan of a call with these arguments."""
+    from ..conventions.schedulers import exchanged
     from ..pipelines.dryrun import DryPipeline
     from ..pipelines.loading import open_pipeline
 
     pipeline = located(pipeline, variant)
+    dtype_there = dtype_of(pipeline, dtype, variant)
     pipe, origins = open_pipeline(
         pipeline.place,
-        dtype=dtype_of(pipeline, dtype, variant),
+        dtype=dtype_there,
         variant=variant,
+        pipeline_class=pipeline_class,
+        components=components(dtype_there) if components else None,
         weights=weights.given(pipeline),
         needs_files=False,
     )
+    if scheduler:
+        pipe.scheduler = exchanged(pipe.scheduler, scheduler)
     collect_from_now()
     dry = DryPipeline(
         pipe,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
 import threading
 import time
@@ -13,7 +15,9 @@ FIRST, RATIO = 10.0, 0.1
 
 
 @contextmanager
-def progress(title: str, total: int | None = None, describe: Callable[[], str] = str) -> Iterator[Callable[[], None]]:
+def progress(
+    title: str, total: int | None = None, describe: Callable[[], str] = str, *, as_events: bool = False
+) -> Iterator[Callable[[], None]]:
     """Shows what goes on, while it does; what it gives is called after each of `total` steps.
 
     On a terminal that is a bar, or a spinner, which disappears when the work is done. Elsewhere it is a line after ten
@@ -23,10 +27,22 @@ def progress(title: str, total: int | None = None, describe: Callable[[], str] =
         title: what it says goes on.
         total: how many steps there are.
         describe: is asked again and again for what goes on now; the title stands where that is empty.
+        as_events: each step is told as a line of JSON instead, see `tell`.
     """
-    shown = _bar if sys.stderr.isatty() else _lines
+    shown = _events if as_events else _bar if sys.stderr.isatty() else _lines
     with shown(lambda: describe() or title, total) as advance:
         yield advance
+
+
+def tell(event: str, **what: object) -> None:
+    """Says on stderr what has happened, as one line of JSON: ``{"event": "phase", "phase": "sampling"}``."""
+    print(json.dumps({"event": event, **what}), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _events(_: Callable[[], str], total: int | None) -> Iterator[Callable[[], None]]:
+    steps = itertools.count(1)
+    yield lambda: tell("step", step=next(steps), of=total)
 
 
 @contextmanager

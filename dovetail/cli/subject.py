@@ -36,10 +36,11 @@ Component = Annotated[str, typer.Option("--component", metavar="NAME", help="Thi
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that can be loaded: its folder or hub id, and its components with their roles."""
+    """A pipeline that can be loaded: its folder or hub id, its components with their roles, and its class's name."""
 
     place: str
     components: Mapping[str, str]
+    kind: str = ""
     only: str = ""
     defaults: Mapping[str, Any] | None = None
     dtype: str | None = None
@@ -51,29 +52,31 @@ def find_pipeline(name: str) -> Pipeline:
     Raises UsageError, saying what was looked for, when there is none.
     """
     if not name:
-        index = _read_index(demo.folder())
-        return Pipeline(str(demo.folder()), index, defaults=demo.CALL_DEFAULTS, dtype=demo.DTYPE)
+        return Pipeline(str(demo.folder()), *_read_index(demo.folder()), defaults=demo.CALL_DEFAULTS, dtype=demo.DTYPE)
     folder = Path(name)
     if (folder / INDEX).is_file():
-        return Pipeline(name, _read_index(folder))
+        return Pipeline(name, *_read_index(folder))
     parent = folder.resolve().parent
     if (folder / "config.json").is_file() and (parent / INDEX).is_file():
-        return Pipeline(str(parent), _read_index(parent), only=folder.resolve().name)
+        return Pipeline(str(parent), *_read_index(parent), only=folder.resolve().name)
     if folder.exists():
         raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
     if _HUB_ID.fullmatch(name):
-        return Pipeline(name, _parts(remote_index(name, {})))
+        index = remote_index(name, {})
+        return Pipeline(name, _parts(index), str(index.get("_class_name", "")))
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
 
 
-def _read_index(folder: Path) -> dict[str, str]:
-    """The components that have weights, with their roles: those whose folder has a config.json."""
+def _read_index(folder: Path) -> tuple[dict[str, str], str]:
+    """The components that have weights (a config.json) with their roles, and the name of the pipeline's class."""
     try:
-        parts = _parts(json.loads((folder / INDEX).read_text()))
+        index = json.loads((folder / INDEX).read_text())
+        parts = _parts(index)
     except (OSError, ValueError, AttributeError, IndexError) as error:
         raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
     check_names(folder, parts)
-    return {name: role for name, role in parts.items() if (folder / name / "config.json").is_file()}
+    there = {name: role for name, role in parts.items() if (folder / name / "config.json").is_file()}
+    return there, str(index.get("_class_name", ""))
 
 
 def _parts(index: Mapping[str, Any]) -> dict[str, str]:
@@ -95,7 +98,7 @@ def located(pipeline: Pipeline, variant: str | None = None) -> Pipeline:
 
     Of its weights those of a variant are downloaded, where there are such.
     """
-    _quiet_libraries()
+    quiet_libraries()
     if Path(pipeline.place).is_dir():
         return pipeline
     from diffusers import DiffusionPipeline
@@ -136,7 +139,7 @@ def _stored_dtypes(file: Path) -> set[torch.dtype]:
         return set()
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Keeps the progress bars and notices of diffusers and transformers off the terminal."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging

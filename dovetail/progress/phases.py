@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from ..compiler.spec.units import format_bytes
@@ -21,10 +21,12 @@ PLANNING, READING = "planning", "reading"
 class Phases:
     """The seconds of each phase of a call so far, in the order in which they began, and the bytes that were read.
 
-    ``bytes_read`` counts what was brought in phases of reading, ``read_during`` what came of files in each phase.
+    ``told`` is called with the name of each phase that begins. ``bytes_read`` counts what was brought in phases of
+    reading, ``read_during`` what came of files in each phase.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str], None] = lambda _: None) -> None:
+        self._told = told
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.read_during: defaultdict[str, int] = defaultdict(int)
         self.bytes_read = 0
@@ -41,6 +43,7 @@ class Phases:
         self._now, self._since, self._read_before = name, now, READ.nbytes
         if name and name != before:
             self.seconds[name] += 0
+            self._told(name)
         return before
 
     @contextlib.contextmanager

@@ -1,0 +1,238 @@
+"""Pictures to begin with, schedulers, several pictures and films, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import dovetail
+from dovetail import demo
+from dovetail.cli.app import app
+from dovetail.cli.help import TOPICS
+from dovetail.cli.picture import check_suffix, save
+from dovetail.compiler.errors import UsageError
+from dovetail.conventions.prompts import told_of_cut
+from dovetail.conventions.schedulers import exchanged
+from dovetail.conventions.tasks import class_for
+from dovetail.demo.words import unknown_words
+from testbed.pipelines import tiny_pipelines
+
+
+def run(*words: Any) -> Result:
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def done(*words: Any) -> Result:
+    result = run(*words)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def refused(*words: Any) -> str:
+    result = run(*words)
+    assert result.exit_code == 2, result.stderr
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "in.png"
+    Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sd")
+    pipe, _ = tiny_pipelines.sd()
+    pipe.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "expected"),
+    [
+        ("FluxPipeline", {}, "FluxPipeline"),
+        ("FluxPipeline", {"image": True}, "FluxImg2ImgPipeline"),
+        ("FluxPipeline", {"image": True, "mask": True}, "FluxInpaintPipeline"),
+        ("FluxKontextPipeline", {"image": True}, "FluxKontextPipeline"),
+        ("WanImageToVideoPipeline", {"image": True}, "WanImageToVideoPipeline"),
+        ("StableDiffusionPipeline", {"controlnet": True}, "StableDiffusionControlNetPipeline"),
+        (
+            "StableDiffusionXLPipeline",
+            {"image": True, "mask": True, "controlnet": True},
+            "StableDiffusionXLControlNetInpaintPipeline",
+        ),
+        ("StableDiffusionControlNetPipeline", {"image": True}, "StableDiffusionControlNetImg2ImgPipeline"),
+        ("QwenImagePipeline", {"controlnet": True}, "QwenImageControlNetPipeline"),
+    ],
+)
+def test_the_class_follows_from_what_is_given(name: str, kinds: dict[str, bool], expected: str) -> None:
+    assert class_for(name, **kinds).__name__ == expected
+
+
+def test_a_task_that_diffusers_has_no_class_for_is_refused() -> None:
+    with pytest.raises(UsageError, match="no pipeline that takes an image and a mask for the models of ChromaPipeline"):
+        class_for("ChromaPipeline", image=True, mask=True)
+
+
+def test_nothing_is_said_of_a_class_that_is_not_diffusers_own() -> None:
+    assert class_for("MyPipeline", image=True) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "expected"),
+    [
+        (diffusers.DDIMScheduler(), "euler_a", "EulerAncestralDiscreteScheduler"),
+        (diffusers.DDIMScheduler(), "EulerDiscreteScheduler", "EulerDiscreteScheduler"),
+        (diffusers.PNDMScheduler(), "dpm++2m", "DPMSolverMultistepScheduler"),
+        (diffusers.EulerDiscreteScheduler(), "Heun", "HeunDiscreteScheduler"),
+        (diffusers.FlowMatchEulerDiscreteScheduler(), "lcm", "FlowMatchLCMScheduler"),
+        (diffusers.FlowMatchEulerDiscreteScheduler(), "euler", "FlowMatchEulerDiscreteScheduler"),
+    ],
+)
+def test_a_scheduler_is_found_by_the_names_that_people_type(own: Any, name: str, expected: str) -> None:
+    found = exchanged(own, name)
+    assert type(found).__name__ == expected
+    assert found.config.num_train_timesteps == own.config.num_train_timesteps
+
+
+def test_a_scheduler_of_another_family_is_refused_with_those_that_fit() -> None:
+    with pytest.raises(UsageError, match=r"ddim cannot take the place .* what can: FlowMatchLCMScheduler"):
+        exchanged(diffusers.FlowMatchEulerDiscreteScheduler(), "ddim")
+
+
+def test_a_picture_begins_where_it_is_told_to_and_is_that_of_diffusers(tmp_path: Path, picture: Path) -> None:
+    out = tmp_path / "out.png"
+    words = ["a red circle", "-i", picture, "--strength", 0.5, "--steps", 4, "-s", 3]
+    done("generate", *words, "--backend", "sim0+sim1", "-o", out)
+    pipe = diffusers.FluxImg2ImgPipeline.from_pretrained(demo.folder(), torch_dtype=torch.float32)
+    call = {**demo.CALL_DEFAULTS, "num_inference_steps": 4, "strength": 0.5, "image": Image.open(picture)}
+    expected = pipe("a red circle", **call, generator=torch.Generator().manual_seed(3)).images[0]
+    assert np.abs(np.asarray(Image.open(out)).astype(int) - np.asarray(expected)).max() <= 1
+
+
+def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_path: Path, picture: Path) -> None:
+    assert "give that picture with --image" in refused("generate", "x", "--mask", picture)
+    assert "--image: there is no file" in refused("generate", "x", "--image", tmp_path / "none.png")
+    assert "is no ControlNet's folder" in refused("generate", "x", "--control-net", tmp_path)
+    (tmp_path / "text.png").write_text("no picture")
+    assert "cannot read a picture" in refused("generate", "x", "--image", tmp_path / "text.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--frames", 3], "FluxPipeline has no use for --frames"),
+        (["--strength", 0.5], "FluxPipeline has no use for --strength"),
+        (["--control-strength", 1], "FluxPipeline has no use for --control-strength"),
+        (["--negative-prompt", "blue", "--cfg-scale", 1], "only with --cfg-scale above 1"),
+        (["-p", "another"], "two prompts were given"),
+        (["--scheduler", "ddim"], "cannot take the place of FlowMatchEulerDiscreteScheduler"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused_before_anything_is_painted(
+    options: list[Any], why: str, tmp_path: Path
+) -> None:
+    assert why in refused("generate", "a red circle", *options, "-o", tmp_path / "out.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_pipeline_says_of_its_arguments_is_a_usage_error(sd: Path, tmp_path: Path) -> None:
+    why = refused("generate", "x", "--model", sd, "--size", 20, "--steps", 1, "-o", tmp_path / "out.png")
+    assert why == "error: `height` and `width` have to be divisible by 8 but are 20 and 20.\n"
+
+
+def test_several_pictures_are_those_of_the_next_seeds(tmp_path: Path) -> None:
+    words = ["generate", "a red circle", "--steps", 1]
+    told = done(*words, "-s", 5, "-b", 2, "-o", tmp_path / "a.png")
+    assert told.stdout.split() == [str(tmp_path / "a-000.png"), str(tmp_path / "a-001.png")]
+    done(*words, "-s", 6, "-o", tmp_path / "b.png")
+    assert (tmp_path / "a-001.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a-000.png").read_bytes() != (tmp_path / "b.png").read_bytes()
+
+
+def test_any_seed_is_told(tmp_path: Path) -> None:
+    words = ["generate", "a red circle", "--steps", 1, "--json", "-o", tmp_path / "a.png", "-s"]
+    seeds = {json.loads(done(*words, -1).stdout)["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+    assert min(seeds) >= 0
+
+
+def test_progress_is_told_as_events_with_json(tmp_path: Path) -> None:
+    told = done("generate", "a red circle", "--steps", 2, "--json", "-o", tmp_path / "a.png").stderr
+    events = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    assert steps == [1, 2]
+    assert phases.index("planning") < phases.index("sampling") < phases.index("decoding") < phases.index("writing")
+
+
+def test_a_controlnet_is_added_to_a_pipeline(sd: Path, tmp_path: Path, picture: Path) -> None:
+    pipe, _ = tiny_pipelines.sd_controlnet()
+    pipe.controlnet.save_pretrained(tmp_path / "net")
+    words = ["generate", "x", "--model", sd, "--steps", 2, "--control-net", tmp_path / "net"]
+    assert "give --control-image" in refused(*words)
+    for name, strength in ("a.png", 1), ("b.png", 0):
+        done(*words, "--control-image", picture, "--control-strength", strength, "-o", tmp_path / name)
+    assert Image.open(tmp_path / "a.png").size == (64, 64)
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
+
+
+def test_a_film_is_one_file_with_its_frames(tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio")
+    pytest.importorskip("imageio_ffmpeg")
+    frames = np.stack([np.full((16, 33, 3), shade) for shade in (0.0, 0.5, 1.0)])
+    check_suffix(tmp_path / "a.mp4")
+    assert save(SimpleNamespace(frames=frames[None]), tmp_path / "a.mp4", 5) == [tmp_path / "a.mp4"]
+    with imageio.get_reader(tmp_path / "a.mp4") as film:
+        found = [np.asarray(frame) for frame in film]
+        assert film.get_meta_data()["fps"] == 5
+    assert [frame.shape for frame in found] == [(16, 32, 3)] * 3
+    assert np.abs(found[1].astype(int) - 127).max() < 10
+
+
+def test_a_film_without_its_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'dovetail-diffusion\[video\]'"):
+        check_suffix(Path("a.mp4"))
+
+
+def test_words_that_the_demo_does_not_know_are_told() -> None:
+    assert unknown_words("A red circle above a blue square") == []
+    assert unknown_words("two red cats, a cat") == ["two", "cats", "cat"]
+
+
+def test_a_prompt_that_is_cut_is_told() -> None:
+    handle = dovetail.compile_pipeline(tiny_pipelines.sd()[0], "cpu")
+    most = handle.pipe.tokenizer.model_max_length
+    assert told_of_cut(handle.pipe, {"prompt": "a cat"}) == ""
+    assert f"the first {most} are read" in told_of_cut(handle.pipe, {"prompt": "a cat " * most})
+    handle.undo()
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_each_topic_shows_commands_that_are_understood(topic: str, tmp_path: Path) -> None:
+    import shlex
+
+    from typer.main import get_command
+
+    commands = [line for line in done("help", topic).stdout.splitlines() if line.startswith("  ")]
+    assert commands
+    for line in commands:
+        _, name, *words = shlex.split(line)
+        command = get_command(app).commands[name]  # type: ignore[attr-defined]
+        command.make_context(name, list(words))
+
+
+def test_a_topic_that_is_not_there_names_those_that_are() -> None:
+    assert "did you mean placement?" in refused("help", "placemnt")
