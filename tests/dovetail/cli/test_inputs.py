@@ -213,11 +213,11 @@ def test_words_that_the_demo_does_not_know_are_told() -> None:
 
 
 def test_a_prompt_that_is_cut_is_told() -> None:
-    handle = dovetail.compile_pipeline(tiny_pipelines.sd()[0], "cpu")
-    most = handle.pipe.tokenizer.model_max_length
-    assert told_of_cut(handle.pipe, {"prompt": "a cat"}) == ""
-    assert f"the first {most} are read" in told_of_cut(handle.pipe, {"prompt": "a cat " * most})
-    handle.undo()
+    pipe = dovetail.compile_pipeline(tiny_pipelines.sd()[0], "cpu")
+    most = pipe.tokenizer.model_max_length
+    assert told_of_cut(pipe, {"prompt": "a cat"}) == ""
+    assert f"the first {most} are read" in told_of_cut(pipe, {"prompt": "a cat " * most})
+    pipe.dovetail.undo()
 
 
 @pytest.mark.parametrize("topic", TOPICS)
