@@ -1,0 +1,145 @@
+"""The page in headless Chromium: folding, searching, hovering, keys, and that it asks for nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.draw import page
+from testbed.browser import Opened, launched, opened, why_not
+from tests.dovetail.draw.models import stack
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(page({"transformer": stack(split_mode="row").program, "vae": stack().program}), encoding="utf-8")
+    found = opened(browser, file)
+    yield found
+    assert found.errors == []
+    assert found.requests == []
+
+
+@pytest.fixture
+def view(shown: Opened) -> Opened:
+    """The page as it is when it was opened: the first component, everything folded."""
+    shown.page.get_by_role("tab", name="transformer").click()
+    shown.page.get_by_role("button", name="Fold all", exact=True).click()
+    shown.page.get_by_role("searchbox").fill("")
+    return shown
+
+
+def rows(view: Opened) -> list[str]:
+    return [one.inner_text() for one in view.page.locator("[role=treeitem] > b").all()]
+
+
+def test_blocks_unfold_into_operations_and_fold_again(view: Opened) -> None:
+    folded = rows(view)
+    assert folded == ["first", *(f"blocks.{number}" for number in range(6)), "last"]
+    view.page.get_by_role("treeitem").nth(1).click()
+    assert len(rows(view)) > len(folded)
+    view.page.get_by_role("treeitem").nth(1).click()
+    assert rows(view) == folded
+
+
+def test_searching_finds_operations_by_what_they_are(view: Opened) -> None:
+    view.page.locator("#title").click()
+    view.page.keyboard.press("/")
+    view.page.keyboard.type("relu")
+    assert view.page.locator(".bar .found").inner_text().startswith("6 of ")
+    assert all("relu" in row for row in rows(view))
+    view.page.keyboard.press("Escape")
+    assert rows(view)[0] == "first"
+
+
+def test_hovering_tells_shape_type_weights_split_and_source(view: Opened) -> None:
+    view.page.get_by_role("searchbox").fill("blocks.0.up.weight")
+    view.page.get_by_role("treeitem").first.hover()
+    told = view.page.locator(".details").inner_text()
+    for word in ("float32[4, 512]", "blocks.0.up.weight [512, 256] float32", "sim0: 0–", "models.py", "aten.linear"):
+        assert word in told
+
+
+def test_the_tree_is_used_by_keys_alone(view: Opened) -> None:
+    view.page.get_by_role("tree").focus()
+    for key in ("Home", "ArrowDown", "ArrowRight", "ArrowDown"):
+        view.page.keyboard.press(key)
+    chosen = view.page.locator("[role=treeitem][aria-selected=true]")
+    assert chosen.get_attribute("aria-level") == "2"
+    view.page.keyboard.press("ArrowLeft")
+    assert chosen.locator("b").inner_text() == "blocks.0"
+    assert chosen.get_attribute("aria-expanded") == "true"
+    view.page.keyboard.press("ArrowLeft")
+    assert chosen.get_attribute("aria-expanded") == "false"
+
+
+def test_an_operation_leads_to_those_that_it_reads(view: Opened) -> None:
+    view.page.get_by_role("searchbox").fill("relu")
+    view.page.get_by_role("treeitem").first.click()
+    read = view.page.locator(".details .link").first
+    name = read.inner_text()
+    read.click()
+    assert view.page.locator("[role=treeitem][aria-selected=true] > b").inner_text() == name
+
+
+def test_a_block_of_the_ribbon_opens_in_the_tree(view: Opened) -> None:
+    block = view.page.locator(".ribbon .block").nth(3)
+    block.hover()
+    assert "operations" in view.page.locator("#tip").inner_text()
+    block.click()
+    assert view.page.locator("[role=treeitem][aria-selected=true]").get_attribute("aria-expanded") == "true"
+
+
+def test_components_are_chosen_by_arrow_keys(view: Opened) -> None:
+    view.page.get_by_role("tab", name="transformer").focus()
+    view.page.keyboard.press("ArrowRight")
+    assert view.page.get_by_role("tab", name="vae").get_attribute("aria-selected") == "true"
+
+
+def test_the_theme_is_switched(view: Opened) -> None:
+    def background() -> str:
+        return str(view.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    before = background()
+    view.page.locator("#theme").click()
+    assert background() != before
+    view.page.locator("#theme").click()
+    assert background() == before
+
+
+def test_nothing_is_wider_than_a_phone(view: Opened) -> None:
+    view.page.set_viewport_size({"width": 360, "height": 740})
+    assert view.page.evaluate("document.documentElement.scrollWidth") == 360
+    view.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_names_that_look_like_scripts_are_shown_as_they_are(browser: Any, tmp_path: Path) -> None:
+    program = stack(2).program
+    for node in program.graph.nodes:
+        node.name = f"{HOSTILE}{node.name}"
+    (tmp_path / "page.html").write_text(page({HOSTILE: program}, title=HOSTILE, line=HOSTILE), encoding="utf-8")
+    found = opened(browser, tmp_path / "page.html")
+    assert found.page.locator("#title").inner_text() == HOSTILE
+    found.page.get_by_role("button", name="Unfold all", exact=True).click()
+    assert HOSTILE in found.page.get_by_role("tree").inner_text()
+    assert found.page.locator("img").count() == 0
+    assert found.errors == []
+    assert found.requests == []
+
+
+def test_the_page_of_a_large_program_has_few_rows(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page({"model": stack(100).program}), encoding="utf-8")
+    found = opened(browser, tmp_path / "page.html")
+    found.page.get_by_role("button", name="Unfold all", exact=True).click()
+    assert found.page.locator(".bar .found").inner_text() == "402 operations"
+    assert 10 < found.page.get_by_role("treeitem").count() < 60
