@@ -94,6 +94,11 @@ class CompiledPipeline(PlacedPipeline):
         for name in names or self.components:
             self.components[name].refresh()
 
+    def computes_on(self, device: torch.device) -> bool:
+        """Whether the pipeline's own tensors are on a device, or are to be; without an index, on any of its kind."""
+        main = self.placed_main.torch if not self._is_open else next((one.torch for one in self.rig.gpus), None)
+        return main is not None and device in (main, torch.device(main.type))
+
     def exchange(self, name: str, value: Any, put: Callable[[], None]) -> None:
         """Has a module, which is compiled then, or something else take the place of a component, which is given back.
 

@@ -94,7 +94,10 @@ def _delete(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str
     handle.exchange(name, None, functools.partial(own, name))
 
 
-def _refuse(_: CompiledPipeline, name: str, __: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse(handle: CompiledPipeline, name: str, _: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuses to move a pipeline that is placed, unless to where it is: ``pipe.to("cuda")`` stands in every script."""
+    if name == "to" and _is_there(handle, args, kwargs):
+        return handle.pipe
     if name == "to" and not _names_a_device(args, kwargs):
         raise UsageError(
             "pipe.to(dtype) cannot convert this pipeline, which is compiled: load it in that dtype (dtype=…), or call "
@@ -104,6 +107,20 @@ def _refuse(_: CompiledPipeline, name: str, __: Callable[..., Any], *args: Any, 
         f"pipe.{name}() cannot move this pipeline: dovetail placed its components (pipe.hf_device_map says where): "
         "name other devices in backend, or call pipe.dovetail.undo() first"
     )
+
+
+def _is_there(handle: CompiledPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the pipeline computes on a device already, in the dtype if there is one; a bare kind means any of it."""
+    import torch
+
+    given = [*args, *(value for name, value in kwargs.items() if name != "silence_dtype_warnings")]
+    dtypes = {one for one in given if isinstance(one, torch.dtype)}
+    try:
+        devices = {torch.device(one) for one in given if isinstance(one, (str, int, torch.device))}
+    except RuntimeError:  # there is no such device
+        return False
+    held = {one.module.dtype for one in handle.components.values() if hasattr(one.module, "dtype")}
+    return bool(devices) and all(map(handle.computes_on, devices)) and (not dtypes or dtypes == held)
 
 
 def _names_a_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -91,7 +91,7 @@ def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypat
     everywhere = f"sim0,{SPREAD}"  # nothing is left open, for which placements would be tried
     pipe = dovetail.load_pipeline(folder, everywhere, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     traced = counted(monkeypatch, call_compiler, "trace")
-    lowered = counted(monkeypatch, dovetail.pipelines.pipeline.PassManager, "run")
+    lowered = counted(monkeypatch, dovetail.pipelines.placed.PassManager, "run")
     plan = pipe.dovetail.plan(**call)
     assert plan is not None
     planned = len(traced), len(lowered)
