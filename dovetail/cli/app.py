@@ -12,6 +12,7 @@ from .compile import compile
 from .convert import convert
 from .devices import devices
 from .env import env
+from .explain import diff, explain
 from .generate import generate
 from .help import help
 from .options import Debug, expanded, set_up_logging
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, plan, devices, compile, convert, show, verify, passes, cache, env, help):
+for command in (generate, plan, devices, compile, convert, show, explain, diff, verify, passes, cache, env, help):
     app.command()(expanded(command))
 
 

@@ -16,6 +16,7 @@ from .subject import Pipeline, check_component, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
 if TYPE_CHECKING:
+    from ..compiler.ir.program import Program
     from ..components.compiled import CompiledModule
     from ..pipelines.dryrun import DryPipeline
     from ..planning.generation import Generation
@@ -75,6 +76,14 @@ def _of_plans(files: list[Path], component: str) -> Parts:
     if component:
         raise UsageError(f"{files[0]} is a plan of one component: leave out --component {component}")
     return Parts({component_in(file): load(file) for file in files})
+
+
+def read_plans(place: str) -> dict[str, Program]:
+    """The programs of a plan file or of a folder of them, by name; raises UsageError where there is none."""
+    files = _plans(Path(place))
+    if not files:
+        raise UsageError(f"there is no plan in {place}: dovetail compile MODEL_FOLDER -o FOLDER writes some")
+    return {name: part.program for name, part in _of_plans(files, "").items()}
 
 
 def planned(

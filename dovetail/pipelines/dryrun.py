@@ -94,4 +94,5 @@ class DryPipeline(CompiledPipeline):
             settings,
             decision.searched if decision else None,
             (*(decision.explained().notes if decision else ()), *((UNCOMPILED,) if self._request.inductor else ())),
+            decision,
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
@@ -23,6 +23,9 @@ from ..compiler.spec.units import format_bytes
 from ..passes.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
+
+if TYPE_CHECKING:
+    from ..fitting.decide import Decision
 
 HEAD = ("component", "device", "what of it", "weights", "activations", "streamed", "rests in", "seconds")
 RIGHT = (3, 4, 5, 7)
@@ -67,7 +70,7 @@ class Account:
     """The plan of a call with all that is said of it.
 
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
-    ``notes`` say why devices are used or not.
+    ``notes`` say why devices are used or not. ``decision`` is what the search found.
     """
 
     generation: Generation
@@ -75,6 +78,7 @@ class Account:
     settings: Mapping[str, str] = field(default_factory=dict)
     searched: float | None = None
     notes: Sequence[str] = ()
+    decision: Decision | None = None
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -1,0 +1,95 @@
+"""What is said of a program that is placed: what it has on each device, what crosses, and who waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..compiler.ir.program import Program
+from ..compiler.ir.split import pieces, sent
+from ..compiler.spec.devices import Device
+from ..compiler.spec.residency import Residency
+from ..compiler.spec.speeds import Speeds
+from ..compiler.spec.units import format_bytes
+from ..passes.simulate.timeline import Timeline, timeline
+from ..planning.table import seconds_text, what_of
+
+_WAITS = 0.02
+"""The part of a call that a device waits at least where that is said."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a program sends from one device to another in a call: how many values, their bytes and seconds."""
+
+    source: Device
+    target: Device
+    values: int
+    nbytes: int
+    seconds: float
+
+    def sentence(self, times: int) -> str:
+        """What the cut costs, in a call and in so many of them."""
+        once = f"{format_bytes(self.nbytes)} in {self.values} {'value' if self.values == 1 else 'values'}"
+        whole = f", {duration(times * self.seconds)} in {times} calls" if times > 1 else ""
+        return (
+            f"Each call sends {once} from {self.source} to {self.target}, which takes {duration(self.seconds)}{whole}."
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds to three digits, in a unit that suits them.
+
+    >>> duration(51.24), duration(0.001336), duration(7.2e-07)
+    ('51.2 s', '1.34 ms', '0.72 µs')
+    """
+    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("µs", 1e-6))
+    return f"{seconds_text(seconds / scale)} {unit}"
+
+
+def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
+    """What crosses between each two devices, in the order in which it first does."""
+    values: Counter[tuple[Device, Device]] = Counter()
+    nbytes: Counter[tuple[Device, Device]] = Counter()
+    for crossing in program.crossings:
+        for source, size in sent(program, crossing):
+            values[source, crossing.target] += 1
+            nbytes[source, crossing.target] += size
+    return [Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way)) for way, count in values.items()]
+
+
+def weights_by_place(program: Program) -> dict[tuple[Device, Residency], int]:
+    """The bytes of weights by the device that computes with them and by where they rest."""
+    found: Counter[tuple[Device, Residency]] = Counter()
+    for weight, home in pieces(program).values():
+        found[home, program.residency.get(weight.whole, Residency.DEVICE)] += weight.nbytes
+    return dict(found)
+
+
+def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> Iterator[str]:
+    """Where a program runs, what its cuts cost, and who waits for what.
+
+    Args:
+        title: what it is called.
+        program: placed and lowered.
+        times: how often a picture calls it, 0 where that is not known.
+        speeds: of its devices.
+    """
+    where = "; ".join(f"{device} has {what_of(program, device)}" for device in program.devices)
+    split = "; its matrices are split by rows" if program.is_sliced else ""
+    often = f", and a picture makes {times}" if times > 1 else ""
+    line = timeline(program, speeds)
+    yield f"{title}: {where}{split}. A call takes {duration(line.seconds)}{often}."
+    for cut in cuts_of(program, speeds):
+        yield cut.sentence(times)
+    for device, seconds in line.waited.items():
+        if seconds > _WAITS * line.seconds:
+            yield f"{device} waits {duration(seconds)} of each call for {_awaited(line, device, seconds)}."
+
+
+def _awaited(line: Timeline, device: Device, seconds: float) -> str:
+    """What a device waits for, by what the lane that brings its weights does meanwhile."""
+    if line.busy(f"loads to {device}") >= seconds:
+        return "weights that are brought to it, which a faster link or more memory would shorten"
+    return "what other devices compute and send"

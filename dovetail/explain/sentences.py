@@ -1,0 +1,57 @@
+"""A placement in sentences: where each part is and why, what limits each device, what each cut costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..compiler.ir.program import Program
+from ..compiler.spec.devices import Device, Memory
+from ..compiler.spec.units import format_bytes
+from ..draw.reasons import reason_for
+from ..fitting.decide import speeds_here
+from ..passes.simulate.memory import simulate
+from ..planning.table import Account
+from .facts import duration, sentences_of
+from .what_if import what_if
+
+_FULL = 0.9
+"""A device is said to be limited by its memory from this part of what may be used of it on."""
+
+
+def explain_plan(account: Account) -> Iterator[str]:
+    """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
+    calls = len(account.parts)
+    yield f"A picture takes {duration(account.seconds)}, without reading files, in {calls} programs."
+    for part in account.parts:
+        call = part.call
+        told = [*sentences_of(part.title, call.program, call.times, account.speeds), reason_for(account, part)]
+        yield " ".join(told)
+    rig = account.generation.rig
+    for device, peak in account.generation.peaks().items():
+        facts = {"that stay": peak.resident, "for the phase": peak.staged}
+        weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
+        what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
+        yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in account.notes)
+    if account.decision is not None:
+        yield from what_if(account.decision)
+    elif account.line:
+        yield f"No other placement was searched, for devices were given: {account.line}."
+
+
+def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
+    """Plan files in sentences, a paragraph each program; of each of them alone, for what else runs is not in them."""
+    for title, program in programs.items():
+        told = list(sentences_of(title, program, 0, speeds_here(program.rig)))
+        for device, usage in simulate(program).items():
+            rest = f"{format_bytes(usage.weights)} of weights and {format_bytes(usage.total - usage.weights)} of values"
+            told.append(_full(device, usage.total, program.rig[device], rest))
+        yield " ".join(told)
+
+
+def _full(device: Device, peak: int, memory: Memory, what: str) -> str:
+    """How full a device gets, and whether its memory is what limits it."""
+    left = f"{format_bytes(memory.free - peak)} are left"
+    limit = "its memory is the limit" if peak > _FULL * memory.free else left
+    may = format_bytes(memory.free)
+    return f"{device} holds at most {format_bytes(peak)} of the {may} that it may use, {what}; {limit}."

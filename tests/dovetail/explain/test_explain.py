@@ -1,0 +1,126 @@
+"""A placement in sentences, and what differs between two."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dovetail.cli.app import app
+from dovetail.compiler.ir.split import sent
+from dovetail.explain.differences import differences
+from dovetail.explain.facts import cuts_of, sentences_of
+from dovetail.explain.sentences import explain_plan, explain_programs
+from dovetail.explain.what_if import MORE, what_if, with_links
+from dovetail.fitting.decide import Decision, speeds_here
+from dovetail.passes.fit.search import search
+from dovetail.pipelines.dryrun import DryPipeline
+from testbed.pipelines import tiny_pipelines
+
+
+def run(*words: Any) -> Result:
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def planned(request: dict[str, Any]) -> Any:
+    pipe, call = tiny_pipelines.flux()
+    dry = DryPipeline(pipe, request)
+    return dry.account(dry(**call)), {name: one.program for name, one in dry.plans().items()}
+
+
+@pytest.fixture(scope="module")
+def split() -> Any:
+    return planned({"backend": "cuda0&cuda1", "rig": "cuda0=1GiB,cuda1=1GiB,cpu=4GiB"})
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return planned({"backend": "diffusion=cuda0", "rig": "cuda0=600KiB,cpu=4GiB"})
+
+
+def test_each_cut_is_told_with_its_bytes(split: Any) -> None:
+    account, programs = split
+    program = programs["transformer"]
+    cuts = cuts_of(program, account.speeds)
+    whole = [end for one in program.crossings for end in sent(program, one)]
+    assert sum(cut.nbytes for cut in cuts) == sum(nbytes for _, nbytes in whole) > 0
+    assert sum(cut.values for cut in cuts) == len(whole)
+    told = " ".join(sentences_of("transformer", program, 3, account.speeds))
+    assert all(f"from {cut.source} to {cut.target}" in told for cut in cuts)
+    assert "a picture makes 3" in told
+
+
+def test_every_component_and_every_device_has_a_sentence(split: Any) -> None:
+    account, _ = split
+    told = list(explain_plan(account))
+    assert all(any(one.startswith(f"{part.title}:") for one in told) for part in account.parts)
+    assert all(sum(one.startswith(f"{device} holds at most") for one in told) == 1 for device in ("cuda0", "cuda1"))
+    assert told[-1].startswith("No other placement was searched, for devices were given: --backend")
+
+
+def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: Any) -> None:
+    account, _ = found
+    decision: Decision = account.decision
+    told = list(what_if(decision))
+    assert len(told) == len(decision.budgets.devices) + 1
+    for sentence, (device, nbytes) in zip(told, decision.budgets.devices.items(), strict=False):
+        budgets = replace(decision.budgets, devices={**decision.budgets.devices, device: nbytes + MORE})
+        other = search(decision.loads, decision.machine, budgets)
+        assert other is not None
+        part = 1 - other.seconds / decision.solution.seconds
+        assert (f"{part:.0%} less time" in sentence) == (part >= 0.01)
+    assert any("less time" in one for one in told)
+
+
+def test_faster_links_leave_the_host_as_it_is(found: Any) -> None:
+    account, _ = found
+    faster = with_links(account.speeds, 2)
+    for device, speed in account.speeds.devices.items():
+        assert faster[device].link == speed.link * (1 if device.is_host else 2)
+
+
+def test_a_placement_does_not_differ_from_itself(split: Any) -> None:
+    _, programs = split
+    assert list(differences(programs, programs)) == []
+
+
+def test_what_differs_is_told_with_both_figures(split: Any) -> None:
+    _, programs = split
+    _, other = planned({"backend": "cuda0", "params_backend": "diffusion=cpu", "rig": "cuda0=1GiB,cuda1=1GiB,cpu=4GiB"})
+    told = list(differences(programs, other))
+    moved = sum(weight.nbytes for weight in other["transformer"].weights.values())
+    there = [one for one in told if one.startswith("transformer: weights for cuda0 in host memory: nothing → ")]
+    assert len(there) == 1
+    assert moved > 0
+    assert any(re.fullmatch(r"transformer: sent in a call from cuda0 to cuda1: .* → nothing", one) for one in told)
+    assert any(re.fullmatch(r"transformer: peak on cuda1: .* → nothing", one) for one in told)
+    del other["transformer"]
+    assert "transformer is only in the first" in list(differences(programs, other))
+
+
+def test_plan_files_are_explained_alone(split: Any) -> None:
+    _, programs = split
+    told = list(explain_programs(programs))
+    assert len(told) == len(programs)
+    assert all("holds at most" in one for one in told)
+    assert all(str(speeds_here(one.rig)[one.main].label) for one in programs.values())
+
+
+def test_the_commands_answer(tmp_path: Path) -> None:
+    for name, options in ("a", ["--backend", "sim0"]), ("b", ["--backend", "sim0+sim1"]):
+        assert run("compile", *options, "--rig", "sim0=64MiB,sim1=64MiB", "-o", tmp_path / name).exit_code == 0
+    explained = run("explain", tmp_path / "b")
+    assert explained.exit_code == 0
+    assert "from sim0 to sim1" in explained.stdout
+    assert max(map(len, explained.stdout.splitlines())) <= 100
+    assert run("diff", tmp_path / "a", tmp_path / "a").stdout == "they are alike\n"
+    told = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert any(one.startswith("transformer: ") for one in told)
+    nothing = run("diff", tmp_path / "a", tmp_path / "none")
+    assert nothing.exit_code == 2
+    assert "there is no plan in" in nothing.stderr
