@@ -30,7 +30,8 @@ def of_call(profile: Profile) -> dict[str, Columns]:
     found = {}
     for device, moments in profile.moments.items():
         shown = _thinned(moments, profile.timeline.seconds, _OF_CALL)
-        found[device.name] = _columns((time, (u.weights, 0, u.staged, u.values, u.scratch)) for time, u in shown)
+        points = [(time, (u.weights, 0, u.staged, u.values, u.scratch)) for time, u in shown]
+        found[device.name] = _columns([*points, *((profile.timeline.seconds, sizes) for _, sizes in points[-1:])])
     return found
 
 

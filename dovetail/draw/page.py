@@ -16,7 +16,6 @@ from typing import Any
 
 from ..compiler.ir.program import Program
 from ..compiler.spec.speeds import Speeds, speeds_of
-from ..compiler.spec.units import format_bytes
 from ..passes.simulate.profile import Profile, profile
 from ..planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
 from .nodes import graph_of
@@ -147,18 +146,14 @@ def _profiled(part: Part, account: Account) -> Profile:
 def _plan(account: Account | None) -> dict[str, Any] | None:
     if account is None:
         return None
-    rows = [[*row, ""] for row in account.rows()]
-    starts = iter(account.parts)
-    for row in rows:
-        row[-1] = reason_for(account, next(starts)) if row[0] else ""
     return {
-        "head": [*HEAD, "why"],
-        "rows": rows,
+        "head": list(HEAD),
+        "rows": account.rows(),
+        "reasons": [(part.title, reason_for(account, part)) for part in account.parts],
         "head_of_devices": list(HEAD_OF_DEVICES),
         "rows_of_devices": account.rows_of_devices(),
         "remarks": account.remarks(),
         "seconds": account.seconds,
-        "host": format_bytes(account.generation.rig[account.generation.rig.host].free),
     }
 
 

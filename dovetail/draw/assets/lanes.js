@@ -37,6 +37,7 @@
   // How much of the call each lane is busy, as a table for those who do not see the picture.
   dovetail.busy = (shown) => {
     return el("p", {class: "note"}, "Busy: ", shown.lanes.map((lane, place) =>
-      `${lane} ${Math.round((100 * shown.busy[place]) / (shown.seconds || 1))} %`).join(", ") || "nothing", ".");
+      [lane, Math.round((100 * shown.busy[place]) / (shown.seconds || 1))]).filter(([, part]) => part >= 1)
+      .map(([lane, part]) => `${lane} ${part} %`).join(", ") || "nothing", " of the time.");
   };
 })();

@@ -22,6 +22,8 @@
     ctx.font = `${10.5 * ratio}px system-ui`;
     ctx.strokeStyle = css("--dim");
     ctx.fillStyle = css("--dim");
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
     ctx.setLineDash([2 * ratio, 3 * ratio]);
     for (const [name, , start, end, times] of marks) {
       const left = self.valToPos(start, "x", true), right = self.valToPos(end, "x", true);
@@ -36,7 +38,7 @@
     ctx.restore();
   }
 
-  function chart(host, device, columns, sync, marks) {
+  function chart(host, device, columns, end, marks) {
     const tops = stacked(columns);
     const most = Math.max(...tops[LAYERS.length - 1], 1);
     const shown = Math.max(most, device.free <= most * 4 ? device.free : 0) * 1.08;
@@ -52,10 +54,10 @@
     });
     const plot = new uPlot({
       width: host.clientWidth || 600, height: 168, legend: {show: false}, padding: [marks ? 18 : 8, 8, 0, 0],
-      cursor: {y: false, points: {show: false}, drag: {x: true, y: false}, sync: sync ? {key: sync} : undefined},
-      scales: {x: {time: false}, y: {range: [0, shown]}},
+      cursor: {y: false, points: {show: false}, drag: {x: true, y: false}, sync: {key: "memory"}},
+      scales: {x: {time: false, range: (_, low, high) => (high > low ? [low, high] : [0, end])}, y: {range: [0, shown]}},
       axes: [
-        axis({values: (_, ticks) => ticks.map((one) => seconds(one)), size: 26, gap: 4, space: 70}),
+        axis({values: (_, ticks) => ticks.map((one) => seconds(one)), size: 20, gap: 3, space: 70}),
         axis({values: (_, ticks) => ticks.map((one) => (one ? bytes(one) : "0")), size: 74, space: 34,
               incrs: Array.from({length: 60}, (_, power) => 2 ** power)}),
       ],
@@ -92,8 +94,8 @@
   dovetail.memory = (section, data) => {
     const cards = data.devices.map(card);
     const choices = [];
-    if (data.picture) choices.push(["The whole picture", data.picture.devices, data.picture.marks]);
-    data.programs.forEach((one) => choices.push([`One call of ${one.name}`, one.memory]));
+    if (data.picture) choices.push(["The whole picture", data.picture.devices, data.picture.marks, data.picture.seconds]);
+    data.programs.forEach((one) => choices.push([`One call of ${one.name}`, one.memory, null, one.call_seconds]));
     let chosen = 0;
     function draw() {
       POINTS.splice(0).forEach((plot) => plot.destroy());
@@ -101,7 +103,7 @@
         const host = cards[index].querySelector(".plot"), columns = choices[chosen][1][device.name];
         host.replaceChildren();
         cards[index].classList.toggle("idle", !columns);
-        if (columns && columns.x.length > 1) chart(host, device, columns, "memory", choices[chosen][2]);
+        if (columns && columns.x.length > 1) chart(host, device, columns, choices[chosen][3], choices[chosen][2]);
         else host.append(el("p", {class: "none"}, "Nothing of it is on this device."));
       });
     }

@@ -45,24 +45,24 @@
 
   function label(group, name, start, wide, y) {
     const short = name.match(/\d+$/) && wide < name.length * 6.5 ? name.match(/\d+$/)[0] : name;
-    if (wide > short.length * 6.5 + 6) group.append(svg("text", {x: start + wide / 2, y, "text-anchor": "middle"}, short));
+    if (wide > short.length * 6.5 + 2) group.append(svg("text", {x: start + wide / 2, y, "text-anchor": "middle"}, short));
   }
 
   function arrows(picture, graph, boxes, lanes, blockAt, top) {
     const sums = new Map();
     for (const [value, reader, source, target, size] of graph.crossings) {
       const from = value < 0 ? 0 : blockAt(value), to = reader < 0 ? boxes.length - 1 : blockAt(reader);
-      const key = `${from}|${to}|${source}|${target}`;
-      sums.set(key, (sums.get(key) || 0) + size);
+      const key = JSON.stringify([source, target, to]), known = sums.get(key) || [0, 0, 0];
+      sums.set(key, [Math.max(known[0], from), known[1] + size, known[2] + 1]);
     }
-    for (const [key, size] of sums) {
-      const [from, to, source, target] = key.split("|");
+    for (const [key, [from, size, values]] of sums) {
+      const [source, target, to] = JSON.parse(key);
       const a = boxes[from], b = boxes[to], up = lanes.indexOf(source), down = lanes.indexOf(target);
       if (!a || !b || up < 0 || down < 0) continue;
       const x1 = a.x + a.wide - 1, x2 = b.x + 1, below = down > up;
       const y1 = top(up) + (below ? BAR : 0), y2 = top(down) + (below ? 0 : BAR), middle = (y1 + y2) / 2;
       const path = svg("path", {d: `M${x1},${y1} C${x1},${middle} ${x2},${middle} ${x2},${y2}`, class: "cross"});
-      path.addEventListener("pointermove", (event) => dovetail.tell([`${bytes(size)} cross`, `${source} to ${target}`], event));
+      path.addEventListener("pointermove", (event) => dovetail.tell([`${bytes(size)} cross in ${values} ${values === 1 ? "value" : "values"}`, `${source} to ${target}`], event));
       path.addEventListener("pointerleave", dovetail.hush);
       picture.append(path);
     }
