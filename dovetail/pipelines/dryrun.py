@@ -14,15 +14,9 @@ from torch import nn
 
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
-from ..fitting.asked import settings_of_request
-from ..fitting.decide import machine_of
 from ..planning.generation import Generation, numbered
-from ..planning.table import Account
-from ..planning.tiling import AUTO, typed
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
-
-UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
 
 def _of_module(made: CompiledModule, module: nn.Module) -> CompiledModule:
@@ -72,27 +66,3 @@ class DryPipeline(CompiledPipeline):
     def _whole_on(self, main: Device) -> Device:
         """The host: what cannot be traced must really run to say what it returns."""
         return self.rig.host
-
-    def account(self, generation: Generation) -> Account:
-        """What is to be said of a plan: seconds, the options that ask for the same, why devices are used or not."""
-        decision = self.decision
-        settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
-        if not decision:
-            settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
-        settings.pop("--chunk", None)
-        settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
-        if self._plans:
-            settings["--plans"] = str(self._plans.place)
-        if self._request.inductor:
-            settings["--inductor"] = ""
-        tile = next(iter(generation.tiles.values()), self._tiles.asked)
-        if tile != AUTO:
-            settings["--vae-tiling"] = typed(tile)
-        return Account(
-            generation,
-            machine_of(self._request).speeds,
-            settings,
-            decision.searched if decision else None,
-            (*(decision.explained().notes if decision else ()), *((UNCOMPILED,) if self._request.inductor else ())),
-            decision,
-        )

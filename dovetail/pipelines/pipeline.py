@@ -16,9 +16,14 @@ from ..compiler.spec.residency import Residency
 from ..components.component import Component
 from ..components.dry import going_on_from
 from ..conventions.roles import role_of_module
+from ..explain.sentences import explain_plan
+from ..fitting.asked import settings_of_request
+from ..fitting.decide import machine_of
 from ..lora.requested import check_mode, read_loras
 from ..planning.generation import Generation
 from ..planning.isolated import isolated
+from ..planning.table import Account
+from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
 from .checks import refuse_taking
@@ -30,6 +35,8 @@ from .plan import resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
 
 logger = logging.getLogger(__name__)
+
+UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
 
 class CompiledPipeline(PlacedPipeline):
@@ -71,6 +78,42 @@ class CompiledPipeline(PlacedPipeline):
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
         with progress_phase(PLANNING):
             self._planner.plan(self, args, kwargs)
+
+    def account(self, generation: Generation) -> Account:
+        """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
+        decision = self.decision
+        settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
+        if not decision:
+            settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
+        settings.pop("--chunk", None)
+        settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
+        if self._plans:
+            settings["--plans"] = str(self._plans.place)
+        if self._request.inductor:
+            settings["--inductor"] = ""
+        tile = next(iter(generation.tiles.values()), self._tiles.asked)
+        if tile != AUTO:
+            settings["--vae-tiling"] = typed(tile)
+        return Account(
+            generation,
+            machine_of(self._request).speeds,
+            settings,
+            decision.searched if decision else None,
+            (*(decision.explained().notes if decision else ()), *((UNCOMPILED,) if self._request.inductor else ())),
+            decision,
+        )
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Says in sentences where a call with these arguments runs and why, and what would change that.
+
+        It names what limits each device, what each cut costs, and what more memory or faster links would change.
+        The call is planned for it and not made. Raises DoesNotFitError as `plan` does, and UsageError for a call that
+        cannot be planned.
+        """
+        generation = self.plan(*args, **kwargs)
+        if generation is None:
+            raise UsageError(f"this call of {self.name} cannot be planned, so there is nothing to explain")
+        return "\n\n".join(explain_plan(self.account(generation)))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Plans calls like this one, and brings all weights to their devices that stay there.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.ir.split import sent
 from dovetail.explain.differences import differences
@@ -20,6 +21,7 @@ from dovetail.explain.what_if import MORE, what_if, with_links
 from dovetail.fitting.decide import Decision, speeds_here
 from dovetail.passes.fit.search import search
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 
 
@@ -101,6 +103,16 @@ def test_what_differs_is_told_with_both_figures(split: Any) -> None:
     assert any(re.fullmatch(r"transformer: peak on cuda1: .* → nothing", one) for one in told)
     del other["transformer"]
     assert "transformer is only in the first" in list(differences(programs, other))
+
+
+def test_a_compiled_pipeline_explains_a_call_and_does_not_make_it() -> None:
+    pipe, call = tiny_pipelines.flux()
+    dovetail.compile_pipeline(pipe, "sim0&sim1", rig="sim0=64MiB,sim1=64MiB,cpu=4GiB")
+    told = pipe.dovetail.explain(**call)
+    assert "transformer: sim0 has" in told
+    assert "sim1 holds at most" in told
+    assert sim.stats(0).in_use == sim.stats(1).in_use == 0
+    pipe.dovetail.undo()
 
 
 def test_plan_files_are_explained_alone(split: Any) -> None:
