@@ -47,7 +47,10 @@ def generate(
         str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
     ] = None,
     latents: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Decode what an earlier call left when its decoding failed.")
+        Path | None, typer.Option(metavar="FILE", help="Decode what an earlier call left or saved.")
+    ] = None,
+    latents_to: Annotated[
+        Path | None, typer.Option("--save-latents", metavar="FILE", help="Write what is decoded to a file as well.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
@@ -66,6 +69,8 @@ def generate(
     check_writable(output)
     check_suffix(output)
     inputs.check()
+    if latents_to is not None:
+        check_writable(latents_to)
     pipeline = find_pipeline(model)
     prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
@@ -91,6 +96,7 @@ def generate(
         begin("loading")
         pipe = _load(pipeline, where, weights, dtype, variant, options, **other)
     collect_from_now()
+    pipe.dovetail.keeps_latents = latents_to is not None
     arguments = call_arguments(pipe, given, pipeline.defaults)
     if saved and saved.pipeline != type(pipe).__name__:
         raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model")
@@ -99,6 +105,9 @@ def generate(
     seeds = painting.seeds(seed)
     for index, one in enumerate(seeds):
         result = _paint(pipe, arguments, one, phases, saved, output, model, json)
+        if latents_to is not None:
+            file = numbered(latents_to, index) if len(seeds) > 1 else latents_to
+            save_latents(file, _latents(pipe, arguments, one))
         files += _write(result, numbered(output, index) if len(seeds) > 1 else output, painting.fps, phases, json)
     _warn(other_size(result, arguments.get("width"), arguments.get("height")))
     peaks = peaks_of(pipe.dovetail)
@@ -203,8 +212,13 @@ def _paint(
                 return pipe(**arguments, **told, generator=generator)
         except BaseException:
             if pipe.dovetail.latents:
-                _keep(Latents(pipe.dovetail.latents, type(pipe).__name__, {**arguments, "seed": seed}), output, model)
+                _keep(_latents(pipe, arguments, seed), output, model)
             raise
+
+
+def _latents(pipe: Any, arguments: Mapping[str, Any], seed: int) -> Latents:
+    """What was to be decoded in the last call, with that call."""
+    return Latents(pipe.dovetail.latents, type(pipe).__name__, {**arguments, "seed": seed})
 
 
 def _write(result: Any, output: Path, fps: int, phases: Phases, json: bool) -> list[Path]:

@@ -226,7 +226,10 @@ class CompiledPipeline(PlacedPipeline):
 
     @property
     def latents(self) -> dict[str, torch.Tensor]:
-        """What VAEs were given to decode in the last call, if that failed meanwhile; to be given to `go_on`."""
+        """What VAEs were given to decode in the last call, if that failed meanwhile; to be given to `go_on`.
+
+        With ``keeps_latents`` it is there after a call that succeeded too.
+        """
         return dict(self._recovery.decoding)
 
     def _check_there(self) -> None:

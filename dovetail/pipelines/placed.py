@@ -86,6 +86,8 @@ class PlacedPipeline:
         self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
         self._recovery = Recovery(self._components)
         self._rests_in_files = False
+        self.keeps_latents = False
+        """Whether what was decoded is kept after a call that succeeds too, until the next one."""
         self._phases = Phases()
         self._planner = Planner(self._phases, self._tiles)
         self._ledger = Ledger(self._components, self._planner, self._phases)
@@ -164,7 +166,7 @@ class PlacedPipeline:
         try:
             with exhaustion_told(f"{self.name} outside its components"):
                 yield
-            self._recovery.begin()
+            self._recovery.keep() if self.keeps_latents else self._recovery.begin()
         except BaseException:
             self._recovery.keep()
             raise

@@ -161,6 +161,13 @@ def test_several_pictures_are_those_of_the_next_seeds(tmp_path: Path) -> None:
     assert (tmp_path / "a-000.png").read_bytes() != (tmp_path / "b.png").read_bytes()
 
 
+def test_latents_that_were_saved_become_the_same_picture(tmp_path: Path) -> None:
+    latents = tmp_path / "latents.safetensors"
+    done("generate", "a red circle", "--steps", 2, "-s", 4, "--save-latents", latents, "-o", tmp_path / "a.png")
+    done("generate", "--latents", latents, "-o", tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
 def test_any_seed_is_told(tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", 1, "--json", "-o", tmp_path / "a.png", "-s"]
     seeds = {json.loads(done(*words, -1).stdout)["seed"] for _ in range(2)}
