@@ -45,6 +45,7 @@ from . import steps
 from .block_kernels import block_calls, made_in
 from .codegen import write_run
 from .devices.accelerator import accelerator_of
+from .devices.recording import call, is_watched, spanned
 from .failures import explain, let_go
 from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .listing import Listing, RunSource
@@ -133,7 +134,7 @@ class Executor:
         values.extend([None] * (self._slots.size - len(values)))
         values.append(look)
         try:
-            with self._slots_filled(), torch.inference_mode():
+            with self._slots_filled(), torch.inference_mode(), call(self._program) if is_watched() else nullcontext():
                 for step in found or self._steps:
                     step(values)
         except Exception as error:
@@ -233,7 +234,7 @@ class Executor:
             case Run() as run:
                 source = sources[index]
                 weights = {local: self._held[name, run.device] for local, name in source.weights.items()}
-                return source.bind(weights)
+                return self._run_step(run, source.bind(weights))
             case Copy() as copy:
                 return self._copy_step(copy)
             case Await(Copy(into=Destination()) as copy):
@@ -244,6 +245,11 @@ class Executor:
                 return steps.free(self._slots.values[value, device])
             case other:
                 raise ValueError(f"the schedule has {other} outside of a run")
+
+    def _run_step(self, run: Run, step: Step) -> Step:
+        """A run that is noted where somebody watches."""
+        finish = accelerator_of(run.device.torch).finish
+        return spanned(str(run.device), f"segment {run.segment.index}", step, lambda _: finish())
 
     def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef | None) -> Step:
         (found,) = tensors_of(value.node)
@@ -286,7 +292,7 @@ class Executor:
         source = self._source
         assert source is not None
         if load.lifetime is Lifetime.STAGE:
-            return source.stage(self._weights_of(load), load.device.torch, load.slot)
+            return source.stage(self._weights_of(load), load.device.torch, load.slot, f"load {load.number}")
         ticket = source.start(self._weights_of(load), load.device.torch)
         source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
         return ticket

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ..compiler.ir.schedule import Copy
+from .devices.recording import spanned
 from .devices.transfers import start_copy
 
 
@@ -44,4 +45,10 @@ class InProcess:
 
     def sender(self, copy: Copy) -> Send:
         """One that knows where the copy goes."""
-        return partial(start_copy, target=copy.target.torch)
+        send = partial(start_copy, target=copy.target.torch)
+        return spanned(f"{copy.source} to {copy.target}", str(copy.value), send, _arrived)
+
+
+def _arrived(coming: Coming) -> None:
+    if coming.done is not None:
+        coming.done.synchronize()

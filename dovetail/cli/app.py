@@ -19,6 +19,7 @@ from .options import Debug, expanded, set_up_logging
 from .outcome import Commands
 from .passes import passes
 from .plan import plan
+from .profile import profile
 from .show import show
 from .verify import verify
 
@@ -30,7 +31,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, plan, devices, compile, convert, show, explain, diff, verify, passes, cache, env, help):
+for command in (
+    generate,
+    plan,
+    devices,
+    compile,
+    convert,
+    show,
+    explain,
+    diff,
+    verify,
+    profile,
+    passes,
+    cache,
+    env,
+    help,
+):
     app.command()(expanded(command))
 
 

@@ -23,6 +23,7 @@ from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json
 from .painting import Painting, class_of
 from .plan import accounted, print_account
+from .profile import profiled
 from .progress import progress, tell
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
@@ -52,6 +53,10 @@ def generate(
     latents_to: Annotated[
         Path | None, typer.Option("--save-latents", metavar="FILE", help="Write what is decoded to a file as well.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write predicted and measured times for Perfetto."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
     ] = False,
@@ -67,6 +72,8 @@ def generate(
     from .picture import check_suffix, numbered, other_size
 
     check_writable(output)
+    if profile is not None:
+        check_writable(profile)
     check_suffix(output)
     inputs.check()
     if latents_to is not None:
@@ -103,12 +110,13 @@ def generate(
     _warn(told_of_unknown(prompt) if not model else "", told_of_cut(pipe, arguments))
     files: list[Path] = []
     seeds = painting.seeds(seed)
-    for index, one in enumerate(seeds):
-        result = _paint(pipe, arguments, one, phases, saved, output, model, json)
-        if latents_to is not None:
-            file = numbered(latents_to, index) if len(seeds) > 1 else latents_to
-            save_latents(file, _latents(pipe, arguments, one))
-        files += _write(result, numbered(output, index) if len(seeds) > 1 else output, painting.fps, phases, json)
+    with profiled(profile, pipe):
+        for index, one in enumerate(seeds):
+            result = _paint(pipe, arguments, one, phases, saved, output, model, json)
+            if latents_to is not None:
+                file = numbered(latents_to, index) if len(seeds) > 1 else latents_to
+                save_latents(file, _latents(pipe, arguments, one))
+            files += _write(result, numbered(output, index) if len(seeds) > 1 else output, painting.fps, phases, json)
     _warn(other_size(result, arguments.get("width"), arguments.get("height")))
     peaks = peaks_of(pipe.dovetail)
     if json:

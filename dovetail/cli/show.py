@@ -18,12 +18,12 @@ from .weight_options import WeightFiles
 
 SCHEMA = "json-schema"
 Form = Annotated[
-    Literal["text", "html", "svg", "mermaid", "dot", "json", "json-schema"],
+    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema"],
     typer.Option(
         "--as",
         "--format",
         "-f",
-        help="A summary, a page, all facts as data or their schema, or a picture.",
+        help="A summary, a page, all facts as data or their schema, a picture, or predicted times for Perfetto.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]

@@ -101,7 +101,21 @@ def html(scene: Scene) -> str:
 PICTURES = ("svg", "mermaid", "dot")
 """The forms that have a depth."""
 
+
+def trace(scene: Scene) -> str:
+    """The predicted time line of one call of each program, one after another, as Perfetto opens it."""
+    from ..compiler.spec.devices import Rig
+    from ..compiler.spec.speeds import speeds_of
+    from ..profile.chrome import trace_of
+    from ..profile.sides import predicted_slices
+
+    rig = Rig({device: memory for one in scene.programs.values() for device, memory in one.rig.memory.items()})
+    speeds = scene.account.speeds if scene.account else speeds_of(rig)
+    return json_text(trace_of(predicted_slices(scene.programs, speeds)), 2)
+
+
 FORMS: Mapping[str, Callable[[Scene], str]] = {
     "text": summary, "full": full, "html": html, "svg": svg, "mermaid": mermaid, "dot": dot, "json": data,
+    "trace": trace,
 }  # fmt: skip
 """The forms by the words of `--as`, and the full text."""

@@ -74,6 +74,11 @@ class Accelerator:
     def synchronize(self) -> None:
         """Blocks the host until everything on the device is done."""
 
+    def finish(self) -> None:
+        """Blocks the host until all is done that is on the stream of this thread, or on the only one."""
+        event = self.record(self.current_stream())
+        self.synchronize() if event is None else event.synchronize()
+
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a CPU tensor in memory that copies to this device need not stage."""
         return tensor

@@ -138,7 +138,7 @@ class ProgramWeights(WeightSource):
                 kept = self._kept.get(name, ())
                 one.staged = {key: data for key, data in one.staged.items() if (key[0], key[2]) in kept}
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int) -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device; each has the strides that it has at rest.
 
         On the host, what a file has as it is needed is a view of the file, and the slot's memory is not touched.
@@ -152,7 +152,7 @@ class ProgramWeights(WeightSource):
             starts, _ = offsets(weights)
             return [self._landed(*one, memory[start:]) for one, start in zip(found, starts, strict=True)]
 
-        return self._staging.start(device, slot, fill, partial(self.release, weights))
+        return self._staging.start(device, slot, fill, partial(self.release, weights), what)
 
     def _landed(self, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
         """A weight at the beginning of some memory of its device, or a view of its file."""

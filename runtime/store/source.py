@@ -69,7 +69,7 @@ class WeightSource(Protocol):
     def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile."""
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int) -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device, on the device's lane, for the call that goes on."""
 
     def advise(self, weights: Iterable[Weight]) -> None:

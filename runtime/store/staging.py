@@ -20,6 +20,7 @@ from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import Event, Stream, accelerator_of
 from ..devices.fork import ForkSafeLock, renew_after_fork
 from ..devices.out_of_memory import fetched, ran_out
+from ..devices.recording import spanned
 from .lane import lane_of
 
 Fill = Callable[[torch.Tensor], list[torch.Tensor]]
@@ -53,10 +54,12 @@ class StagedLoad:
         slot: the slot, which is not to be filled by another load before `release`.
         fill: puts them there.
         done: is called when nobody uses them any more.
+        what: its name, for whoever records.
     """
 
-    def __init__(self, slot: Slot, fill: Fill, done: Callable[[], None]) -> None:
+    def __init__(self, slot: Slot, fill: Fill, done: Callable[[], None], what: str = "") -> None:
         self._slot = slot
+        self._what = what
         self._before = slot.free
         self._fill: Fill | None = fill
         self._finish: Callable[[], None] | None = done
@@ -101,6 +104,9 @@ class StagedLoad:
         fill, slot = self._fill, self._slot
         try:
             if fill is not None:
+                fill = spanned(
+                    f"loads to {canonical_name(slot.memory.device)}", self._what, fill, lambda _: slot.there.finish()
+                )
                 stream = slot.there.side_stream("weights")
                 with slot.there.use(stream), torch.inference_mode(False), torch.no_grad():
                     slot.there.wait(stream, self._before)
@@ -148,14 +154,16 @@ class Staging:
                 for load in list(self._loads):
                     load.abandon()
 
-    def start(self, device: torch.device, number: int, fill: Fill, done: Callable[[], None]) -> StagedLoad:
-        """Starts to fill a slot of a device, for the call that goes on."""
+    def start(
+        self, device: torch.device, number: int, fill: Fill, done: Callable[[], None], what: str = ""
+    ) -> StagedLoad:
+        """Starts to fill a slot of a device, for the call that goes on; ``what`` is the name of the load."""
 
         def finish() -> None:
             self._loads.remove(load)
             done()
 
-        load = StagedLoad(self._slots[device][number], fill, finish)
+        load = StagedLoad(self._slots[device][number], fill, finish, what)
         self._loads.append(load)
         return load
 

@@ -1,0 +1,148 @@
+"""Profiles: what was measured stands beside what was predicted, in a form that Perfetto opens."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import dovetail
+from dovetail.cli.app import app
+from dovetail.compiler.errors import UsageError
+from dovetail.compiler.ir.schedule import Copy, Load, Run
+from dovetail.compiler.spec.speeds import speeds_of
+from dovetail.components.compiled import CompiledModule
+from dovetail.profile.chrome import MEASURED, PREDICTED, Slice, read_trace, trace_of
+from dovetail.profile.compare import compared
+from dovetail.profile.sides import predicted_slices, slices_of
+from dovetail.runtime.devices.recording import Recording, recording
+
+X = torch.ones(4, 64)
+
+
+def compiled(**options: Any) -> CompiledModule:
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).eval()
+    return dovetail.compile(layers, (X,), backend="sim0&sim1", rig="sim0=1MiB,sim1=1MiB", **options)
+
+
+def measured(module: CompiledModule, calls: int = 2) -> Recording:
+    module(X)
+    with recording() as found:
+        for _ in range(calls):
+            module(X)
+    return found
+
+
+def both(module: CompiledModule) -> list[Slice]:
+    return slices_of(measured(module), {module.program: "layers"}, speeds_of(module.rig))
+
+
+def check_format(document: dict[str, Any]) -> None:
+    """The rules of Chrome's trace event format for what is written: names, times, and slices that nest."""
+    events = document["traceEvents"]
+    named = {(one["name"], one["pid"], one["tid"]) for one in events if one["ph"] == "M"}
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for one in events:
+        assert {"ph", "name", "pid", "tid"} <= one.keys()
+        if one["ph"] == "M":
+            assert one["args"]["name"]
+            continue
+        assert one["ph"] == "X"
+        assert one["ts"] >= 0
+        assert one["dur"] >= 0
+        assert {("process_name", one["pid"], 0), ("thread_name", one["pid"], one["tid"])} <= named
+        lanes[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+    for spans in lanes.values():
+        ends: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while ends and ends[-1] <= start + 1e-3:
+                ends.pop()
+            assert not ends or end <= ends[-1] + 1e-3, "slices of a lane nest, or follow each other"
+            ends.append(end)
+
+
+@pytest.mark.parametrize("rests", [None, "cpu"])
+def test_both_sides_have_the_segments_copies_and_loads_of_the_plan_by_the_same_names(rests: str | None) -> None:
+    module = compiled(params_backend=rests)
+    sides: dict[str, set[tuple[str, str]]] = {PREDICTED: set(), MEASURED: set()}
+    for one in both(module):
+        sides[one.group].add((one.lane, one.what))
+    flat = list(module.schedule.flat())
+    wanted = {(str(one.device), f"segment {one.segment.index}") for one in flat if isinstance(one, Run)}
+    wanted |= {(f"{one.source} to {one.target}", str(one.value)) for one in flat if isinstance(one, Copy)}
+    wanted |= {
+        (f"loads to {one.device}", f"load {one.number}") for one in flat if isinstance(one, Load) and one.slot >= 0
+    }
+    assert sides[PREDICTED] == sides[MEASURED] == {*wanted, ("calls", "layers")}
+
+
+@pytest.mark.parametrize("rests", [None, "cpu"])
+def test_a_trace_keeps_the_rules_of_its_format_and_reads_back(rests: str | None, tmp_path: Path) -> None:
+    slices = both(compiled(params_backend=rests))
+    document = trace_of(slices)
+    check_format(document)
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    again = read_trace(tmp_path / "p.json")
+    assert [(one.group, one.lane, one.what, one.program) for one in again] == [
+        (one.group, one.lane, one.what, one.program) for one in slices
+    ]
+    assert [one.start for one in again] == pytest.approx([one.start for one in slices], abs=1e-9)
+
+
+def test_what_is_predicted_has_the_length_that_the_plan_has() -> None:
+    module = compiled()
+    rows = {(one.lane, one.what): one for one in compared(both(module))}
+    alone = {(one.lane, one.what): one.end - one.start
+             for one in predicted_slices({"layers": module.program}, speeds_of(module.rig))}  # fmt: skip
+    assert {key: row.predicted for key, row in rows.items()} == pytest.approx(alone)
+    assert all(row.calls == 2 and row.measured is not None and row.measured > 0 for row in rows.values())
+
+
+def test_nothing_is_noted_where_nobody_records() -> None:
+    found = measured(compiled(), calls=0)
+    assert found == Recording()
+
+
+def test_pytorch_s_profiler_sees_segments_by_their_names() -> None:
+    module = compiled()
+    module(X)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        module(X)
+    names = {one.key for one in seen.key_averages()}
+    assert {"dovetail: Sequential", "dovetail: segment 0 on sim0", "dovetail: segment 1 on sim1"} <= names
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no json", '{"traceEvents": [{"ph": "X"}]}'])
+def test_what_is_no_trace_is_refused(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "p.json").write_text(text)
+    with pytest.raises(UsageError, match="dovetail generate --profile"):
+        read_trace(tmp_path / "p.json")
+
+
+def test_show_writes_what_is_predicted() -> None:
+    result = CliRunner().invoke(app, ["show", "--as", "trace", "--backend", "sim0&sim1"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    check_format(document)
+    groups = {one["args"]["name"] for one in document["traceEvents"] if one["name"] == "process_name"}
+    assert groups == {PREDICTED}
+
+
+def test_a_generation_is_profiled_and_its_profile_compared(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    options = ["--steps", "1", "--backend", "sim0&sim1", "-o", str(tmp_path / "o.png"), "--profile", str(file)]
+    result = CliRunner().invoke(app, ["generate", "a circle", *options])
+    assert result.exit_code == 0, result.output
+    check_format(json.loads(file.read_text()))
+    table = CliRunner().invoke(app, ["profile", str(file)]).stdout.splitlines()
+    assert table[0].split()[:4] == ["component", "lane", "what", "calls"]
+    assert any(line.startswith("transformer") and "segment 0" in line for line in table)
+    rows = json.loads(CliRunner().invoke(app, ["profile", str(file), "--json"]).stdout)
+    assert all(row["measured"] and row["predicted"] is not None for row in rows)
