@@ -10,12 +10,16 @@ import base64
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from html import escape
 from importlib.resources import files
 from typing import Any
 
+from ..compiler.atomic_write import written_beside
 from ..compiler.ir.program import Program
-from ..compiler.spec.speeds import Speeds, speeds_of
+from ..compiler.spec.speeds import Speeds
+from ..fitting.decide import speeds_here
 from ..passes.simulate.profile import Profile, profile
 from ..planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
 from .nodes import graph_of
@@ -29,7 +33,22 @@ _SCRIPTS = ("uPlot.iife.min.js", "base.js", "memory.js", "lanes.js", "ribbon.js"
 _STYLES = ("uPlot.min.css", "page.css")
 
 
-def page(programs: Mapping[str, Program], account: Account | None = None, *, title: str = "", line: str = "") -> str:
+class Page(str):
+    """The text of a page, which a notebook shows in a frame of its own."""
+
+    __slots__ = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page to a file, whole or not at all."""
+        with written_beside(path) as draft:
+            draft.write_text(self, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:85vh;border:0"
+        return f'<iframe srcdoc="{escape(self)}" style="{style}" sandbox="allow-scripts"></iframe>'
+
+
+def page(programs: Mapping[str, Program], account: Account | None = None, *, title: str = "", line: str = "") -> Page:
     """The page of programs by their names, and of the plan of a pipeline's call where there is one.
 
     Args:
@@ -47,7 +66,7 @@ def page(programs: Mapping[str, Program], account: Account | None = None, *, tit
     graphs = [_json(graph_of(program, _speeds(program, account))) for program in programs.values()]
     script = "\n".join(map(_asset, _SCRIPTS))
     template = Environment(autoescape=True).from_string(_asset("page.html"))
-    return template.render(
+    text = template.render(
         title=data["title"],
         data=_json(data),
         graphs=graphs,
@@ -55,6 +74,7 @@ def page(programs: Mapping[str, Program], account: Account | None = None, *, tit
         style="\n".join(map(_asset, _STYLES)),
         digest=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
     )
+    return Page(text)
 
 
 def _data(programs: Mapping[str, Program], account: Account | None, title: str, line: str) -> dict[str, Any]:
@@ -75,7 +95,7 @@ def _data(programs: Mapping[str, Program], account: Account | None, title: str, 
 
 def _speeds(program: Program, account: Account | None) -> Speeds:
     """The speeds of the plan, and of devices of a program that the plan does not know those of its rig."""
-    own = speeds_of(program.rig)
+    own = speeds_here(program.rig)
     return own if account is None else Speeds({**own.devices, **account.speeds.devices}, account.speeds.disk)
 
 

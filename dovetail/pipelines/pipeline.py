@@ -6,7 +6,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ..explain.sentences import explain_plan
 from ..fitting.asked import settings_of_request
 from ..fitting.decide import machine_of
 from ..lora.requested import check_mode, read_loras
-from ..planning.generation import Generation
+from ..planning.generation import Generation, numbered
 from ..planning.isolated import isolated
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
@@ -33,6 +33,9 @@ from .pipeline_state import bring_state
 from .placed import PlacedPipeline, give_back
 from .plan import resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
+
+if TYPE_CHECKING:
+    from ..draw.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,21 @@ class CompiledPipeline(PlacedPipeline):
         if generation is None:
             raise UsageError(f"this call of {self.name} cannot be planned, so there is nothing to explain")
         return "\n\n".join(explain_plan(self.account(generation)))
+
+    def show(self, *args: Any, **kwargs: Any) -> Page:
+        """The page of pictures of a call with these arguments: text of HTML, which notebooks show; `save` writes it.
+
+        Raises UsageError where the call cannot be planned, and DoesNotFitError as `plan` does.
+        """
+        from ..draw.page import page  # which is not needed to paint
+
+        generation = self.plan(*args, **kwargs)
+        if generation is None:
+            raise UsageError(f"this call of {self.name} cannot be planned, so that there is nothing to show")
+        titles = numbered(call.title for call in generation.calls)
+        programs = {title: call.program for title, call in zip(titles, generation.calls, strict=True)}
+        account = self.account(generation)
+        return page(programs, account, title=self.name, line=f"dovetail plan MODEL_FOLDER {account.line}")
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Plans calls like this one, and brings all weights to their devices that stay there.

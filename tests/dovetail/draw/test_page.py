@@ -5,11 +5,13 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dovetail
+from dovetail import demo
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.draw import page
@@ -118,3 +120,21 @@ def test_a_program_that_was_not_cut_is_refused() -> None:
     assert program is not None
     with pytest.raises(PassError, match="run the passes up to cut first"):
         page({"model": program})
+
+
+def test_a_compiled_pipeline_shows_a_call_of_it(tmp_path: Path) -> None:
+    pipe = dovetail.load_pipeline(demo.folder(), backend="sim0&sim1", rig="sim0=64MiB,sim1=64MiB")
+    shown = pipe.dovetail.show("a red circle", **{**demo.CALL_DEFAULTS, "num_inference_steps": 3})
+    data = data_of(shown)[0]
+    calls = {one["name"]: one["calls"] for one in data["programs"]}
+    assert [*calls][:3] == ["text_encoder", "text_encoder_2", "transformer"]
+    assert sum(count for name, count in calls.items() if name.startswith("transformer")) == 2 * 3
+    assert calls["vae.decode"] == 1
+    assert data["picture"]["marks"][-1][0] == "vae"
+    for device in data["devices"]:
+        columns = data["picture"]["devices"][device["name"]]
+        assert max(map(sum, zip(*(columns[layer] for layer in LAYERS), strict=True))) == device["peak"]
+    assert shown._repr_html_().startswith("<iframe srcdoc=")
+    assert "<script" not in shown._repr_html_()
+    shown.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown
