@@ -13,7 +13,7 @@ from ..compiler.ir.value import TensorType
 from ..compiler.spec.speeds import Speeds
 from ..passes.simulate.cost import cost_of
 from .grouping import Group, by_block, by_segment, place_of, unit_finder
-from .outline import modules_of
+from .outline import modules_of, reader_of
 
 
 class Texts(dict[str, int]):
@@ -128,7 +128,6 @@ def _seconds(program: Program, node: Node, speeds: Speeds) -> float:
 
 def _crossings(program: Program, numbers: Mapping[Node, int]) -> Any:
     for crossing in program.crossings:
-        inside = set(program.segments[crossing.consumer].nodes) if crossing.consumer is not None else set()
-        reader = min((numbers[user] for user in crossing.value.users if user in inside), default=-1)
+        reader = numbers[reader_of(program, crossing)] if crossing.consumer is not None else -1
         for source, nbytes in sent(program, crossing):
             yield [numbers.get(crossing.value, -1), reader, source.name, crossing.target.name, nbytes]

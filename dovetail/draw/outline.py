@@ -205,8 +205,14 @@ def _maker(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> in
 def _reader(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> int | None:
     if crossing.consumer is None:
         return None
-    nodes = program.segments[crossing.consumer].nodes
-    return part_of[next((node for node in nodes if crossing.value in node.all_input_nodes), nodes[0])]
+    return part_of[reader_of(program, crossing)]
+
+
+def reader_of(program: Program, crossing: Crossing) -> Node:
+    """The first operation that reads a value in the segment that it crosses to, which must be one."""
+    assert crossing.consumer is not None
+    readers = [user for user in crossing.value.users if placement_of(user).segment == crossing.consumer]
+    return min(readers, default=program.segments[crossing.consumer].nodes[0])
 
 
 def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[Edge]) -> Iterator[Edge]:
