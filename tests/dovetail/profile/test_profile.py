@@ -47,7 +47,7 @@ def check_format(document: dict[str, Any]) -> None:
     """The rules of Chrome's trace event format for what is written: names, times, and slices that nest."""
     events = document["traceEvents"]
     named = {(one["name"], one["pid"], one["tid"]) for one in events if one["ph"] == "M"}
-    lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for one in events:
         assert {"ph", "name", "pid", "tid"} <= one.keys()
         if one["ph"] == "M":
@@ -57,13 +57,15 @@ def check_format(document: dict[str, Any]) -> None:
         assert one["ts"] >= 0
         assert one["dur"] >= 0
         assert {("process_name", one["pid"], 0), ("thread_name", one["pid"], one["tid"])} <= named
-        lanes[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+        start, length = (round(1000 * one[key]) for key in ("ts", "dur"))
+        assert (start / 1000, length / 1000) == (one["ts"], one["dur"]), "times are whole nanoseconds"
+        lanes[one["pid"], one["tid"]].append((start, start + length))
     for spans in lanes.values():
-        ends: list[float] = []
+        ends: list[int] = []
         for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while ends and ends[-1] <= start + 1e-3:
+            while ends and ends[-1] <= start:
                 ends.pop()
-            assert not ends or end <= ends[-1] + 1e-3, "slices of a lane nest, or follow each other"
+            assert not ends or end <= ends[-1], "slices of a lane nest, or follow each other"
             ends.append(end)
 
 
