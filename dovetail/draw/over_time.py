@@ -5,10 +5,13 @@ Memory is drawn in so many moments; each has what is there at its fullest, so th
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..compiler.ir.program import Program
+from ..compiler.ir.schedule import Lifetime, Load
+from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device
 from ..passes.simulate.memory import Usage
 from ..passes.simulate.profile import Moments, Profile
@@ -25,14 +28,30 @@ _NARROWEST = 1 / 1500
 Columns = dict[str, list[float]]
 
 
-def of_call(profile: Profile) -> dict[str, Columns]:
-    """The memory of each device through one call."""
+def of_call(program: Program, profile: Profile) -> dict[str, Columns]:
+    """The memory of each device through the first call of its phase, which brings what is kept for the phase."""
     found = {}
+    staying = _staying(program)
     for device, moments in profile.moments.items():
         shown = _thinned(moments, profile.timeline.seconds, _OF_CALL)
-        points = [(time, (u.weights, 0, u.staged, u.values, u.scratch)) for time, u in shown]
+        points = [(time, _sizes(usage, staying[device])) for time, usage in shown]
         found[device.name] = _columns([*points, *((profile.timeline.seconds, sizes) for _, sizes in points[-1:])])
     return found
+
+
+def _staying(program: Program) -> Counter[Device]:
+    """The bytes of weights that stay on each device; they are there before what is brought for a phase."""
+    known, found = pieces(program), Counter[Device]()
+    for load in program.schedule or ():
+        if isinstance(load, Load) and load.lifetime is Lifetime.PROGRAM:
+            found[load.device] += sum(known[name][0].device_bytes for name in {*load.weights})
+    return found
+
+
+def _sizes(usage: Usage, staying: int) -> tuple[int, ...]:
+    """The bytes of each layer."""
+    stays = min(usage.weights, staying)
+    return stays, usage.weights - stays, usage.staged, usage.values, usage.scratch
 
 
 def lanes_of(timeline: Timeline) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _program(name: str, program: Program, account: Account | None, seen: Profile
         "sliced": program.is_sliced,
         "devices": [device.name for device in program.devices],
         "why": reason_for(account, part) if account and part else "",
-        "memory": of_call(seen) if seen else {},
+        "memory": of_call(program, seen) if seen else {},
         "lanes": lanes_of(seen.timeline) if seen else None,
     }
 

@@ -95,7 +95,7 @@
     const cards = data.devices.map(card);
     const choices = [];
     if (data.picture) choices.push(["The whole picture", data.picture.devices, data.picture.marks, data.picture.seconds]);
-    data.programs.forEach((one) => choices.push([`One call of ${one.name}`, one.memory, null, one.call_seconds]));
+    data.programs.forEach((one) => choices.push([`The first call of ${one.name}`, one.memory, null, one.call_seconds]));
     let chosen = 0;
     function draw() {
       POINTS.splice(0).forEach((plot) => plot.destroy());

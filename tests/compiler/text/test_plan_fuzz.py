@@ -19,7 +19,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.errors import DovetailError
-from dovetail.draw import document, dot, mermaid
+from dovetail.draw import document, dot, mermaid, page
 from dovetail.passes.verify.deep import verify_deep
 
 from .hostile import Net, X, good_plan, tree
@@ -218,7 +218,8 @@ def use(path: Path) -> None:
     if compiled.program.segments:
         document(compiled.program)
         dot({"net": compiled.program})
-        mermaid({"net": compiled.program})
+        mermaid({"net": compiled.program}, "nodes")
+        page({"net": compiled.program})
         verify_deep(compiled.program)
         for source in compiled._executor.sources.values():
             compile(source.listing.code, source.listing.filename, "exec")

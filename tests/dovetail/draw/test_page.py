@@ -13,10 +13,12 @@ import pytest
 import dovetail
 from dovetail import demo
 from dovetail.compiler.errors import PassError
+from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.draw import page
 from dovetail.draw.nodes import graph_of
 from dovetail.draw.over_time import LAYERS, of_call
+from dovetail.passes.lower import Lower
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.profile import profile
 from tests.dovetail.draw.models import stack
@@ -84,7 +86,7 @@ def test_an_operation_has_shape_weights_split_and_source() -> None:
 
 def test_no_peak_is_lost_in_the_drawing_of_memory() -> None:
     program = stack(8, params_backend="cpu").program
-    drawn = of_call(profile(program, speeds_of(program.rig)))
+    drawn = of_call(program, profile(program, speeds_of(program.rig)))
     for device, usage in simulate(program).items():
         columns = drawn[device.name]
         assert max(map(sum, zip(*(columns[layer] for layer in LAYERS), strict=True))) == usage.total
@@ -138,3 +140,15 @@ def test_a_compiled_pipeline_shows_a_call_of_it(tmp_path: Path) -> None:
     assert "<script" not in shown._repr_html_()
     shown.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown
+
+
+def test_weights_of_a_phase_are_no_weights_that_stay() -> None:
+    program = stack(8, params_backend="cpu", rig="sim0=1GiB,sim1=1GiB").program
+    program.keeps_staged = True
+    Lower().run(program)
+    drawn = of_call(program, profile(program, speeds_of(program.rig)))
+    loads = [one for one in program.schedule or () if isinstance(one, Load)]
+    assert {one.lifetime for one in loads} == {Lifetime.PHASE}
+    for columns in drawn.values():
+        assert max(columns["resident"]) == 0
+        assert columns["phase"][-1] > 0
