@@ -23,7 +23,7 @@ from dovetail.compiler.errors import DovetailError
 from dovetail.convert import plan_conversion
 
 ROOT = Path(__file__).resolve().parent.parent
-INTRODUCTION = """# What went wrong?
+INTRODUCTION = """# Errors
 
 An error says what was asked, what is there, and the way out. It goes to stderr, and the exit code tells its kind:
 

@@ -1,0 +1,95 @@
+"""Writes the page of recipes by hardware, with plans of published models: `python -m scripts.recipes > docs/recipes.md`.
+
+Full-size components are traced once for it, which takes some minutes, and kept as in `benchmarks.plans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.plans import gib, loads_of, rig_of
+from dovetail.compiler.spec.measured_speeds import cache_folder
+from dovetail.compiler.spec.speeds import speeds_of
+from dovetail.compiler.spec.units import GIB
+from dovetail.fitting.asked import PROCESS
+from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.plan import plan_of
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.workload import Budgets
+from dovetail.planning.table import seconds_text
+
+PIPELINES = ("FLUX.1-dev", "SDXL", "SD3.5-large", "Qwen-Image", "Z-Image", "Wan 2.1 14B")
+MACHINES = {
+    "One card of 8 GB, 32 GB of RAM": ((8,), 32),
+    "One card of 8 GB, 16 GB of RAM": ((8,), 16),
+    "A card of 16 GB and one of 10 GB, 64 GB of RAM": ((16, 10), 64),
+    "Two cards of 12 GB, 64 GB of RAM": ((12, 12), 64),
+    "One card of 24 GB, 64 GB of RAM": ((24,), 64),
+    "Four cards of 11 GB, 64 GB of RAM": ((11,) * 4, 64),
+}
+HEAD = """\
+# Recipes by hardware
+
+What `dovetail plan` finds for published models at full size, in bfloat16 and in the sizes of their own examples
+(pictures of 1024² pixels, clips of some seconds). Nothing of it was run on such cards: bytes are those of the plans,
+and seconds are predicted from published figures of common cards of that size, without reading files. `dovetail generate`
+finds the same by itself; the options are what to type to have it in any case.
+
+For your own machine, or one that you think of buying, ask with its own sizes:
+
+```sh
+dovetail plan MODEL --rig "cuda0=16GiB@RTX 4080,cuda1=10GiB@RTX 3080,cpu=64GiB" --size 1024 --steps 28
+```
+
+If it does not fit, or takes too long, try these in turn; each can be asked of `dovetail plan` first:
+
+1. Weights in a packed type: `dovetail convert MODEL/transformer -o transformer.gguf --type q4_k`, then `--weights
+   transformer=transformer.gguf`. It takes 28 % of the memory of bfloat16.
+2. Weights in RAM or on disk: `--params-backend cpu`, `--params-backend te=disk`.
+3. Text encoders on the CPU: `--backend "cuda0,te=cpu"`.
+4. Decoding in tiles: `--vae-tiling on`. The picture changes slightly.
+5. Wide layers in chunks: `--chunk auto`. The last bits of the picture may change.
+6. A smaller picture: `--size 768`.
+
+A Mac (`mps`) shares one memory between its GPU and its CPU, which dovetail counts once. No plan of one stands here, and
+none was run.
+"""
+
+
+def main() -> None:
+    """Prints the page."""
+    folder = (cache_folder() or Path(".")) / "profiles"
+    print(HEAD)
+    for title, (cards, host) in MACHINES.items():
+        print(f"## {title}\n")
+        print("| model | seconds | GiB at most | options |\n|---|---|---|---|")
+        for name in PIPELINES:
+            print(row(name, cards, host, folder))
+        print()
+    print(
+        "`python -m scripts.recipes` prints this page, `python -m benchmarks.plans` more models and what others plan."
+    )
+
+
+def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
+    """A model on a machine; says so where it does not fit."""
+    loads, rig = loads_of(name, folder), rig_of(cards, host)
+    budgets = Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
+    solution = search(loads, Machine(rig.devices, speeds_of(rig), rig.host), budgets)
+    size = sum(load.nbytes for load in loads) / GIB
+    if solution is None:
+        return f"| {name}, {size:.0f} GiB | does not fit | | |"
+    plan = plan_of(solution, loads, budgets)
+    options = " ".join(f"`{option}`" for option in _options(plan.line))
+    return f"| {name}, {size:.0f} GiB | {seconds_text(plan.seconds)} | {gib(plan.peak)} | {options} |"
+
+
+def _options(line: str) -> Iterator[str]:
+    """The options of a line, each with its value."""
+    for part in line.split(" --"):
+        yield part if part.startswith("--") else f"--{part}"
+
+
+if __name__ == "__main__":
+    main()
