@@ -19,7 +19,7 @@ def filled(text: str, page: str) -> str:
     names: dict[str, object] = {"__name__": "__main__"}
     parts: list[str] = []
     position = 0
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] != "python":
             continue
         out = _printed(block[2], names, page)

@@ -1,4 +1,4 @@
-"""Writes the page of recipes by hardware, with plans of published models: `python -m scripts.recipes > docs/recipes.md`.
+"""Writes the page of recipes by hardware, with plans of published models: `python -m scripts.recipes`.
 
 Full-size components are traced once for it, which takes some minutes, and kept as in `benchmarks.plans`.
 """
@@ -33,8 +33,8 @@ HEAD = """\
 
 What `dovetail plan` finds for published models at full size, in bfloat16 and in the sizes of their own examples
 (pictures of 1024² pixels, clips of some seconds). Nothing of it was run on such cards: bytes are those of the plans,
-and seconds are predicted from published figures of common cards of that size, without reading files. `dovetail generate`
-finds the same by itself; the options are what to type to have it in any case.
+and seconds are predicted from published figures of common cards of that size, without reading files. `dovetail
+generate` finds the same by itself; the options are what to type to have it in any case.
 
 For your own machine, or one that you think of buying, ask with its own sizes:
 
