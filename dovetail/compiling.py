@@ -17,7 +17,7 @@ from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
 from .conventions.device_map import named_devices, split_by_map
-from .conventions.request import Request, one_backend
+from .conventions.request import BOTH, Request, one_backend
 from .fitting.module import is_open, placed_module
 from .passes.assignment import Assignment
 from .passes.base import Pass
@@ -104,6 +104,8 @@ def compile(
         inductor=inductor,
     )
     request.switch_on()
+    if inductor and passes is not None:
+        raise UsageError(BOTH)
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
     places = None if homes is None else named_devices(homes, request.rig)
     if homes is not None:

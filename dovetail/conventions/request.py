@@ -183,6 +183,9 @@ def switch_on(rig: Rig) -> None:
         sim.enable(simulated)
 
 
+BOTH = "passes names all that run, so that inductor means nothing beside it: put inductor before schedule in passes"
+
+
 def one_backend(backend: Any, device_map: Any) -> Any:
     """What was given of two names for one thing; raises UsageError when both were."""
     if backend is not None and device_map is not None:

@@ -22,7 +22,7 @@ from ..components.component import Component
 from ..components.dry import DryRun
 from ..components.sharing import Sharing
 from ..conventions import libraries
-from ..conventions.request import Request
+from ..conventions.request import BOTH, Request
 from ..conventions.roles import role_of_module
 from ..fitting.asked import leaves_devices_open, may_be_searched
 from ..fitting.decide import Decision
@@ -73,6 +73,8 @@ class PlacedPipeline:
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._asked_chunks = self._request.chunks
         self._passes = passes
+        if passes is not None and self._request.inductor:
+            raise UsageError(BOTH)
         self._callbacks = callbacks
         self._shapes = dynamic_shapes or {}
         self._request.switch_on()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiling import compile
 from ..components.compiled import CompiledModule
-from .lifted import DynamoGraph, weights_of
+from .lifted import DynamoGraph, origins_of, weights_of
 from .shared_weights import SharedWeights
 
 _OPTIONS = tuple(
@@ -40,7 +40,7 @@ def compile_graph(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+) -> CompiledGraph:
     """The backend that torch.compile calls by the name ``dovetail``; it takes what Dynamo makes of a model.
 
     Args:
@@ -63,7 +63,7 @@ class CompiledGraph:
 
     def __init__(self, graph: fx.GraphModule, mode: str | None, options: Mapping[str, Any]) -> None:
         self._graph = graph
-        self._names = weights_of(graph)
+        self._names, self._origins = weights_of(graph), origins_of(graph)
         self._mode, self._options = mode, options
         self._made: dict[Sizes, CompiledModule] = {}
         self._bound: dict[tuple[Identities, Sizes], CompiledModule] = {}
@@ -87,7 +87,7 @@ class CompiledGraph:
         with self._making:
             if key in self._bound:
                 return self._bound[key]
-            graph = DynamoGraph(self._graph, self._names, inputs)
+            graph = DynamoGraph(self._graph, self._names, self._origins, inputs)
             if key[1] not in self._made:
                 self._made[key[1]] = self._compile(graph, others)
             made = self._made[key[1]]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+_ROOT = re.compile(r"^[A-Z]\['[^']*'\]\.?")
 _KEY = re.compile(r"(?:_modules|_parameters|_buffers)\['([^']+)'\]")
 
 
@@ -28,18 +29,43 @@ def weights_of(graph: fx.GraphModule) -> dict[int, str]:
     }
 
 
+def origins_of(graph: fx.GraphModule) -> dict[str, dict[str, Any]]:
+    """For each node of a graph by name what a trace is told of where it is: the model's modules and source lines.
+
+    Like `weights_of` it is to be asked while Dynamo compiles the graph.
+    """
+    return {
+        node.name: {
+            "stack_trace": node.meta.get("stack_trace"),
+            "nn_module_stack": {
+                key: (_ROOT.sub("", path), cls) for key, (path, cls) in node.meta.get("nn_module_stack", {}).items()
+            },
+        }
+        for node in graph.graph.nodes
+    }
+
+
 class DynamoGraph(nn.Module):
     """A graph whose weights are no arguments: it is called with the other inputs of the graph, in their order.
 
     Args:
         graph: as Dynamo gives it.
         names: which inputs of it are weights, and what the model calls them.
+        origins: where in the model each node is.
         inputs: one call of it, weights and all.
     """
 
-    def __init__(self, graph: fx.GraphModule, names: Mapping[int, str], inputs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        names: Mapping[int, str],
+        origins: Mapping[str, Mapping[str, Any]],
+        inputs: Sequence[Any],
+    ) -> None:
         super().__init__()
         self.graph = graph
+        for node in graph.graph.nodes:
+            node.meta.update({key: one for key, one in origins[node.name].items() if one})
         self._weights = {index: self._hold(name, inputs[index]) for index, name in names.items()}
         self._inputs = [index for index in range(len(inputs)) if index not in names]
 

@@ -144,6 +144,11 @@ def test_blocks_of_which_no_two_do_the_same_run_as_they_are_and_that_is_said(
     assert "no two of 2 blocks of Tower do the same: they run as they are" in caplog.messages
 
 
+def test_passes_that_are_given_say_themselves_whether_blocks_are_compiled(tower: Tower) -> None:
+    with pytest.raises(UsageError, match="put inductor before schedule in passes"):
+        dovetail.compile(tower, CALL, backend="cpu", inductor=True, passes="simplify,blocks")
+
+
 def test_a_budget_is_refused_for_what_kernels_need_is_not_known(tower: Tower) -> None:
     with pytest.raises(UsageError, match="a budget cannot be kept with inductor"):
         dovetail.compile(tower, CALL, backend="cpu", max_vram=1, inductor=True)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from dovetail.cache import folder
 from dovetail.compiler.errors import SpecError, TraceError, UsageError
+from dovetail.compiler.ir.program import origin_of
 from dovetail.runtime import sim
-from dovetail.torch_compile.backend import compile_graph
+from dovetail.torch_compile.backend import CompiledGraph, compile_graph
 
 ROOT = Path(__file__).parents[2]
 TWO = {"backend": "sim0&sim1", "rig": "sim0=8MiB,sim1=8MiB"}
@@ -120,6 +121,22 @@ def test_one_graph_serves_modules_that_do_the_same_each_with_its_own_weights() -
         block._compiled_call_impl = None
     assert torch.equal(found, model(x))
     assert torch.equal(again, found)
+
+
+@torch.no_grad()
+def test_operations_are_known_by_their_modules_and_lines_in_the_model() -> None:
+    graphs: list[CompiledGraph] = []
+
+    def keep(*args: Any, **options: Any) -> CompiledGraph:
+        graphs.append(compile_graph(*args, **options))
+        return graphs[0]
+
+    torch.compile(Model().eval(), backend=keep, options=TWO)(torch.ones(2, 8))
+    (made,) = graphs[0]._made.values()
+    assert {block.name for block in made.program.blocks} == {f"blocks.{index}" for index in range(4)}
+    origins = {origin_of(node) for node in made.program.ops() if origin_of(node).cls == "Block"}
+    assert {origin.module for origin in origins} == {f"blocks.{index}" for index in range(4)}
+    assert all(Path(__file__).name in origin.source for origin in origins)
 
 
 @torch.no_grad()
