@@ -11,7 +11,9 @@ from .value import TensorType
 
 
 def is_plain(shape: Sequence[int], stride: Sequence[int | str]) -> bool:
-    """Whether a tensor is laid out row by row, dimensions of size 1 included."""
+    """Whether a tensor is laid out row by row, dimensions of size 1 included; not where strides are not known."""
+    if len(stride) != len(shape):
+        return False
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if step != expected:

@@ -59,7 +59,9 @@ def cost_of(node: Node) -> OpCost:
 
 
 def _nbytes(tensor: TensorType) -> int:
-    """The bytes of the elements, without those that a stride of 0 repeats."""
+    """The bytes of the elements, without those that a stride of 0 repeats; of all where strides are not known."""
+    if len(tensor.stride) != len(tensor.sizes):
+        return tensor.nbytes
     sizes = (size for size, step in zip(tensor.sizes, tensor.stride, strict=True) if step != 0)
     return math.prod(sizes) * tensor.dtype.itemsize
 

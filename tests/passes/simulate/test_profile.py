@@ -1,8 +1,12 @@
 """Memory over time agrees with the fullest moment and with the time line."""
 
 import pytest
+import torch
 
+from dovetail.compiler.ir.layouts import is_plain
+from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.spec.speeds import speeds_of
+from dovetail.passes.simulate.cost import _nbytes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.profile import profile
 from dovetail.passes.simulate.timeline import timeline
@@ -28,3 +32,9 @@ def test_a_profile_has_the_time_line_of_the_call(options: dict[str, str]) -> Non
         times = [time for time, _ in moments]
         assert times == sorted(times)
         assert times[-1] <= found.timeline.seconds
+
+
+def test_a_tensor_of_unknown_strides_is_neither_plain_nor_repeated() -> None:
+    dynamic = TensorType(("n", 4), torch.float32, (), 0, (3, 4))
+    assert not is_plain(dynamic.sizes, dynamic.stride)
+    assert _nbytes(dynamic) == dynamic.nbytes == 48
