@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from ..compiler.errors import NotHereError, UsageError
+from ..compiler.spec.devices import Rig
 from ..progress.phases import Phases, begin
-from ..recovery.latents import Latents, beside, read_latents, save_latents
+from ..recovery.latents import Latents, read_latents
 from . import collect_from_now
-from .call import Size, call_arguments, own_checks, told_of_steps
+from .call import Size, call_arguments
 from .figures import document_of, line_of, peaks_of
 from .inputs import Inputs
 from .lora_options import Loras
@@ -25,6 +24,7 @@ from .painting import Painting, class_of
 from .plan import accounted, print_account
 from .profile import profiled
 from .progress import progress, tell
+from .run import Run, warn
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
 
@@ -67,57 +67,39 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Paint a picture over one device or several."""
-    from ..conventions.prompts import told_of_cut
-    from ..demo.words import told_of_unknown
-    from .picture import check_suffix, numbered, other_size
-
-    check_writable(output)
-    if profile is not None:
-        check_writable(profile)
-    check_suffix(output)
+    _check_files(output, profile, latents_to)
     inputs.check()
-    if latents_to is not None:
-        check_writable(latents_to)
-    pipeline = find_pipeline(model)
+    pipeline = inputs.added_to(find_pipeline(model))
+    request = where.check(pipeline.components)
     prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
-    saved, seed = _saved(latents, given, painting.seed)
-    if saved and painting.count > 1:
-        raise UsageError(f"{latents} has one picture's latents: leave out --num-images {painting.count}")
+    saved, seed = _saved(latents, given, painting)
     cls = class_of(pipeline, inputs, given)
     given |= inputs.arguments(cls, given)
     painting.use_threads()
-    options = {**adapters, "plans": plans}
-    other = {"pipeline_class": cls, "components": inputs.components, "scheduler": painting.scheduler}
+    options: dict[str, Any] = {
+        "adapters": {**adapters, "plans": plans}, "dtype": dtype, "variant": variant, "pipeline_class": cls,
+        "components": inputs.components, "scheduler": painting.scheduler,
+    }  # fmt: skip
     if dry_run:
-        where.check(pipeline.components)
         with progress("planning"):
-            account = accounted(
-                pipeline, where, weights, given, dtype=dtype, variant=variant, adapters=options, **other
-            )
+            account = accounted(pipeline, where, weights, given, **options)
         print_account(account, json)
         return
-    _check_rig(where, pipeline)
+    _check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)
     with progress("loading the pipeline", as_events=json), phases.watching():
         begin("loading")
-        pipe = _load(pipeline, where, weights, dtype, variant, options, **other)
+        pipe = _load(pipeline, where, weights, **options)
     collect_from_now()
-    pipe.dovetail.keeps_latents = latents_to is not None
     arguments = call_arguments(pipe, given, pipeline.defaults)
     if saved and saved.pipeline != type(pipe).__name__:
         raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model")
-    _warn(told_of_unknown(prompt) if not model else "", told_of_cut(pipe, arguments))
-    files: list[Path] = []
+    _warn_of_prompt(pipe, arguments, is_demo=not model)
+    run = Run(pipe, arguments, phases, output, model, painting.fps, latents_to, json)
     seeds = painting.seeds(seed)
     with profiled(profile, pipe):
-        for index, one in enumerate(seeds):
-            result = _paint(pipe, arguments, one, phases, saved, output, model, json)
-            if latents_to is not None:
-                file = numbered(latents_to, index) if len(seeds) > 1 else latents_to
-                save_latents(file, _latents(pipe, arguments, one))
-            files += _write(result, numbered(output, index) if len(seeds) > 1 else output, painting.fps, phases, json)
-    _warn(other_size(result, arguments.get("width"), arguments.get("height")))
+        files = run.pictures(seeds, saved)
     peaks = peaks_of(pipe.dovetail)
     if json:
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
@@ -126,26 +108,40 @@ def generate(
         print(line_of(phases, peaks), file=sys.stderr)
 
 
-def _warn(*texts: str) -> None:
-    for text in filter(None, texts):
-        print(f"warning: {text}", file=sys.stderr)
+def _check_files(output: Path, *others: Path | None) -> None:
+    """Raises UsageError for a file that cannot be written, or that can hold no picture."""
+    from .picture import check_suffix
+
+    for path in (output, *others):
+        if path is not None:
+            check_writable(path)
+    check_suffix(output)
 
 
-def _saved(file: Path | None, given: dict[str, Any], seed: int) -> tuple[Latents | None, int]:
+def _warn_of_prompt(pipe: Any, arguments: Mapping[str, Any], *, is_demo: bool) -> None:
+    """Says which words the demo does not know, and what of a prompt is not read."""
+    from ..conventions.prompts import told_of_cut
+    from ..demo.words import told_of_unknown
+
+    warn(told_of_unknown(str(arguments.get("prompt"))) if is_demo else "", told_of_cut(pipe, arguments))
+
+
+def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tuple[Latents | None, int]:
     """The latents of a file, whose call takes the place of what was not typed; and the seed of that call."""
     if file is None:
         if not given["prompt"]:
             raise UsageError("generate needs a prompt: what to paint, or --latents FILE to go on from")
-        return None, seed
+        return None, painting.seed
+    if painting.count > 1:
+        raise UsageError(f"{file} has one picture's latents: leave out --num-images {painting.count}")
     saved = read_latents(file)
     before = dict(saved.call)
-    seed = int(before.pop("seed", seed))
+    seed = int(before.pop("seed", painting.seed))
     given.update({name: value for name, value in before.items() if not given.get(name)})
     return saved, seed
 
 
-def _check_rig(where: Where, pipeline: Pipeline) -> None:
-    rig = where.check(pipeline.components).rig
+def _check_here(rig: Rig) -> None:
     if not rig.present:
         raise NotHereError(
             f"nothing can run on {rig}: it is not this machine; plan for it with compile, show or verify"
@@ -156,10 +152,10 @@ def _load(
     pipeline: Pipeline,
     where: Where,
     weights: WeightFiles,
+    *,
     dtype: str | None,
     variant: str | None,
-    adapters: dict[str, Any],
-    *,
+    adapters: Mapping[str, Any],
     pipeline_class: Any,
     components: Callable[[Any], dict[str, Any]],
     scheduler: str,
@@ -191,70 +187,9 @@ def _load(
     return pipe
 
 
-def _paint(
-    pipe: Any,
-    arguments: dict[str, Any],
-    seed: int,
-    phases: Phases,
-    saved: Latents | None,
-    output: Path,
-    model: str,
-    json: bool,
-) -> Any:
-    """Calls the pipeline, or goes on from latents; a bar says which phase is going on, and moves a step at a time.
-
-    Where decoding fails, what was to be decoded is written beside the picture's file.
-    """
-    import torch
-
-    generator = torch.Generator("cpu").manual_seed(seed)
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    total = arguments.get("num_inference_steps") or getattr(parameters.get("num_inference_steps"), "default", None)
-    steps = total if isinstance(total, int) else None
-    with own_checks(), progress("planning", steps, phases.describe, as_events=json) as advance:
-        told = told_of_steps(pipe, advance)
-        try:
-            with phases.watching():
-                if saved is not None:
-                    return pipe.dovetail.go_on(saved.tensors, **arguments, generator=generator)
-                return pipe(**arguments, **told, generator=generator)
-        except BaseException:
-            if pipe.dovetail.latents:
-                _keep(_latents(pipe, arguments, seed), output, model)
-            raise
-
-
-def _latents(pipe: Any, arguments: Mapping[str, Any], seed: int) -> Latents:
-    """What was to be decoded in the last call, with that call."""
-    return Latents(pipe.dovetail.latents, type(pipe).__name__, {**arguments, "seed": seed})
-
-
-def _write(result: Any, output: Path, fps: int, phases: Phases, json: bool) -> list[Path]:
-    """Writes a picture or a video, and says where, unless that is to be said as JSON."""
-    from .picture import save
-
-    with phases.watching():
-        begin("writing")
-        files = save(result, output, fps)
-    if not json:
-        print(*files, sep="\n", flush=True)
-    return files
-
-
 def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call as JSON takes them: of a picture its size."""
     return {
         name: f"a picture of {value.width}x{value.height}" if hasattr(value, "resize") else value
         for name, value in arguments.items()
     }
-
-
-def _keep(latents: Latents, output: Path, model: str) -> None:
-    """Writes latents beside the picture that they were to become, and says what goes on from there."""
-    try:
-        file = save_latents(beside(output), latents)
-    except OSError as error:
-        print(f"what was to be decoded cannot be kept beside {output}: {error.strerror}", file=sys.stderr)
-        return
-    words = ["dovetail", "generate", "--latents", str(file), *(["--model", model] if model else [])]
-    print(f"what was to be decoded is in {file}: {shlex.join(words)} goes on there", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 
 from ..compiler.errors import UsageError
 from .call import takes
+from .subject import Pipeline
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,6 +59,12 @@ class Inputs:
                 raise UsageError(f"{option}: there is no file {path}")
         if self.control_net is not None and not (self.control_net / "config.json").is_file():
             raise UsageError(f"--control-net: {self.control_net} is no ControlNet's folder: it has no config.json")
+
+    def added_to(self, pipeline: Pipeline) -> Pipeline:
+        """A pipeline with the ControlNet among its components, so that it can be placed."""
+        if self.control_net is None:
+            return pipeline
+        return replace(pipeline, components={**pipeline.components, "controlnet": "controlnet"})
 
     @property
     def kinds(self) -> dict[str, bool]:

@@ -188,6 +188,7 @@ def test_a_controlnet_is_added_to_a_pipeline(sd: Path, tmp_path: Path, picture: 
     pipe, _ = tiny_pipelines.sd_controlnet()
     pipe.controlnet.save_pretrained(tmp_path / "net")
     words = ["generate", "x", "--model", sd, "--steps", 2, "--control-net", tmp_path / "net"]
+    words += ["--backend", "sim0,controlnet=sim1"]
     assert "give --control-image" in refused(*words)
     for name, strength in ("a.png", 1), ("b.png", 0):
         done(*words, "--control-image", picture, "--control-strength", strength, "-o", tmp_path / name)
