@@ -16,6 +16,7 @@ from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
+from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import BOTH, Request, one_backend
 from .fitting.module import is_open, placed_module
@@ -28,6 +29,7 @@ from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
 
 
+@checked(module=MODULE, weights=FILES)
 def compile(
     module: nn.Module,
     args: Sequence[Any] = (),

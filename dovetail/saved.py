@@ -11,6 +11,7 @@ from torch import nn
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.text.plan_file import load_plan
 from .components.compiled import CompiledModule
+from .conventions.checked import WEIGHTS, checked
 from .conventions.request import switch_on
 from .passes.lower import Lower
 from .passes.manager import PassManager
@@ -23,6 +24,7 @@ from .weights.name_matching import Wanted
 Weights = nn.Module | Mapping[str, torch.Tensor] | Given
 
 
+@checked(weights=WEIGHTS)
 def load(path: str | os.PathLike[str], weights: Weights | None = None) -> CompiledModule:
     """Makes a compiled module of a plan file.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.errors import UsageError
+from ..conventions.checked import PATH
 
 MODES = ("auto", "immediately", "at_runtime")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -34,6 +35,10 @@ class Lora:
 
         Raises UsageError for a scale that is no number, and for a name that means no file, folder or repository.
         """
+        if not PATH.accepts(text):
+            raise UsageError(
+                f"a LoRA is a text, NAME:SCALE, or a path, and no {type(text).__name__}: {str(text)[:40]!r}"
+            )
         spelled = os.fspath(text)
         name, colon, tail = spelled.rpartition(":")
         if not colon or (_found(spelled, folder) and not _found(name, folder)):
@@ -72,7 +77,7 @@ def _place(name: str, folder: str | os.PathLike[str] | None) -> str:
 
 def read_loras(given: Any, folder: str | os.PathLike[str] | None = None) -> tuple[Lora, ...]:
     """Reads one LoRA or several, as text, paths or Lora; raises UsageError as Lora.parse does."""
-    several = given if isinstance(given, (list, tuple)) else [given] if given else []
+    several = given if isinstance(given, (list, tuple)) else [] if given is None or given == "" else [given]
     return tuple(one if isinstance(one, Lora) else Lora.parse(one, folder) for one in several)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compiler.spec.devices import Rig
+from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
 from ..passes.base import Pass
 from ..passes.manager import Callback
@@ -17,6 +18,7 @@ from .subclass import handle_of
 _REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor")
 
 
+@checked(pipe=PIPELINE)
 def compile_pipeline(
     pipe: Any,
     backend: Any = None,

@@ -15,6 +15,7 @@ from ..compiler.errors import UsageError, WeightError
 from ..compiler.spec.devices import Rig
 from ..compiler.spec.roles import role_of, role_of_component
 from ..conventions import libraries
+from ..conventions.checked import NAMED_FILES, checked
 from ..conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
 from ..conventions.hub import INDEX, pipeline_folder, read_json
 from ..conventions.pretrained import sorted_out
@@ -30,6 +31,7 @@ from .checkpoint import built_from
 from .compile_pipeline import compile_opened
 
 
+@checked(weights=NAMED_FILES)
 def load_pipeline(
     source: str | os.PathLike[str],
     backend: Any = None,
@@ -260,7 +262,7 @@ def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, A
         with libraries.quiet_assembly():
             return cls.from_pretrained(folder, variant=variant, local_files_only=True, **known)
     except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
-        raise WeightError(f"diffusers cannot load {folder}: {error}") from error
+        raise WeightError(f"diffusers cannot load {folder}: {(str(error).splitlines() or [''])[0]}") from error
 
 
 def _check_variant(folder: Path, variant: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.spec.residency import Residency
 from ..components.component import Component
 from ..components.dry import going_on_from
+from ..conventions.checked import TENSORS
 from ..conventions.roles import role_of_module
 from ..explain.sentences import explain_plan
 from ..fitting.asked import settings_of_request
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ..draw.page import Page
 
 logger = logging.getLogger(__name__)
+
+_WRONG = (TypeError, ValueError, AttributeError, LookupError)
+"""What a pipeline raises that is called with wrong arguments."""
 
 UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
@@ -73,7 +77,8 @@ class CompiledPipeline(PlacedPipeline):
         """
         self._check_there()
         try:
-            return self._planner.plan(self, args, kwargs, strict=True)
+            with self._told((*_WRONG, RuntimeError)):  # nothing is computed: it is the arguments that are wrong
+                return self._planner.plan(self, args, kwargs, strict=True)
         finally:
             self._planner.end()
 
@@ -152,6 +157,10 @@ class CompiledPipeline(PlacedPipeline):
     def refresh(self, *names: str) -> None:
         """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""
         self._planner.forget()
+        known = list(self.components)
+        wrong = [str(name) for name in names if name not in known]
+        if wrong:
+            raise UsageError(f"this {self.name} has no {wrong[0]} that is compiled; it has {', '.join(known)}")
         for name in names or self.components:
             self.components[name].refresh()
 
@@ -236,10 +245,12 @@ class CompiledPipeline(PlacedPipeline):
         Raises UsageError where the latents are not those of such a call.
         """
         self._check_there()
+        if not TENSORS.accepts(latents):
+            raise UsageError(f"go_on takes for latents {TENSORS.words}, and no {type(latents).__name__}")
         base = getattr(type(self.pipe), "_dovetail_base", type(self.pipe))
         with self.running(), contextlib.suppress(DoesNotFitError):
             self.plan_ahead(args, kwargs)  # for tiles; what is not decoded need not fit
-        with self.running(), isolated(self.pipe, base, args, kwargs, ()) as call, going_on_from(latents):
+        with self._told(), self.running(), isolated(self.pipe, base, args, kwargs, ()) as call, going_on_from(latents):
             return call()
 
     @property
@@ -249,6 +260,15 @@ class CompiledPipeline(PlacedPipeline):
         With ``keeps_latents`` it is there after a call that succeeded too.
         """
         return dict(self._recovery.decoding)
+
+    @contextlib.contextmanager
+    def _told(self, errors: tuple[type[Exception], ...] = _WRONG) -> Iterator[None]:
+        """What the pipeline says of its arguments, as an error of ours."""
+        try:
+            yield
+        except errors as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UsageError(f"this {self.name} cannot be called so: {why}") from error
 
     def _check_there(self) -> None:
         """Raises UsageError where the pipeline is gone, or compiled by this no more."""

@@ -13,6 +13,7 @@ import torch
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import UsageError
 from ..conventions import libraries
+from ..conventions.checked import FILES, checked
 from ..conventions.dtypes import Dtypes
 from ..conventions.hub import INDEX, configs_of, read_json
 from ..conventions.pretrained import sorted_out
@@ -21,6 +22,7 @@ from .compile_pipeline import compile_opened, compile_pipeline
 from .loading import open_pipeline
 
 
+@checked(source=FILES)
 def load_single_file(
     source: str | os.PathLike[str],
     backend: Any = None,

@@ -23,7 +23,7 @@ _LOADS = ("load_lora_weights",)
 
 def handle_of(pipe: Any) -> CompiledPipeline | None:
     """What a compiled pipeline has at ``pipe.dovetail``, or None."""
-    found: CompiledPipeline | None = vars(pipe).get(MARK)
+    found: CompiledPipeline | None = getattr(pipe, "__dict__", {}).get(MARK)
     return found
 
 
@@ -117,7 +117,7 @@ def _is_there(handle: CompiledPipeline, args: tuple[Any, ...], kwargs: dict[str,
     dtypes = {one for one in given if isinstance(one, torch.dtype)}
     try:
         devices = {torch.device(one) for one in given if isinstance(one, (str, int, torch.device))}
-    except RuntimeError:  # there is no such device
+    except (RuntimeError, TypeError):  # there is no such device
         return False
     held = {one.module.dtype for one in handle.components.values() if hasattr(one.module, "dtype")}
     return bool(devices) and all(map(handle.computes_on, devices)) and (not dtypes or dtypes == held)

@@ -49,7 +49,9 @@ def test_a_read_that_goes_wrong_gives_the_same_picture_or_one_error(
 ) -> None:
     folder, call, expected = saved
     reads = Reads(monkeypatch)
-    dovetail.load_pipeline(folder, **REQUEST).dovetail.prepare(**call)
+    pipe = dovetail.load_pipeline(folder, **REQUEST)
+    pipe.dovetail.prepare(**call)
+    del pipe
     gc.collect()
     whole, reads.count = reads.count, 0
     reads.how, reads.at = how, 1 + whole * part // PARTS
