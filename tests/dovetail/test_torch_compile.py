@@ -167,6 +167,17 @@ def test_a_weight_that_is_written_or_replaced_counts_in_the_next_call() -> None:
 
 
 @torch.no_grad()
+def test_a_weight_with_other_data_counts_in_the_next_call_of_each_size() -> None:
+    model, sizes = Model().eval(), [torch.randn(batch, 8) for batch in (2, 3)]
+    fast = compiled(model, backend="sim0")
+    assert all(torch.equal(fast(x), model(x)) for x in sizes)
+    model.blocks[0].up.weight.data = torch.randn(32, 8)
+    assert all(torch.equal(fast(x), model(x)) for x in sizes)
+    model.double()
+    assert all(torch.equal(fast(x.double()), model(x.double())) for x in sizes)
+
+
+@torch.no_grad()
 def test_a_model_that_writes_its_input_is_refused_with_its_line_and_the_input_stays() -> None:
     def write(x: Tensor) -> Tensor:
         x.mul_(2)
