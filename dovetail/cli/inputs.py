@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..compiler.errors import UsageError
+from ..conventions.hub import read_json
 from .call import takes
 from .subject import Pipeline
 
@@ -108,7 +109,7 @@ class Inputs:
             return {}
         import diffusers
 
-        name = diffusers.ControlNetModel.load_config(self.control_net).get("_class_name", "ControlNetModel")
+        name = read_json(self.control_net / "config.json").get("_class_name", "ControlNetModel")
         cls = getattr(diffusers, str(name), None)
         if not inspect.isclass(cls) or not hasattr(cls, "from_pretrained"):
             raise UsageError(f"--control-net: diffusers has no {name}, which {self.control_net} is")
@@ -119,12 +120,12 @@ class Inputs:
 
 
 def _read(path: Path, name: str) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as picture:
-            return picture.convert("L" if name == "mask_image" else "RGB")
-    except (OSError, UnidentifiedImageError) as error:
+        with Image.open(path) as picture:  # photographs say how they are to be turned, and diffusers turns them too
+            return ImageOps.exif_transpose(picture).convert("L" if name == "mask_image" else "RGB")
+    except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {path}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,10 @@ def test_what_is_at_dovetail_refuses_what_makes_no_sense(pipe: Any) -> None:
     assert check(ours.refresh) == len(WRONG)
     assert check(lambda wrong: ours.go_on(wrong, **call)) >= len(WRONG) - 1
     assert check(pipe.to) > 20
+
+
+def test_a_path_that_is_no_utf_8_is_a_path() -> None:
+    with pytest.raises(DovetailError, match="nowhere"):
+        dovetail.load(os.fsdecode(b"/nowhere/\xff.json"))
+    with pytest.raises(DovetailError, match="nowhere"):
+        dovetail.load_single_file(Path(os.fsdecode(b"/nowhere/\xff.safetensors")))

@@ -18,8 +18,9 @@ import dovetail
 from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.cli.help import TOPICS
+from dovetail.cli.inputs import Inputs
 from dovetail.cli.picture import check_suffix, save
-from dovetail.compiler.errors import UsageError
+from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.conventions.prompts import told_of_cut
 from dovetail.conventions.schedulers import exchanged
 from dovetail.conventions.tasks import class_for
@@ -119,6 +120,26 @@ def test_a_picture_begins_where_it_is_told_to_and_is_that_of_diffusers(tmp_path:
     call = {**demo.CALL_DEFAULTS, "num_inference_steps": 4, "strength": 0.5, "image": Image.open(picture)}
     expected = pipe("a red circle", **call, generator=torch.Generator().manual_seed(3)).images[0]
     assert np.abs(np.asarray(Image.open(out)).astype(int) - np.asarray(expected)).max() <= 1
+
+
+def test_a_photograph_is_turned_as_it_says(tmp_path: Path) -> None:
+    file, photograph = tmp_path / "in.jpg", Image.new("RGB", (64, 32))
+    turned = photograph.getexif()
+    turned[0x0112] = 6  # a quarter to the right
+    photograph.save(file, exif=turned)
+    arguments = Inputs(image=file).arguments(None, {})
+    assert (arguments["width"], arguments["height"]) == arguments["image"].size == (32, 64)
+
+
+def test_a_picture_that_is_too_large_and_a_config_that_is_none_are_refused(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UsageError, match=r"cannot read a picture from .*in\.png"):
+        Inputs(image=picture).arguments(None, {})
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightError, match=r"config\.json cannot be read"):
+        Inputs(control_net=tmp_path).components(None)
 
 
 def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_path: Path, picture: Path) -> None:
