@@ -32,13 +32,15 @@ def built_from(checkpoint: WeightIndex, folder: Path, classes: Mapping[str, Any]
         classes: library and class by component.
         dtypes: by component.
 
-    Raises WeightError for a component that neither has, and where two components are found in one place.
+    Raises WeightError for a component that neither has, for a file that has none, and where two components are found in one place.
     """
     reader, built = WeightReader(), {}
     for name, (library, cls) in classes.items():
         if (folder / name / "config.json").is_file():
             one = _build(checkpoint, folder, name, library, cls, dtype_of(dtypes, name), reader)
             built.update({name: one} if one else {})
+    if classes and not built:
+        raise WeightError(f"{checkpoint.where} has no weights of {folder}: name the folder of its pipeline in config")
     _check_apart(checkpoint.where, built)
     return built
 
@@ -50,7 +52,7 @@ def _build(
         return build(library, cls, folder / name, None, dtype, checkpoint, reader)
     except WeightError as error:
         whole = dtype if isinstance(dtype, torch.dtype) else None
-        module = libraries.encoder_in(checkpoint.where, class_of(library, cls), folder, name, whole)
+        module = _encoder_in(checkpoint.where, class_of(library, cls), folder, name, whole)
         if module is not None:
             logger.warning("%s of %s is loaded by diffusers, into host memory: %s", name, checkpoint.where, error)
             return module, {}
@@ -60,6 +62,15 @@ def _build(
             ) from error
         logger.warning("%s is not in %s and is that of %s", name, checkpoint.where, folder)
         return None
+
+
+def _encoder_in(file: Path, cls: Any, folder: Path, name: str, dtype: torch.dtype | None) -> Any:
+    """The text encoder that diffusers finds in a file; raises WeightError where it cannot load what it finds."""
+    try:
+        return libraries.encoder_in(file, cls, folder, name, dtype) if cls is not None else None
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        why = (str(error).splitlines() or [""])[0]
+        raise WeightError(f"diffusers cannot load {name} out of {file}: {why}: is it damaged?") from error
 
 
 def _check_apart(file: Path, built: Mapping[str, Built]) -> None:

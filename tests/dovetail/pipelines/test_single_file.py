@@ -100,3 +100,27 @@ def test_what_is_no_file_of_weights_is_an_error(sd: Any, name: str, tmp_path: Pa
         (tmp_path / name).write_bytes(b"pickle")
     with pytest.raises(WeightError):
         dovetail.load_single_file(tmp_path / name, config=sd[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x", "has no weights of"),
+        ("cond_stage_model.transformer.text_model.embeddings.position_embedding.weight", "cannot load text_encoder"),
+    ],
+)
+def test_a_file_of_another_pipeline_and_a_damaged_encoder_are_errors(
+    sd: Any, name: str, said: str, tmp_path: Path
+) -> None:
+    save_file({name: torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightError, match=said):
+        dovetail.load_single_file(tmp_path / "other.safetensors", config=sd[1].parent / "saved")
+
+
+def test_a_class_that_diffusers_does_not_know_is_an_error(sd: Any, tmp_path: Path) -> None:
+    (file, folder, _, _), (pipe, _) = sd, tiny_pipelines.sd()
+    there = configs(folder, tmp_path / "there")
+    index = there / "model_index.json"
+    index.write_text(index.read_text().replace("UNet2DConditionModel", "UNetOfTomorrow"))
+    with pytest.raises(WeightError, match="no file of weights can be given to it"):
+        dovetail.load_single_file(file, config=there, vae=pipe.vae, text_encoder=pipe.text_encoder)
