@@ -32,7 +32,7 @@ from .described import as_html, as_text
 from .loras import apply_loras
 from .pipeline_state import bring_state
 from .placed import PlacedPipeline, give_back
-from .plan import resting_in_memory, share_out
+from .plan import modules_of, resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ class CompiledPipeline(PlacedPipeline):
                 self._leave(name, before())
         finally:
             self._join(new)
+            self._join_left()
 
     def _joining(self, name: str, module: nn.Module) -> Component:
         """A component that is to take the place of another; where that rests in files, it rests in host memory."""
@@ -216,6 +217,12 @@ class CompiledPipeline(PlacedPipeline):
             self._tiles.add(new.name, new.module, new.role)
             new.swap()
         self._settle()
+
+    def _join_left(self) -> None:
+        """Compiles again what was given back under one name and is there under another: two that changed places."""
+        for name, module in modules_of(self.pipe).items():
+            if all(module is not one.module for one in self.components.values()):
+                self._join(self._joining(name, module))
 
     def _leave(self, name: str, module: nn.Module | None) -> None:
         """Gives a component back, if anybody has its module still."""

@@ -152,3 +152,16 @@ def test_what_is_loaded_rests_in_host_memory_in_the_place_of_what_rests_in_files
     assert "the new vae lies in no file: its weights rest in host memory" in caplog.text
     assert torch.equal(paint(loaded, call).cpu(), expected)
     assert isinstance(loaded, diffusers.StableDiffusionPipeline)
+
+
+def test_two_components_may_change_places_and_each_is_compiled() -> None:
+    pipe, call = tiny_pipelines.sdxl()
+    first, (one, other) = paint(pipe, call), (pipe.text_encoder, pipe.text_encoder_2)
+    dovetail.compile_pipeline(pipe, SPREAD)
+    pipe.text_encoder, pipe.text_encoder_2 = other, one
+    assert [pipe.dovetail.components[name].module for name in ("text_encoder", "text_encoder_2")] == [other, one]
+    pipe.text_encoder, pipe.text_encoder_2 = one, other
+    assert torch.equal(paint(pipe, call).cpu(), first)
+    dovetail.undo(pipe)
+    assert is_ordinary(one)
+    assert is_ordinary(other)
