@@ -28,7 +28,9 @@ def _is_path(value: Any) -> bool:
     if not isinstance(value, (str, os.PathLike)):
         return False
     text = os.fspath(value)
-    return isinstance(text, str) and "\0" not in text and all(len(os.fsencode(part)) < 256 for part in PurePath(text).parts)
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    return all(len(os.fsencode(part)) < 256 for part in PurePath(text).parts)
 
 
 def _is_files(value: Any) -> bool:

@@ -32,7 +32,8 @@ def built_from(checkpoint: WeightIndex, folder: Path, classes: Mapping[str, Any]
         classes: library and class by component.
         dtypes: by component.
 
-    Raises WeightError for a component that neither has, for a file that has none, and where two components are found in one place.
+    Raises WeightError for a file that has none of them, for a component that neither has, and where two components are
+    found in one place.
     """
     reader, built = WeightReader(), {}
     for name, (library, cls) in classes.items():
