@@ -94,7 +94,10 @@ def generate(
     collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
     if saved and saved.pipeline != type(pipe).__name__:
-        raise UsageError(f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model")
+        raise UsageError(
+            f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model and the pictures that "
+            "it began with, --image FILE"
+        )
     _warn_of_prompt(pipe, arguments, is_demo=not model)
     run = Run(pipe, arguments, phases, output, model, painting.fps, latents_to, json)
     seeds = painting.seeds(seed)
@@ -109,12 +112,15 @@ def generate(
 
 
 def _check_files(output: Path, *others: Path | None) -> None:
-    """Raises UsageError for a file that cannot be written, or that can hold no picture."""
+    """Raises UsageError for a file that cannot be written, is named twice, or can hold no picture."""
     from .picture import check_suffix
 
-    for path in (output, *others):
-        if path is not None:
-            check_writable(path)
+    paths = [path for path in (output, *others) if path is not None]
+    for path in paths:
+        check_writable(path)
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is named twice, and only one thing can be written there: name another file")
     check_suffix(output)
 
 

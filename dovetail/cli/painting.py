@@ -16,6 +16,7 @@ from .subject import Pipeline, quiet_libraries
 
 FPS = 16
 _SEEDS = 2**31
+_MOST_SEEDS = 2**64
 
 
 def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -56,7 +57,12 @@ class Painting:
         return argument or self.named_prompt
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that were asked for, by the names that `call.check_options` knows."""
+        """The arguments that were asked for, by the names that `call.check_options` knows.
+
+        Raises UsageError for a seed that is none.
+        """
+        if not -_MOST_SEEDS // 2 <= self.seed <= _MOST_SEEDS - self.count:
+            raise UsageError(f"--seed {self.seed} is no seed: give one below {_MOST_SEEDS}, or -1 for any")
         given = {
             "num_inference_steps": self.steps,
             "negative_prompt": self.negative_prompt,

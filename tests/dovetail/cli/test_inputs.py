@@ -122,6 +122,14 @@ def test_a_picture_begins_where_it_is_told_to_and_is_that_of_diffusers(tmp_path:
     assert np.abs(np.asarray(Image.open(out)).astype(int) - np.asarray(expected)).max() <= 1
 
 
+def test_a_file_that_is_named_twice_and_a_seed_that_is_none_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "out.png"
+    for option in ("--profile", "--save-latents"):
+        assert "is named twice" in refused("generate", "a cat", "-o", file, option, file)
+    assert "is no seed" in refused("generate", "a cat", "-o", file, "--seed", 10**20)
+    assert "is no seed" in refused("generate", "a cat", "-o", file, "--seed", 2**64 - 1, "--num-images", 2)
+
+
 def test_a_photograph_is_turned_as_it_says(tmp_path: Path) -> None:
     file, photograph = tmp_path / "in.jpg", Image.new("RGB", (64, 32))
     turned = photograph.getexif()
