@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..compiler.errors import NotHereError, UsageError
-from ..compiler.spec.devices import Rig
 from ..progress.phases import Phases, begin
 from ..recovery.latents import Latents, read_latents
 from . import collect_from_now
@@ -27,6 +26,9 @@ from .progress import progress, tell
 from .run import Run, warn
 from .subject import Pipeline, dtype_of, find_pipeline, located
 from .weight_options import WeightFiles
+
+if TYPE_CHECKING:
+    from ..compiler.spec.devices import Rig
 
 
 def generate(

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import UsageError
-from ..compiler.spec.devices import Rig
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,6 +32,8 @@ def _is_path(value: Any) -> bool:
 
 
 def _is_files(value: Any) -> bool:
+    from ..compiler.checkpoints.index import WeightIndex
+
     several = isinstance(value, (list, tuple)) and bool(value) and all(map(_is_path, value))
     return isinstance(value, WeightIndex) or _is_path(value) or several
 
@@ -57,6 +57,12 @@ def _is_tensor(value: Any) -> bool:
     import torch
 
     return isinstance(value, torch.Tensor)
+
+
+def _is_rig(value: Any) -> bool:
+    from ..compiler.spec.devices import Rig
+
+    return isinstance(value, (str, Rig))
 
 
 def _is_passes(value: Any) -> bool:
@@ -96,7 +102,7 @@ _KINDS = {
     "dynamic_shapes": _NAMED,
     "components": _NAMED,
     "max_memory": Kind(lambda value: isinstance(value, Mapping), "a dict of device and size"),
-    "rig": Kind(lambda value: isinstance(value, (str, Rig)), "a Rig, or a text such as cuda0=24GiB,cuda1=16GiB"),
+    "rig": Kind(_is_rig, "a Rig, or a text such as cuda0=24GiB,cuda1=16GiB"),
     "passes": Kind(_is_passes, "a text of passes, or a list of them"),
     "callbacks": Kind(_is_functions, "a list of functions, called after passes"),
     "lora_apply_mode": _TEXT,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import given, settings
 
@@ -11,6 +13,15 @@ from dovetail.torch_compile.backend import compile_graph
 
 from .modules import ModuleCase, module_cases
 from .test_modules import equal
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Lets go of what Dynamo keeps, and of the weights with it."""
+    yield
+    torch.compiler.reset()
+    gc.collect()
+
 
 few = settings(max_examples=settings().max_examples // 5)
 

@@ -197,6 +197,7 @@ def test_latents_that_were_saved_become_the_same_picture(tmp_path: Path) -> None
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_any_seed_is_told(tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", 1, "--json", "-o", tmp_path / "a.png", "-s"]
     seeds = {json.loads(done(*words, -1).stdout)["seed"] for _ in range(2)}
@@ -204,6 +205,7 @@ def test_any_seed_is_told(tmp_path: Path) -> None:
     assert min(seeds) >= 0
 
 
+@pytest.mark.slow
 def test_progress_is_told_as_events_with_json(tmp_path: Path) -> None:
     told = done("generate", "a red circle", "--steps", 2, "--json", "-o", tmp_path / "a.png").stderr
     events = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
@@ -213,6 +215,7 @@ def test_progress_is_told_as_events_with_json(tmp_path: Path) -> None:
     assert phases.index("planning") < phases.index("sampling") < phases.index("decoding") < phases.index("writing")
 
 
+@pytest.mark.slow
 def test_a_controlnet_is_added_to_a_pipeline(sd: Path, tmp_path: Path, picture: Path) -> None:
     pipe, _ = tiny_pipelines.sd_controlnet()
     pipe.controlnet.save_pretrained(tmp_path / "net")
@@ -249,6 +252,7 @@ def test_words_that_the_demo_does_not_know_are_told() -> None:
     assert unknown_words("two red cats, a cat") == ["two", "cats", "cat"]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_cut_is_told() -> None:
     pipe = dovetail.compile_pipeline(tiny_pipelines.sd()[0], "cpu")
     most = pipe.tokenizer.model_max_length

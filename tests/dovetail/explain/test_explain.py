@@ -105,6 +105,7 @@ def test_what_differs_is_told_with_both_figures(split: Any) -> None:
     assert "transformer is only in the first" in list(differences(programs, other))
 
 
+@pytest.mark.slow
 def test_a_compiled_pipeline_explains_a_call_and_does_not_make_it() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, "sim0&sim1", rig="sim0=64MiB,sim1=64MiB,cpu=4GiB")
@@ -123,6 +124,7 @@ def test_plan_files_are_explained_alone(split: Any) -> None:
     assert all(str(speeds_here(one.rig)[one.main].label) for one in programs.values())
 
 
+@pytest.mark.slow
 def test_the_commands_answer(tmp_path: Path) -> None:
     for name, options in ("a", ["--backend", "sim0"]), ("b", ["--backend", "sim0+sim1"]):
         assert run("compile", *options, "--rig", "sim0=64MiB,sim1=64MiB", "-o", tmp_path / name).exit_code == 0
