@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -128,11 +129,12 @@ def _option(name: str) -> str:
 
 @contextlib.contextmanager
 def own_checks() -> Iterator[None]:
-    """Turns what a pipeline's own check of its arguments raises into a UsageError."""
+    """Turns what a pipeline's own code says of its arguments into a UsageError."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        if not any(frame.name == "check_inputs" for frame in traceback.extract_tb(error.__traceback__)):
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        if "/diffusers/pipelines/" not in Path(raised.filename).as_posix():
             raise
         raise UsageError(str(error)) from error
 

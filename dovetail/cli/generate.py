@@ -19,7 +19,7 @@ from .inputs import Inputs
 from .lora_options import Loras
 from .options import Debug, Dtype, Json, Where
 from .output import check_writable, print_json
-from .painting import Painting, class_of
+from .painting import Painting, class_of, without_size
 from .plan import accounted, print_account
 from .profile import profiled
 from .progress import progress, tell
@@ -76,8 +76,8 @@ def generate(
     prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
     saved, seed = _saved(latents, given, painting)
-    cls = class_of(pipeline, inputs, given)
-    given |= inputs.arguments(cls, given)
+    cls = class_of(pipeline, painting, inputs, given)
+    given = without_size(cls, given) | inputs.arguments(cls, given)
     painting.use_threads()
     options: dict[str, Any] = {
         "adapters": {**adapters, "plans": plans}, "dtype": dtype, "variant": variant, "pipeline_class": cls,
@@ -152,7 +152,7 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
 def _check_here(rig: Rig) -> None:
     if not rig.present:
         raise NotHereError(
-            f"nothing can run on {rig}: it is not this machine; plan for it with compile, show or verify"
+            f"nothing can run on {rig}: it is not this machine; plan for it with dovetail plan, compile, show or verify"
         )
 
 

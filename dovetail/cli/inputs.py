@@ -55,6 +55,10 @@ class Inputs:
         """Raises UsageError for a mask without a picture, and for files that are not there."""
         if self.mask and not self.image:
             raise UsageError("--mask says which part of a picture is painted anew: give that picture with --image")
+        if self.strength is not None and not self.image:
+            raise UsageError("--strength says how much of a picture is changed: give that picture with --image")
+        if self.control_strength is not None and not self.control_image:
+            raise UsageError("--control-strength says how closely to follow a picture: give it with --control-image")
         for option, path in (("--image", self.image), ("--mask", self.mask), ("--control-image", self.control_image)):
             if path is not None and not path.is_file():
                 raise UsageError(f"{option}: there is no file {path}")

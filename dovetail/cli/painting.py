@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from ..compiler.errors import UsageError
-from .call import PICTURE, check_options
+from .call import PICTURE, check_options, takes
 from .inputs import Inputs
 from .subject import Pipeline, quiet_libraries
 
-FPS = 16
 _SEEDS = 2**31
 _MOST_SEEDS = 2**64
 
@@ -45,7 +44,7 @@ class Painting:
         str,
         _option("--scheduler", "--sampling-method", metavar="NAME", help="euler, euler_a, heun, dpm++2m, ddim, …"),
     ] = ""
-    fps: Annotated[int, _option("--fps", min=1, help="Frames of a video a second.")] = FPS
+    fps: Annotated[int | None, _option("--fps", min=1, help="Frames of a video a second.")] = None
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="Threads that the CPU computes with.")
     ] = None
@@ -84,7 +83,13 @@ class Painting:
             torch.set_num_threads(self.threads)
 
 
-def class_of(pipeline: Pipeline, inputs: Inputs, given: Mapping[str, Any]) -> Any:
+def without_size(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without a size where a class takes none: it paints in that of the picture, which is resized."""
+    sizes = ("height", "width") if cls is not None and not takes(cls, "height") else ()
+    return {name: value for name, value in given.items() if name not in sizes}
+
+
+def class_of(pipeline: Pipeline, painting: Painting, inputs: Inputs, given: Mapping[str, Any]) -> Any:
     """The class that is to paint: that of the folder, or another one that takes such inputs; None where it is unknown.
 
     Raises UsageError for an option that it has no use for, before anything is loaded, and where there is no such class.
@@ -93,12 +98,12 @@ def class_of(pipeline: Pipeline, inputs: Inputs, given: Mapping[str, Any]) -> An
 
     quiet_libraries()
     cls = class_for(pipeline.kind, **inputs.kinds)
-    options = {**given, **inputs.options()}
-    if inputs.image is not None:  # it is resized where the class takes no size
-        options = {name: value for name, value in options.items() if name not in ("height", "width")}
     if cls is None:
         return None
-    check_options(cls, options)
+    options = {**given, **inputs.options()}
+    check_options(cls, without_size(cls, options) if inputs.image else options)
+    if painting.fps is not None and not takes(cls, "num_frames"):
+        raise UsageError(f"{cls.__name__} makes no video: leave out --fps")
     if has_controlnet(cls) and inputs.control_image is None:
         raise UsageError(f"{cls.__name__} has a ControlNet, which follows a picture: give --control-image FILE")
     return cls

@@ -30,7 +30,7 @@ class Run:
     phases: Phases
     output: Path
     model: str
-    fps: int
+    fps: int | None
     latents_to: Path | None
     json: bool
 
@@ -56,6 +56,7 @@ class Run:
         """
         import torch
 
+        torch.manual_seed(seed)  # for schedulers that pipelines give no generator
         generator = torch.Generator("cpu").manual_seed(seed)
         with own_checks(), progress("planning", self._steps, self.phases.describe, as_events=self.json) as advance:
             told = told_of_steps(self.pipe, advance)
@@ -65,7 +66,7 @@ class Run:
                         return self.pipe.dovetail.go_on(saved.tensors, **self.arguments, generator=generator)
                     return self.pipe(**self.arguments, **told, generator=generator)
             except BaseException:
-                if self.pipe.dovetail.latents:
+                if any(one.numel() for one in self.pipe.dovetail.latents.values()):
                     _keep(self._latents(seed), output, self.model)
                 raise
 
@@ -82,11 +83,11 @@ class Run:
 
     def _write(self, result: Any, output: Path) -> list[Path]:
         """Writes a picture or a video, and says where, unless that is to be said as JSON."""
-        from .picture import save
+        from .picture import FPS, save
 
         with self.phases.watching():
             begin("writing")
-            files = save(result, output, self.fps)
+            files = save(result, output, self.fps or FPS)
         if not self.json:
             print(*files, sep="\n", flush=True)
         return files

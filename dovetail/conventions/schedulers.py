@@ -32,9 +32,13 @@ def exchanged(scheduler: Any, name: str) -> Any:
 
     Raises UsageError for one that cannot take its place; the message has those that can.
     """
+    import diffusers
+
     known = {one.__name__: one for one in _compatible(scheduler)}
     wanted, changes = _METHODS.get(name.lower(), (name, {}))
     found = next((cls for own, cls in sorted(known.items()) if _plain(own) == _plain(wanted)), None)
+    if found is None and not any(_plain(one) == _plain(wanted) for one in dir(diffusers) if one.endswith("Scheduler")):
+        raise UsageError(f"no scheduler is called {name}; what can be taken: {', '.join(sorted(known))}")
     if found is None:
         others = ", ".join(sorted(set(known) - {type(scheduler).__name__})) or "none"
         raise UsageError(f"--scheduler {name} cannot take the place of {type(scheduler).__name__}; what can: {others}")

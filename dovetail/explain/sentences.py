@@ -15,7 +15,7 @@ from .facts import duration, sentences_of
 from .what_if import what_if
 
 _FULL = 0.9
-"""A device is said to be limited by its memory from this part of what may be used of it on."""
+"""A device is said to be nearly full from this part of what may be used of it on."""
 
 
 def explain_plan(account: Account) -> Iterator[str]:
@@ -52,6 +52,6 @@ def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
 def _full(device: Device, peak: int, memory: Memory, what: str) -> str:
     """How full a device gets, and whether its memory is what limits it."""
     left = f"{format_bytes(memory.free - peak)} are left"
-    limit = "its memory is the limit" if peak > _FULL * memory.free else left
+    limit = "it is nearly full" if peak > _FULL * memory.free else left
     may = format_bytes(memory.free)
     return f"{device} holds at most {format_bytes(peak)} of the {may} that it may use, {what}; {limit}."

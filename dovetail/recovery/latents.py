@@ -52,7 +52,10 @@ def read_latents(path: Path) -> Latents:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if about.get("format") != _FORMAT:
             raise UsageError(f"{path} holds no latents that dovetail saved")
-        return Latents(tensors, about["pipeline"], json.loads(about["call"]))
+        call = json.loads(about["call"])
+        if not isinstance(call, dict) or not isinstance(call.get("seed", 0), int):
+            raise UsageError(f"{path} does not say which call its latents are of")
+        return Latents(tensors, about["pipeline"], call)
     except FileNotFoundError as error:
         raise UsageError(f"there are no latents {path}: a call whose decoding fails writes them") from error
     except (OSError, SafetensorError, ValueError, KeyError) as error:

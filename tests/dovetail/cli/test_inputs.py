@@ -162,8 +162,10 @@ def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_p
     ("options", "why"),
     [
         (["--frames", 3], "FluxPipeline has no use for --frames"),
-        (["--strength", 0.5], "FluxPipeline has no use for --strength"),
-        (["--control-strength", 1], "FluxPipeline has no use for --control-strength"),
+        (["--strength", 0.5], "give that picture with --image"),
+        (["--control-strength", 1], "give it with --control-image"),
+        (["--fps", 8], "FluxPipeline makes no video"),
+        (["--scheduler", "blah"], "no scheduler is called blah"),
         (["--negative-prompt", "blue", "--cfg-scale", 1], "only with --cfg-scale above 1"),
         (["-p", "another"], "two prompts were given"),
         (["--scheduler", "ddim"], "cannot take the place of FlowMatchEulerDiscreteScheduler"),
@@ -179,6 +181,27 @@ def test_an_option_that_cannot_be_used_is_refused_before_anything_is_painted(
 def test_what_a_pipeline_says_of_its_arguments_is_a_usage_error(sd: Path, tmp_path: Path) -> None:
     why = refused("generate", "x", "--model", sd, "--size", 20, "--steps", 1, "-o", tmp_path / "out.png")
     assert why == "error: `height` and `width` have to be divisible by 8 but are 20 and 20.\n"
+
+
+def test_a_picture_takes_the_size_that_is_asked_for_where_the_pipeline_takes_none(
+    sd: Path, tmp_path: Path, picture: Path
+) -> None:
+    out = tmp_path / "out.png"
+    done("generate", "x", "-m", sd, "-i", picture, "--size", "32x48", "--strength", 0.9, "--steps", 2, "-o", out)
+    assert Image.open(out).size == (32, 48)
+
+
+@pytest.mark.slow
+def test_the_same_seed_paints_the_same_where_a_scheduler_draws_random_numbers_itself(tmp_path: Path) -> None:
+    for name in "a.png", "b.png":
+        done("generate", "a red circle", "--scheduler", "lcm", "--steps", 2, "-o", tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_strength_that_leaves_no_step_is_a_usage_error(tmp_path: Path, picture: Path) -> None:
+    words = ["generate", "x", "-i", picture, "--strength", 0, "--steps", 2, "-o", tmp_path / "out.png"]
+    assert "after adjusting" in refused(*words).lower()
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_pictures_are_those_of_the_next_seeds(tmp_path: Path) -> None:
