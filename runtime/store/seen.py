@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.frontend.trace_lock import alone
 from .source import tensors_of_module
@@ -24,6 +25,7 @@ _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("require
 class Seen:
     """Some modules, the dictionaries that hold weights, what is in them, and where and how new the data of each was.
 
+    ``storages`` tell that this data is still there: when it is freed, other data may come to lie in its place.
     ``wanting`` tells which of them required gradients. ``are_plain`` tells that C can ask all of them at once.
     """
 
@@ -33,6 +35,7 @@ class Seen:
     tensors: list[torch.Tensor]
     memory: list[Any]
     versions: list[int]
+    storages: list[StorageWeakRef]
     wanting: list[bool]
     are_plain: bool
 
@@ -49,7 +52,8 @@ class Seen:
         tensors = [value for value in values if value is not None]
         memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
         are_plain = all(type(one) in ORDINARY and not one.is_inference() for one in tensors)
-        return cls(modules, places, values, tensors, memory, versions, _wanting(tensors), are_plain)
+        storages = [StorageWeakRef(one.untyped_storage()) for one in tensors if type(one) in ORDINARY]
+        return cls(modules, places, values, tensors, memory, versions, storages, _wanting(tensors), are_plain)
 
     def is_current(self) -> bool:
         """Whether the dictionaries still hold the same tensors, and nobody has written these."""
@@ -59,6 +63,7 @@ class Seen:
                 _are(_held(self.places), self.values)
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
+                and not any(map(StorageWeakRef.expired, self.storages))
             )
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False
