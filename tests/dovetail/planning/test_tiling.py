@@ -68,6 +68,7 @@ def test_a_plan_takes_the_largest_tiles_that_fit_and_says_so(caplog: pytest.LogC
         refusing.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_much_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_m
     assert seconds["auto"] <= 0.8 * seconds["off"]
 
 
+@pytest.mark.slow
 def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Tile] = []
     lower = Planner.lower
@@ -120,6 +122,7 @@ def test_the_picture_in_tiles_is_that_of_diffusers_in_these_tiles() -> None:
     assert torch.equal(found, paint(pipe, call))
 
 
+@pytest.mark.slow
 def test_a_smaller_picture_afterwards_is_decoded_whole() -> None:
     pipe, call = sd()
     small = {**call, "height": 32, "width": 32}
