@@ -33,7 +33,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime.packing import pack
 from dovetail.runtime.quantized import dequantize_rows, kernels, only_torch

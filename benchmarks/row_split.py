@@ -24,7 +24,7 @@ from dovetail.compiler.ir.split import crossing_bytes
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.eligibility import marked_weights
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from testbed.zoo.full_size import FULL_SIZE, trace_entry
 from testbed.zoo.row_split import SHARES, Subject, gathered, marks, sliced_bytes

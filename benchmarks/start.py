@@ -40,11 +40,11 @@ PARTS = (
     "imports", "building", "tracing", "key", "reading the cache", "passes", "verify", "executor", "weights", "steps",
 )  # fmt: skip
 _TIMED = {
-    "dovetail.pipelines.loading": {"_build_all": "building", "_assemble": "building"},
+    "dovetail.pipelines.loading.saved": {"_build_all": "building", "_assemble": "building"},
     "dovetail.compiler.frontend.trace": {"trace": "tracing"},
     "dovetail.cache.traces": {"key_of": "key", "read": "reading the cache", "keep": "tracing"},
-    "dovetail.passes.manager": {"PassManager.run": "passes"},
-    "dovetail.passes.verification": {"verify": "verify"},
+    "dovetail.passes.infra.manager": {"PassManager.run": "passes"},
+    "dovetail.passes.lowering.verification": {"verify": "verify"},
     "dovetail.components.compiled": {
         "Executor.__init__": "executor",
         "CompiledModule.load": "weights",

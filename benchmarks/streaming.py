@@ -216,7 +216,7 @@ def modelled() -> None:
     from dovetail.compiler.spec.devices import Rig
     from dovetail.compiler.spec.residency import Residency
     from dovetail.compiler.spec.speeds import Speeds, speeds_of
-    from dovetail.passes.manager import PassManager
+    from dovetail.passes.infra.manager import PassManager
     from dovetail.passes.pipeline import default_passes
     from dovetail.passes.simulate.memory import simulate
     from dovetail.passes.simulate.timeline import timeline

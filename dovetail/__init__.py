@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from .compiling import compile
     from .components.compiled import CompiledModule
     from .pipelines.compile_pipeline import compile_pipeline, undo
-    from .pipelines.loading import load_pipeline
+    from .pipelines.loading.saved import load_pipeline
+    from .pipelines.loading.single_file import load_single_file
     from .pipelines.pipeline import CompiledPipeline
-    from .pipelines.single_file import load_single_file
     from .saved import load
 
 __version__ = "0.1.0"
@@ -27,8 +27,8 @@ _HOMES = {
     "compile": "compiling",
     "compile_pipeline": "pipelines.compile_pipeline",
     "load": "saved",
-    "load_pipeline": "pipelines.loading",
-    "load_single_file": "pipelines.single_file",
+    "load_pipeline": "pipelines.loading.saved",
+    "load_single_file": "pipelines.loading.single_file",
     "undo": "pipelines.compile_pipeline",
 }
 

@@ -20,10 +20,10 @@ from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import BOTH, Request, one_backend
 from .fitting.module import is_open, placed_module
-from .passes.assignment import Assignment
-from .passes.base import Pass
-from .passes.manager import Callback, PassManager
+from .passes.infra.base import Pass
+from .passes.infra.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes, with_assignment
+from .passes.placement.assignment import Assignment
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted

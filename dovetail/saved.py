@@ -13,9 +13,9 @@ from .compiler.text.plan_file import load_plan
 from .components.compiled import CompiledModule
 from .conventions.checked import WEIGHTS, checked
 from .conventions.request import switch_on
-from .passes.lower import Lower
-from .passes.manager import PassManager
-from .passes.verification import Verify
+from .passes.infra.manager import PassManager
+from .passes.lowering.lower import Lower
+from .passes.lowering.verification import Verify
 from .passes.verify.verifier import verify
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for

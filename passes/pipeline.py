@@ -11,26 +11,26 @@ from typing import Any
 from ..compiler.errors import SpecError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.units import parse_bytes
-from .assignment import Assign, Assignment
-from .base import Pass
-from .blocks import FindBlocks
-from .chunk import Chunk
-from .cut import Cut
-from .hoist import Hoist
-from .inductor import Inductor
-from .keep import Keep
-from .lora import Lora
-from .lower import Lower
-from .lower_packed import Quantize
-from .manager import Callback, PassManager
-from .pin import Pin
-from .place import Place
-from .reorder import Reorder
-from .reuse import Reuse
-from .rows import Rows
-from .simplify import Simplify
-from .sink import Sink
-from .verification import Verify
+from .infra.base import Pass
+from .infra.manager import Callback, PassManager
+from .lowering.keep import Keep
+from .lowering.lower import Lower
+from .lowering.verification import Verify
+from .placement.assignment import Assign, Assignment
+from .placement.blocks import FindBlocks
+from .placement.cut import Cut
+from .placement.hoist import Hoist
+from .placement.pin import Pin
+from .placement.place import Place
+from .placement.rows import Rows
+from .placement.sink import Sink
+from .rewrites.chunk import Chunk
+from .rewrites.inductor import Inductor
+from .rewrites.lora import Lora
+from .rewrites.lower_packed import Quantize
+from .rewrites.reorder import Reorder
+from .rewrites.reuse import Reuse
+from .rewrites.simplify import Simplify
 
 PASSES: dict[str, type[Pass]] = {
     step.name: step

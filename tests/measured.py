@@ -11,8 +11,8 @@ import torch
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.assignment import assigned, needs_under
-from dovetail.passes.base import Pass
+from dovetail.passes.infra.base import Pass
+from dovetail.passes.placement.assignment import assigned, needs_under
 from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim
 

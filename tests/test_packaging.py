@@ -80,8 +80,8 @@ def test_the_wheel_has_every_module_and_data_file(wheel: Path) -> None:
         expected = {f"{target}/{path.relative_to(ROOT / folder).as_posix()}" for path in modules(folder) + data}
         assert expected <= names
     assert "dovetail/py.typed" in names
-    assets = {path.name for path in (ROOT / "dovetail" / "draw" / "assets").iterdir()}
-    assert {f"dovetail/draw/assets/{name}" for name in assets} <= names
+    assets = {path.name for path in (ROOT / "dovetail" / "draw" / "page" / "assets").iterdir()}
+    assert {f"dovetail/draw/page/assets/{name}" for name in assets} <= names
     assert "page.html" in assets
 
 

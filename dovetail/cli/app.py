@@ -7,21 +7,21 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .cache import cache
-from .compile import compile
-from .convert import convert
-from .devices import devices
-from .env import env
-from .explain import diff, explain
-from .generate import generate
-from .help import help
-from .options import Debug, expanded, set_up_logging
+from .commands.cache import cache
+from .commands.compile import compile
+from .commands.convert import convert
+from .commands.devices import devices
+from .commands.env import env
+from .commands.explain import diff, explain
+from .commands.generate import generate
+from .commands.help import help
+from .commands.passes import passes
+from .commands.plan import plan
+from .commands.profile import profile
+from .commands.show import show
+from .commands.verify import verify
+from .options.shared import Debug, expanded, set_up_logging
 from .outcome import Commands
-from .passes import passes
-from .plan import plan
-from .profile import profile
-from .show import show
-from .verify import verify
 
 app = typer.Typer(
     cls=Commands,

@@ -10,7 +10,7 @@ from ..compiler.frontend.autocast import autocast_state
 from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..lora.adapters import Branches
-from .call_key import call_key
+from .arguments.call_key import call_key
 from .calls import BY_PARTS, ByParts, Call, answer_late, has_ended, refuse_gradients
 from .compiled import CompiledModule
 from .dry import DryCall, DryRun, dry_run

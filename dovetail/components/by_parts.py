@@ -27,10 +27,10 @@ from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.stored_weight import StoredWeight
-from .call_key import call_key
+from .arguments.call_key import call_key
+from .arguments.crossing import Crossing, is_stateful
 from .calls import BY_PARTS, ByParts, Call, OfComponent, answer_late, moved
 from .compiled import CompiledModule
-from .crossing import Crossing, is_stateful
 from .dry import CannotBePlannedError, DryRun, dry_run
 from .sites import Site
 

@@ -16,11 +16,11 @@ from ..compiler.errors import CallError, TraceError
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
-from ..passes.chunk import chunks_of
+from ..passes.rewrites.chunk import chunks_of
+from .arguments.lengths import Form
 from .calls import Answering, ByParts, Call, OfComponent, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
 from .dry import dry_run
-from .lengths import Form
 from .skeleton import skeleton
 
 if TYPE_CHECKING:

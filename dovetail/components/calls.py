@@ -21,8 +21,8 @@ from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..conventions.replacements import Replacement, copy_as_is
 from ..runtime.devices.transfers import handed
+from .arguments.lengths import Lengths
 from .compiled import CompiledModule
-from .lengths import Lengths
 
 if TYPE_CHECKING:
     from .component import Component

@@ -30,11 +30,10 @@ from ..conventions.libraries import VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters
 from ..lora.stand_ins import guard_module
-from ..passes.assignment import Assigned, Assignment
+from ..passes.placement.assignment import Assigned, Assignment
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 from .answers import answer
-from .assigned import AssignedWeights
 from .by_parts import Parts
 from .call_compiler import CallCompiler, Finish
 from .calls import (
@@ -43,10 +42,11 @@ from .calls import (
 from .compiled import CompiledModule
 from .merging import Merges
 from .module_methods import put_methods
-from .module_view import ModuleView
 from .sharing import Sharing
 from .sites import Sites
 from .watch import Watch
+from .weights.assigned import AssignedWeights
+from .weights.module_view import ModuleView
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..passes.assignment import Assigned, Assignment, check_weights
-from ..passes.by_name import split_by_name, units_of
+from ..passes.placement.assignment import Assigned, Assignment, check_weights
+from ..passes.placement.by_name import split_by_name, units_of
 from ..runtime.store.stored_weight import StoredWeight
 from .calls import OfComponent
 

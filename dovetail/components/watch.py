@@ -11,7 +11,7 @@ from torch import nn
 
 from .calls import Call, OfComponent
 from .stamp import Stamp, State
-from .weight_stamp import WeightStamp
+from .weights.weight_stamp import WeightStamp
 
 if TYPE_CHECKING:
     from .component import Component

@@ -66,7 +66,7 @@ def _is_rig(value: Any) -> bool:
 
 
 def _is_passes(value: Any) -> bool:
-    from ..passes.base import Pass
+    from ..passes.infra.base import Pass
 
     return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(one, Pass) for one in value))
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..compiler.errors import UsageError
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
-from ..passes.assignment import Assignment, assigned_whole
+from ..passes.placement.assignment import Assignment, assigned_whole
 
 
 def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:

@@ -1,10 +1,10 @@
 """Draws where programs run: pictures and pages for people, every fact for machines (JSON)."""
 
 from .document import document
-from .dot import dot
-from .mermaid import mermaid
-from .outline import Edge, Outline, Part, outline
-from .page import page
-from .svg import svg
+from .graph.dot import dot
+from .graph.mermaid import mermaid
+from .graph.svg import svg
+from .outline.outline import Edge, Outline, Part, outline
+from .page.page import page
 
 __all__ = ["Edge", "Outline", "Part", "document", "dot", "mermaid", "outline", "page", "svg"]

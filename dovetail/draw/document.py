@@ -9,8 +9,8 @@ from torch.fx import Node
 from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
-from .grouping import UnitFinder, unit_finder
-from .outline import modules_of
+from .outline.grouping import UnitFinder, unit_finder
+from .outline.outline import modules_of
 
 
 def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[str, Any]:

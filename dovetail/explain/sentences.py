@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Memory
 from ..compiler.spec.units import format_bytes
-from ..draw.reasons import reason_for
+from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..planning.table import Account

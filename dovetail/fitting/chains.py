@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..compiler.ir.program import Program
-from ..passes.blocks import FindBlocks
-from ..passes.chunk import Chunk
 from ..passes.fit.chain import Chain, chain_of
 from ..passes.fit.workload import joined
-from ..passes.lower_packed import Quantize
-from ..passes.manager import PassManager
-from ..passes.simplify import Simplify
+from ..passes.infra.manager import PassManager
+from ..passes.placement.blocks import FindBlocks
+from ..passes.rewrites.chunk import Chunk
+from ..passes.rewrites.lower_packed import Quantize
+from ..passes.rewrites.simplify import Simplify
 
 COUNTS = (2, 4, 8)
 """The numbers of chunks that are tried where the number is to be found."""

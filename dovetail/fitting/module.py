@@ -15,9 +15,9 @@ from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
-from ..passes.chunk import chunks_of
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load
+from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .asked import leaves_devices_open
 from .chains import COUNTS, chain_of_trace, chains_in_chunks

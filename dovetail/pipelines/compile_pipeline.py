@@ -9,8 +9,8 @@ from typing import Any
 from ..compiler.spec.devices import Rig
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
-from ..passes.base import Pass
-from ..passes.manager import Callback
+from ..passes.infra.base import Pass
+from ..passes.infra.manager import Callback
 from ..runtime.store.store import Origins
 from .pipeline import CompiledPipeline
 from .subclass import handle_of

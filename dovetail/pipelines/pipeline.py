@@ -36,7 +36,7 @@ from .plan import modules_of, resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
 
 if TYPE_CHECKING:
-    from ..draw.page import Page
+    from ..draw.page.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class CompiledPipeline(PlacedPipeline):
 
         Raises UsageError where the call cannot be planned, and DoesNotFitError as `plan` does.
         """
-        from ..draw.page import page  # which is not needed to paint
+        from ..draw.page.page import page  # which is not needed to paint
 
         generation = self.plan(*args, **kwargs)
         if generation is None:

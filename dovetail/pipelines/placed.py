@@ -29,8 +29,8 @@ from ..fitting.decide import Decision
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..lora.adapters import plain_name
-from ..passes.base import Pass
-from ..passes.manager import Callback, PassManager
+from ..passes.infra.base import Pass
+from ..passes.infra.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
 from ..planning.generation import Generation
 from ..planning.planner import Planner

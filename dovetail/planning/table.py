@@ -20,7 +20,7 @@ from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
-from ..passes.chunk import chunks_of
+from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 

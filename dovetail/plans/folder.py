@@ -22,8 +22,8 @@ from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
 from ..compiler.text.plan_file import load_plan
-from ..passes.assignment import Assigned, Assignment
-from ..passes.chunk import chunks_of
+from ..passes.placement.assignment import Assigned, Assignment
+from ..passes.rewrites.chunk import chunks_of
 from ..passes.verify.verifier import verify
 
 logger = logging.getLogger(__name__)

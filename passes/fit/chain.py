@@ -17,7 +17,7 @@ from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.speeds import Speed
 from ..analysis.liveness import live_bytes
-from ..place import blocks_of_nodes
+from ..placement.place import blocks_of_nodes
 from ..simulate.cost import OpCost, cost_of
 
 REST = -1

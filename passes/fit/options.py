@@ -14,9 +14,9 @@ from itertools import accumulate, pairwise, permutations, product
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.speeds import Speeds
-from ..place import Part as Placed
-from ..place import Room as Offer
-from ..place import split_parts
+from ..placement.place import Part as Placed
+from ..placement.place import Room as Offer
+from ..placement.place import split_parts
 from .chain import Chain
 from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ...compiler.spec.backend import AUTO, Resting
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
-from ..place import Part as Placed
-from ..place import Room, split_parts
+from ..placement.place import Part as Placed
+from ..placement.place import Room, split_parts
 from .options import Option
 from .search import Solution, peaks
 from .workload import Budgets, Load

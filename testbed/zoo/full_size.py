@@ -12,10 +12,10 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.liveness import peak_bytes
-from dovetail.passes.base import Change, Pass
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
-from dovetail.passes.simplify import Simplify
+from dovetail.passes.rewrites.simplify import Simplify
 
 from . import full_size_diffusion, full_size_encoders
 from .full_size_diffusion import deepened

@@ -19,7 +19,7 @@ from dovetail.compiler.ir.split import is_gathered, pieces
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.eligibility import marked_weights
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights

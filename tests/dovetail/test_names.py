@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import dovetail
 from dovetail.cli.app import app
-from dovetail.cli.output import print_json, print_table
-from dovetail.cli.subject import _read_index, _stored_dtypes
+from dovetail.cli.options.subject import _read_index, _stored_dtypes
+from dovetail.cli.output.results import print_json, print_table
 from dovetail.compiler.atomic_write import written_beside
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.checkpoints.names import is_plain
@@ -25,7 +25,7 @@ from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.compiler.printable import printable
 from dovetail.draw import dot, mermaid
 from dovetail.lora.requested import Lora, refuse_pickle
-from dovetail.pipelines.loading import open_pipeline
+from dovetail.pipelines.loading.saved import open_pipeline
 
 ESCAPES = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 HOSTILE_NAMES = (

@@ -16,7 +16,7 @@ from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
 from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes import rows
+from dovetail.passes.placement import rows
 from testbed.pipelines.tiny_pipelines import paint, wide_flux
 
 X = torch.linspace(-1, 1, 2 * 256).reshape(2, 256)
@@ -109,12 +109,12 @@ def test_devices_of_mixed_kinds_take_part() -> None:
 
 def test_what_has_nothing_to_slice_is_split_by_layers_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
     rows._tell.cache_clear()
-    with caplog.at_level(logging.INFO, "dovetail.passes.rows"):
+    with caplog.at_level(logging.INFO, "dovetail.passes.placement.rows"):
         for _ in range(2):
             compiled = split(wide(64), "sim0&sim1")
     assert not slices(compiled.program)
     assert {str(segment.device) for segment in compiled.program.segments} == {"sim0", "sim1"}
-    (record,) = (record for record in caplog.records if record.name == "dovetail.passes.rows")
+    (record,) = (record for record in caplog.records if record.name == "dovetail.passes.placement.rows")
     assert record.levelno == logging.WARNING
     assert "Wide cannot be split by rows, for none of its weights is a matrix of a block" in record.message
     assert "run one after another" in record.message
@@ -123,9 +123,9 @@ def test_what_has_nothing_to_slice_is_split_by_layers_and_says_why_once(caplog: 
 
 def test_one_device_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
     rows._tell.cache_clear()
-    with caplog.at_level(logging.INFO, "dovetail.passes.rows"):
+    with caplog.at_level(logging.INFO, "dovetail.passes.placement.rows"):
         compiled = split(wide(), "sim0")
-    said = [record.levelno for record in caplog.records if record.name == "dovetail.passes.rows"]
+    said = [record.levelno for record in caplog.records if record.name == "dovetail.passes.placement.rows"]
     assert said == [logging.INFO]  # that rows mean nothing on one device was told when the request was read
     assert torch.equal(compiled(X), wide()(X))
 

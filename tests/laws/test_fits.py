@@ -17,8 +17,8 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.assignment import assigned, needs_under
-from dovetail.passes.place import Part, Room, split_parts
+from dovetail.passes.placement.assignment import assigned, needs_under
+from dovetail.passes.placement.place import Part, Room, split_parts
 from dovetail.runtime import sim
 from tests.cases import slow_but
 

@@ -14,11 +14,11 @@ from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.base import Change, Pass
-from dovetail.passes.cut import Cut
-from dovetail.passes.lower import Lower
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.pipeline import default_passes
+from dovetail.passes.placement.cut import Cut
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim

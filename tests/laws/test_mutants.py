@@ -25,7 +25,7 @@ from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Run, Sche
 from dovetail.compiler.ir.split import pieces, split_of
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
-from dovetail.passes.pin import pinned
+from dovetail.passes.placement.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim, steps, transport
 from dovetail.runtime.devices.accelerator import accelerator_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 import dovetail
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.verify.verifier import verify

@@ -20,8 +20,8 @@ from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.lower import Lower
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim

@@ -12,7 +12,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import MIB
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.runtime import sim
 

@@ -18,11 +18,11 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import MIB
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.assignment import Assigned, Assignment, check, commit
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import lowered, parse_passes
-from dovetail.passes.place import layer_split
-from dovetail.passes.rows import row_split
+from dovetail.passes.placement.assignment import Assigned, Assignment, check, commit
+from dovetail.passes.placement.place import layer_split
+from dovetail.passes.placement.rows import row_split
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights

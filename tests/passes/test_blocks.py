@@ -6,9 +6,9 @@ from torch import nn
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
-from dovetail.passes.blocks import FindBlocks
-from dovetail.passes.manager import PassManager
-from dovetail.passes.simplify import Simplify
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.placement.blocks import FindBlocks
+from dovetail.passes.rewrites.simplify import Simplify
 
 Tensor = torch.Tensor
 

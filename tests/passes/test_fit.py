@@ -18,9 +18,9 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB, KIB, MIB
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
-from dovetail.passes.assignment import assigned, needs_under
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
+from dovetail.passes.placement.assignment import assigned, needs_under
 
 LAYER = 4 * (256 * 256 + 256)  # bytes of one linear layer of width 256
 

@@ -8,7 +8,7 @@ import dovetail
 from dovetail.compiler.ir.aliasing import base_of
 from dovetail.compiler.ir.program import device_of
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.hoist import Hoist
+from dovetail.passes.placement.hoist import Hoist
 from dovetail.runtime.store.program_weights import ProgramWeights
 
 from .sample import RIG, program_of

@@ -13,7 +13,7 @@ from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim

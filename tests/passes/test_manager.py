@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.errors import DoesNotFitError, PassError, UsageError
 from dovetail.compiler.ir.program import Program
-from dovetail.passes.base import Change, Pass
-from dovetail.passes.cut import Cut
-from dovetail.passes.lower import Lower
-from dovetail.passes.manager import PassManager
-from dovetail.passes.pin import Pin
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.pipeline import PASSES, default_passes, parse_passes
-from dovetail.passes.place import Place
+from dovetail.passes.placement.cut import Cut
+from dovetail.passes.placement.pin import Pin
+from dovetail.passes.placement.place import Place
 
 from .sample import sample
 

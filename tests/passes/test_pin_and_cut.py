@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.program import Program, device_of, placement_of, tensors_of
-from dovetail.passes.cut import Cut
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.placement.cut import Cut
 
 from .sample import DEVICES, RIG, program_of, sample
 

@@ -10,10 +10,10 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.units import KIB, MIB
 from dovetail.passes.analysis.liveness import peak_bytes
-from dovetail.passes.blocks import FindBlocks
-from dovetail.passes.manager import PassManager
-from dovetail.passes.place import Place, split_blocks
-from dovetail.passes.simplify import Simplify
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.placement.blocks import FindBlocks
+from dovetail.passes.placement.place import Place, split_blocks
+from dovetail.passes.rewrites.simplify import Simplify
 
 BLOCK = 4 * (64 * 64 + 64)  # bytes of one linear layer of width 64
 

@@ -21,7 +21,7 @@ from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.analysis.memory_needs import needs_of
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim

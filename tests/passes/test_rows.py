@@ -19,7 +19,7 @@ from dovetail.compiler.ir.split import is_gathered, members, part_of, pieces, ty
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.spec.devices import Device, Memory
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim

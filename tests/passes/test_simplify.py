@@ -10,8 +10,8 @@ import dovetail
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.text.printer import print_program
-from dovetail.passes.manager import PassManager
-from dovetail.passes.simplify import Simplify
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.rewrites.simplify import Simplify
 
 Tensor = torch.Tensor
 

@@ -12,7 +12,7 @@ from dovetail.compiler.ir.program import Program, device_of, place_node, tensors
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.verifier import violations
 from dovetail.runtime.store.program_weights import ProgramWeights

@@ -18,7 +18,7 @@ from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify

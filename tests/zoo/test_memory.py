@@ -17,7 +17,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cache import folder, traces
 from dovetail.cli.app import app
-from dovetail.cli.cache import _age
+from dovetail.cli.commands.cache import _age
 from dovetail.compiler.errors import SpecError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import demo
-from dovetail.cli.lora_options import Loras
-from dovetail.cli.subject import find_pipeline
+from dovetail.cli.options.lora import Loras
+from dovetail.cli.options.subject import find_pipeline
 from dovetail.lora.requested import Lora, taken_from
 
 from .test_cli import done, run

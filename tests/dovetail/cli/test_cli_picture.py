@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dovetail.cli.picture import check_suffix, other_size, save
+from dovetail.cli.output.picture import check_suffix, other_size, save
 from dovetail.compiler.errors import DovetailError, UsageError
 
 FRAMES = np.stack([np.full((4, 6, 3), shade) for shade in (0.0, 0.5, 1.0)])

@@ -7,8 +7,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dovetail import demo
-from dovetail.cli.subject import Pipeline, find_pipeline
-from dovetail.cli.weight_options import WeightFiles
+from dovetail.cli.options.subject import Pipeline, find_pipeline
+from dovetail.cli.options.weights import WeightFiles
 from testbed import published
 
 from .test_cli import data, done, run

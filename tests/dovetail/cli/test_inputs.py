@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 import dovetail
 from dovetail import demo
 from dovetail.cli.app import app
-from dovetail.cli.help import TOPICS
-from dovetail.cli.inputs import Inputs
-from dovetail.cli.picture import check_suffix, save
+from dovetail.cli.commands.help import TOPICS
+from dovetail.cli.options.inputs import Inputs
+from dovetail.cli.output.picture import check_suffix, save
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.conventions.prompts import told_of_cut
 from dovetail.conventions.schedulers import exchanged

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from dovetail.cli import progress as module
-from dovetail.cli.progress import progress
+from dovetail.cli.output import progress as module
+from dovetail.cli.output.progress import progress
 
 
 def test_a_log_gets_lines_that_say_the_phase_and_the_steps(

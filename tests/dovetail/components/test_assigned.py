@@ -13,7 +13,7 @@ import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
-from dovetail.passes.assignment import Assigned, Assignment
+from dovetail.passes.placement.assignment import Assigned, Assignment
 from dovetail.runtime import sim
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline

@@ -12,7 +12,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.spec.devices import Device
-from dovetail.components.module_view import ModuleView
+from dovetail.components.weights.module_view import ModuleView
 from dovetail.runtime import sim
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.cli.subject import find_pipeline, located
+from dovetail.cli.options.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
 from dovetail.conventions.dtypes import AUTO, read_dtypes
 from testbed.pipelines import tiny_pipelines
@@ -77,7 +77,7 @@ def test_a_repository_that_is_not_there_is_an_error_of_ours(hub: Any) -> None:
 
 
 def test_the_command_line_knows_the_components_of_a_repository(hub: Any) -> None:
-    from dovetail.cli.subject import find_pipeline
+    from dovetail.cli.options.subject import find_pipeline
 
     assert find_pipeline("owner/sd").components["text_encoder"] == "te"
     assert [file for file, _ in hub] == ["model_index.json"]

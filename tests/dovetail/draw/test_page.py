@@ -16,9 +16,9 @@ from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.draw import page
-from dovetail.draw.nodes import graph_of
-from dovetail.draw.over_time import LAYERS, of_call
-from dovetail.passes.lower import Lower
+from dovetail.draw.page.nodes import graph_of
+from dovetail.draw.page.over_time import LAYERS, of_call
+from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.profile import profile
 from tests.dovetail.draw.models import stack

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DovetailError, UsageError
 from dovetail.draw import dot, mermaid, outline, svg
-from dovetail.draw.depths import Drawing, Limits, fitted
-from dovetail.draw.mermaid import LIMITS
+from dovetail.draw.graph.depths import Drawing, Limits, fitted
+from dovetail.draw.graph.mermaid import LIMITS
 from tests.dovetail.draw.models import stack
 
 HOSTILE = ('a"]\n  click a', "<img src=x onerror=y>", "a\\", "`x`", "1. x", "- x", "**x**")

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from dovetail.cli.app import app
 from dovetail.draw import document
-from dovetail.draw.outline import outline
-from dovetail.draw.reproduce import command_for
+from dovetail.draw.outline.outline import outline
 from dovetail.draw.schema import Shown
-from dovetail.draw.summary import rows_of, rows_of_devices
+from dovetail.draw.text.reproduce import command_for
+from dovetail.draw.text.summary import rows_of, rows_of_devices
 from tests.dovetail.draw.models import stack
 
 

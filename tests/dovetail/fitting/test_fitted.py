@@ -11,9 +11,9 @@ from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
-from dovetail.passes.chunk import chunks_of
+from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.pipelines.dryrun import DryPipeline
-from dovetail.pipelines.loading import open_pipeline
+from dovetail.pipelines.loading.saved import open_pipeline
 from dovetail.runtime.sim import device_module as sim
 
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}

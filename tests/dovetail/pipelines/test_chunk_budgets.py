@@ -15,7 +15,7 @@ import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Lifetime, Load
-from dovetail.passes.chunk import chunks_of
+from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE, result

@@ -11,7 +11,7 @@ import torch
 from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import CallError
 from dovetail.pipelines.dryrun import DryPipeline
-from dovetail.pipelines.loading import open_pipeline
+from dovetail.pipelines.loading.saved import open_pipeline
 
 REQUEST = {"backend": "diffusion=sim0&sim1,te=sim1,vae=sim0", "rig": "sim0=1GiB,sim1=1GiB,cpu=4GiB"}
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1}

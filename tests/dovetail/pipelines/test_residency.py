@@ -20,7 +20,7 @@ from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.ir.staging import slot_bytes
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.components.module_view import ModuleView
+from dovetail.components.weights.module_view import ModuleView
 from dovetail.runtime import sim
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.runtime.store.store import Store

@@ -11,7 +11,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.chunk import chunks_of
+from dovetail.passes.rewrites.chunk import chunks_of
 from tests.dovetail.components.small_pipeline import WIDTH, Model, Pipeline
 from tests.measured import measured, predicted
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dovetail.cli.app import app
 from dovetail.compiler.errors import WeightError
 from dovetail.pipelines.dryrun import DryPipeline
-from dovetail.pipelines.loading import open_pipeline
+from dovetail.pipelines.loading.saved import open_pipeline
 from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
 

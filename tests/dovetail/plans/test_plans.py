@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
-from dovetail.passes.chunk import chunks_of
+from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
 from tests.dovetail.components.small_pipeline import WIDTH, Model

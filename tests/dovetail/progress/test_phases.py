@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dovetail.cli.figures import document_of, line_of
+from dovetail.cli.output.figures import document_of, line_of
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.progress.phases import Phases, begin, note_read, phase
 from dovetail.runtime.store.reader import WeightReader

@@ -14,7 +14,7 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DovetailError
 from dovetail.components.component import Component
-from dovetail.passes.assignment import Assigned, Assignment
+from dovetail.passes.placement.assignment import Assigned, Assignment
 from dovetail.planning.tiling import Tile, put_settings, settings, tile_vae
 from dovetail.runtime import sim
 from dovetail.runtime.store.origin import HOST

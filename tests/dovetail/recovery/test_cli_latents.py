@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
-from dovetail.cli.run import _keep
+from dovetail.cli.output.run import _keep
 from dovetail.components.component import Component
 from dovetail.recovery.latents import Latents, save_latents
 

@@ -15,7 +15,7 @@ from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.replicated import SMALL, replicated_weights
-from dovetail.passes.assignment import assigned, needs_under
+from dovetail.passes.placement.assignment import assigned, needs_under
 from dovetail.passes.verify.verifier import verify
 
 

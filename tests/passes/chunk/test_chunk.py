@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import dovetail
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.chunking.bands import bands
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.verify.deep import verify_deep

@@ -15,9 +15,9 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Run
 from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.chunk import chunks_of
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
+from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.packing import pack

@@ -11,7 +11,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.speeds import Speed
 from dovetail.passes.fit.chain import Chain, chain_of
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.simulate.cost import cost_of
 

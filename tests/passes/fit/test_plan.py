@@ -9,7 +9,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.options import Machine, option
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import Solution
-from dovetail.passes.place import Part, Room, split_parts
+from dovetail.passes.placement.place import Part, Room, split_parts
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, found, load, machine, pipeline
 

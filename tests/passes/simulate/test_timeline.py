@@ -12,7 +12,7 @@ from dovetail.compiler.ir.schedule import Await, Load, Release, Run, Schedule, S
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.speeds import Speed, Speeds
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.cost import cost_of
 from dovetail.passes.simulate.timeline import timeline

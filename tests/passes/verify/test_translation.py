@@ -14,8 +14,8 @@ from torch.fx import Node
 from dovetail.compiler.errors import PassError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
-from dovetail.passes.base import Change, Pass
-from dovetail.passes.manager import PassManager
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.infra.manager import PassManager
 
 from ..sample import program_of
 

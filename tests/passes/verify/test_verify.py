@@ -21,7 +21,7 @@ from dovetail.compiler.ir.split import split_of
 from dovetail.compiler.spec.devices import Device, Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
-from dovetail.passes.verification import Verify
+from dovetail.passes.lowering.verification import Verify
 from dovetail.passes.verify.deep import _FakeRun, verify_deep
 from dovetail.passes.verify.verifier import RULES, verify, violations
 from tests.laws.schedules import changed, freed_early

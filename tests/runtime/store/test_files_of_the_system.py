@@ -127,7 +127,7 @@ def test_the_host_has_the_memory_that_a_rig_says_it_has() -> None:
 
 
 def test_the_components_of_a_pipeline_share_what_reads_their_files(tmp_path: Path) -> None:
-    from dovetail.pipelines.loading import open_pipeline
+    from dovetail.pipelines.loading.saved import open_pipeline
     from testbed.pipelines import tiny_pipelines
 
     pipe, _ = tiny_pipelines.sd()

@@ -1,0 +1,74 @@
+"""`dovetail cache`: the traces that are kept on disk for the next start."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+import typer
+
+from ...cache import folder
+from ...compiler.errors import UsageError
+from ...compiler.spec.units import format_bytes
+from ..options.shared import Debug, Json
+from ..output.results import print_json, print_table
+
+Action = Annotated[
+    Literal["list", "clear", "path"],
+    typer.Argument(help="list: what is kept; clear: remove all of it; path: where it is."),
+]
+
+
+def cache(action: Action = "list", json: Json = False, debug: Debug = False) -> None:
+    """List what is kept of earlier runs, so that a second start is quick, or remove it.
+
+    DOVETAIL_CACHE=0 keeps nothing, DOVETAIL_CACHE_DIR names another folder, DOVETAIL_CACHE_SIZE how large it may grow.
+    """
+    if action == "list":
+        _list(json)
+    elif action == "clear":
+        _clear(json)
+    else:
+        print_json({"path": str(folder.place())}) if json else print(folder.place())
+
+
+def _list(json: bool) -> None:
+    found, most = folder.entries(), folder.limit()
+    names = [folder.class_in(entry) for entry in found]
+    if json:
+        facts = [
+            {"key": one.key, "class": name, "bytes": one.nbytes, "used": one.used}
+            for one, name in zip(found, names, strict=True)
+        ]
+        print_json({"path": str(folder.place()), "on": folder.is_on(), "limit_bytes": most, "entries": facts})
+        return
+    rows = [
+        (name or "damaged", format_bytes(one.nbytes), _age(one.used), one.key[:12])
+        for one, name in zip(found, names, strict=True)
+    ]
+    print_table(("trace of", "size", "used", "key"), rows, right=(1,))
+    total = format_bytes(sum(one.nbytes for one in found))
+    print(f"{len(found)} entries, {total} of at most {format_bytes(most)}, in {folder.place()}")
+    if not folder.is_on():
+        print(f"switched off by {folder.SWITCH}")
+
+
+def _clear(json: bool) -> None:
+    try:
+        count, nbytes = folder.clear()
+    except OSError as error:
+        raise UsageError(f"cannot clear {folder.place()}: {error.strerror}: remove the folder by hand") from error
+    if json:
+        print_json({"path": str(folder.place()), "removed": count, "bytes": nbytes})
+    else:
+        print(f"removed {count} entries ({format_bytes(nbytes)}) from {folder.place()}")
+
+
+def _age(used: float) -> str:
+    """How long ago that was, in the largest unit of which there is one."""
+    seconds = max(0.0, time.time() - used)
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit:
+            number = round(seconds / unit)
+            return f"{number} {name}{'s' * (number != 1)} ago"
+    return "just now"

@@ -1,0 +1,59 @@
+"""`dovetail explain` and `dovetail diff`: a placement in sentences, and what differs between two."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Annotated
+
+import typer
+
+from ..options.call import PICTURE, Size
+from ..options.shared import Debug, Dtype, Json, Where
+from ..options.subject import Subject
+from ..options.weights import WeightFiles
+from ..output.results import print_json
+from .parts import compiled_parts
+
+WIDTH = 100
+
+
+def explain(
+    where: Where,
+    size: Size,
+    weights: WeightFiles,
+    subject: Subject = "",
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None,
+    dtype: Dtype = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain a placement in sentences: where each part is and why, what limits each device, what would change it."""
+    from ...explain.sentences import explain_plan, explain_programs
+
+    parts = compiled_parts(subject, "", where, size, weights, dtype, steps)
+    programs = {name: part.program for name, part in parts.items()}
+    told = list(explain_plan(parts.account) if parts.account else explain_programs(programs))
+    if json:
+        print_json(told)
+        return
+    print("\n\n".join(textwrap.fill(one, WIDTH, break_on_hyphens=False) for one in told))
+
+
+Plan = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a folder of them.")]
+
+
+def diff(
+    first: Plan,
+    second: Plan,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what differs between two placements, as plan files or folders of them: devices, weights, peaks, seconds."""
+    from ...explain.differences import differences
+    from .parts import read_plans
+
+    told = list(differences(read_plans(first), read_plans(second)))
+    if json:
+        print_json(told)
+        return
+    print(*(told or ["they are alike"]), sep="\n")

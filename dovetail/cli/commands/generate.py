@@ -1,0 +1,203 @@
+"""`dovetail generate`: a picture from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...compiler.errors import NotHereError, UsageError
+from ...progress.phases import Phases, begin
+from ...recovery.latents import Latents, read_latents
+from ..options.call import Size, call_arguments
+from ..options.inputs import Inputs
+from ..options.lora import Loras
+from ..options.painting import Painting, class_of, without_size
+from ..options.shared import Debug, Dtype, Json, Where
+from ..options.subject import Pipeline, dtype_of, find_pipeline, located
+from ..options.weights import WeightFiles
+from ..output.figures import document_of, line_of, peaks_of
+from ..output.progress import progress, tell
+from ..output.results import check_writable, print_json
+from ..output.run import Run, warn
+from .garbage import collect_from_now
+from .plan import accounted, print_account
+from .profile import profiled
+
+if TYPE_CHECKING:
+    from ...compiler.spec.devices import Rig
+
+
+def generate(
+    where: Where,
+    size: Size,
+    painting: Painting,
+    inputs: Inputs,
+    weights: WeightFiles,
+    loras: Loras,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")] = "",
+    model: Annotated[
+        str, typer.Option("-m", "--model", metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")
+    ] = "",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where it goes: .png, .jpg, .webp, .gif, .mp4.")
+    ] = Path("out.png"),
+    dtype: Dtype = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
+    ] = None,
+    latents: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Decode what an earlier call left or saved.")
+    ] = None,
+    latents_to: Annotated[
+        Path | None, typer.Option("--save-latents", metavar="FILE", help="Write what is decoded to a file as well.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write predicted and measured times for Perfetto."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run where, and how full devices get; read no weight.")
+    ] = False,
+    plans: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Run by the plans that `dovetail compile -o FOLDER` wrote.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Paint a picture over one device or several."""
+    _check_files(output, profile, latents_to)
+    inputs.check()
+    pipeline = inputs.added_to(find_pipeline(model))
+    request = where.check(pipeline.components)
+    prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
+    given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
+    saved, seed = _saved(latents, given, painting)
+    cls = class_of(pipeline, painting, inputs, given)
+    given = without_size(cls, given) | inputs.arguments(cls, given)
+    painting.use_threads()
+    options: dict[str, Any] = {
+        "adapters": {**adapters, "plans": plans}, "dtype": dtype, "variant": variant, "pipeline_class": cls,
+        "components": inputs.components, "scheduler": painting.scheduler,
+    }  # fmt: skip
+    if dry_run:
+        with progress("planning"):
+            account = accounted(pipeline, where, weights, given, **options)
+        print_account(account, json)
+        return
+    _check_here(request.rig)
+    phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)
+    with progress("loading the pipeline", as_events=json), phases.watching():
+        begin("loading")
+        pipe = _load(pipeline, where, weights, **options)
+    collect_from_now()
+    arguments = call_arguments(pipe, given, pipeline.defaults)
+    if saved and saved.pipeline != type(pipe).__name__:
+        raise UsageError(
+            f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model and the pictures that "
+            "it began with, --image FILE"
+        )
+    _warn_of_prompt(pipe, arguments, is_demo=not model)
+    run = Run(pipe, arguments, phases, output, model, painting.fps, latents_to, json)
+    seeds = painting.seeds(seed)
+    with profiled(profile, pipe):
+        files = run.pictures(seeds, saved)
+    peaks = peaks_of(pipe.dovetail)
+    if json:
+        told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
+        print_json({**told, **document_of(phases, peaks), "call": _told(arguments)})
+    else:
+        print(line_of(phases, peaks), file=sys.stderr)
+
+
+def _check_files(output: Path, *others: Path | None) -> None:
+    """Raises UsageError for a file that cannot be written, is named twice, or can hold no picture."""
+    from ..output.picture import check_suffix
+
+    paths = [path for path in (output, *others) if path is not None]
+    for path in paths:
+        check_writable(path)
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is named twice, and only one thing can be written there: name another file")
+    check_suffix(output)
+
+
+def _warn_of_prompt(pipe: Any, arguments: Mapping[str, Any], *, is_demo: bool) -> None:
+    """Says which words the demo does not know, and what of a prompt is not read."""
+    from ...conventions.prompts import told_of_cut
+    from ...demo.words import told_of_unknown
+
+    warn(told_of_unknown(str(arguments.get("prompt"))) if is_demo else "", told_of_cut(pipe, arguments))
+
+
+def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tuple[Latents | None, int]:
+    """The latents of a file, whose call takes the place of what was not typed; and the seed of that call."""
+    if file is None:
+        if not given["prompt"]:
+            raise UsageError("generate needs a prompt: what to paint, or --latents FILE to go on from")
+        return None, painting.seed
+    if painting.count > 1:
+        raise UsageError(f"{file} has one picture's latents: leave out --num-images {painting.count}")
+    saved = read_latents(file)
+    before = dict(saved.call)
+    seed = int(before.pop("seed", painting.seed))
+    given.update({name: value for name, value in before.items() if not given.get(name)})
+    return saved, seed
+
+
+def _check_here(rig: Rig) -> None:
+    if not rig.present:
+        raise NotHereError(
+            f"nothing can run on {rig}: it is not this machine; plan for it with dovetail plan, compile, show or verify"
+        )
+
+
+def _load(
+    pipeline: Pipeline,
+    where: Where,
+    weights: WeightFiles,
+    *,
+    dtype: str | None,
+    variant: str | None,
+    adapters: Mapping[str, Any],
+    pipeline_class: Any,
+    components: Callable[[Any], dict[str, Any]],
+    scheduler: str,
+) -> Any:
+    from ... import load_pipeline
+    from ...conventions.schedulers import exchanged
+    from ...weights.ahead import read_ahead
+
+    if Path(pipeline.place).is_dir():
+        read_ahead(pipeline.place, variant, set(weights.given(pipeline) or {}))  # while diffusers is imported
+    pipeline = located(pipeline, variant)
+    dtype_there = dtype_of(pipeline, dtype, variant)
+    pipe = load_pipeline(
+        pipeline.place,
+        **where.arguments,
+        **adapters,
+        weights=weights.given(pipeline),
+        passes=where.passes or None,
+        vae_tiling=where.vae_tiling,
+        dtype=dtype_there,
+        variant=variant,
+        pipeline_class=pipeline_class,
+        components=components(dtype_there),
+    )
+    if scheduler:
+        pipe.scheduler = exchanged(pipe.scheduler, scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.dovetail.rest_in_files()
+    return pipe
+
+
+def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as JSON takes them: of a picture its size."""
+    return {
+        name: f"a picture of {value.width}x{value.height}" if hasattr(value, "resize") else value
+        for name, value in arguments.items()
+    }

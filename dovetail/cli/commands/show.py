@@ -1,0 +1,68 @@
+"""`dovetail show`: a placement on one screen, as text, as a picture or as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ...compiler.errors import UsageError
+from ..options.call import Size
+from ..options.shared import Debug, Dtype, Json, Where
+from ..options.subject import Component, Subject
+from ..options.weights import WeightFiles
+from ..output.results import check_writable, json_text, put
+from ..output.shown import FORMS, PICTURES, Scene
+from .parts import compiled_parts
+
+SCHEMA = "json-schema"
+Form = Annotated[
+    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema"],
+    typer.Option(
+        "--as",
+        "--format",
+        "-f",
+        help="A summary, a page, all facts as data or their schema, a picture, or predicted times for Perfetto.",
+    ),
+]
+Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]
+Depth = Annotated[
+    Literal["segments", "blocks", "nodes"] | None,
+    typer.Option("--depth", help="How deep svg, mermaid and dot draw: segments if left out."),
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it to a file.")]
+
+
+def show(
+    where: Where,
+    size: Size,
+    weights: WeightFiles,
+    subject: Subject = "",
+    component: Component = "",
+    dtype: Dtype = None,
+    form: Form = "text",
+    depth: Depth = None,
+    full: Full = False,
+    output: Output = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what runs where: of a pipeline, of one component, or of a plan file."""
+    wanted: str = "json" if json else form
+    if full and wanted != "text":
+        raise UsageError(f"--full is of --as text, and --as {wanted} was asked for: leave out one of them")
+    if depth and wanted not in PICTURES:
+        raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and --as {wanted} was asked for: leave it out")
+    if output is not None:
+        check_writable(output)
+    if wanted == SCHEMA:
+        from ...draw.schema import Shown
+
+        put(json_text(Shown.model_json_schema()), output)
+        return
+    parts = compiled_parts(subject, component, where, size, weights, dtype, steps=None)
+    scene = Scene(
+        {name: part.program for name, part in parts.items()}, parts.account, subject, where.rig, depth or "segments"
+    )
+    put(FORMS["full" if full else wanted](scene), output)

@@ -1,0 +1,137 @@
+"""The options that name pictures to begin with, and what they become as arguments of a pipeline's call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...compiler.errors import UsageError
+from ...conventions.hub import read_json
+from .call import takes
+from .subject import Pipeline
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+INPUTS = "Pictures to begin with"
+_STEP = 16
+"""A picture's size is rounded down to a multiple of so many pixels, as the models take them."""
+
+
+def _input(*names: str, metavar: str, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=INPUTS)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Pictures and a ControlNet, as they were typed."""
+
+    image: Annotated[
+        Path | None, _input("-i", "--image", "--init-img", metavar="FILE", help="Begin with this picture.")
+    ] = None
+    mask: Annotated[
+        Path | None, _input("--mask", metavar="FILE", help="Paint anew only where this picture is white.")
+    ] = None
+    strength: Annotated[
+        float | None,
+        typer.Option(help="How much of the picture to change: 0 to 1.", min=0, max=1, rich_help_panel=INPUTS),
+    ] = None
+    control_image: Annotated[
+        Path | None, _input("--control-image", metavar="FILE", help="What the ControlNet is to follow.")
+    ] = None
+    control_net: Annotated[
+        Path | None, _input("--control-net", metavar="FOLDER", help="A ControlNet to add to the model.")
+    ] = None
+    control_strength: Annotated[
+        float | None, typer.Option(help="How closely to follow it.", min=0, rich_help_panel=INPUTS)
+    ] = None
+
+    def check(self) -> None:
+        """Raises UsageError for a mask without a picture, and for files that are not there."""
+        if self.mask and not self.image:
+            raise UsageError("--mask says which part of a picture is painted anew: give that picture with --image")
+        if self.strength is not None and not self.image:
+            raise UsageError("--strength says how much of a picture is changed: give that picture with --image")
+        if self.control_strength is not None and not self.control_image:
+            raise UsageError("--control-strength says how closely to follow a picture: give it with --control-image")
+        for option, path in (("--image", self.image), ("--mask", self.mask), ("--control-image", self.control_image)):
+            if path is not None and not path.is_file():
+                raise UsageError(f"{option}: there is no file {path}")
+        if self.control_net is not None and not (self.control_net / "config.json").is_file():
+            raise UsageError(f"--control-net: {self.control_net} is no ControlNet's folder: it has no config.json")
+
+    def added_to(self, pipeline: Pipeline) -> Pipeline:
+        """A pipeline with the ControlNet among its components, so that it can be placed."""
+        if self.control_net is None:
+            return pipeline
+        return replace(pipeline, components={**pipeline.components, "controlnet": "controlnet"})
+
+    @property
+    def kinds(self) -> dict[str, bool]:
+        """What a pipeline must take, as `conventions.tasks.class_for` wants to know it."""
+        return {
+            "image": self.image is not None,
+            "mask": self.mask is not None,
+            "controlnet": self.control_net is not None,
+        }
+
+    def options(self) -> dict[str, Any]:
+        """What was typed, by the names that `call.check_options` knows."""
+        given = {
+            "image": self.image,
+            "mask_image": self.mask,
+            "strength": self.strength,
+            "control_image": self.control_image,
+            "controlnet_conditioning_scale": self.control_strength,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def arguments(self, cls: Any, size: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call: pictures in the size that was asked for, else in their own, which is asked for then.
+
+        Args:
+            cls: the class of the pipeline, None where it is not known; one that takes no size paints in the picture's.
+            size: ``height`` and ``width`` as far as they were typed.
+        """
+        pictures = {name: _read(path, name) for name, path in self.options().items() if isinstance(path, Path)}
+        first = pictures.get("image") or pictures.get("control_image")
+        if first is None:
+            return self.options()
+        width, height = size.get("width") or _rounded(first.width), size.get("height") or _rounded(first.height)
+        sized = {name: picture.resize((width, height)) for name, picture in pictures.items()}
+        both = {"height": height, "width": width} if cls is None or takes(cls, "height") else {}
+        return {**self.options(), **sized, **both}
+
+    def components(self, dtype: Any) -> dict[str, Any]:
+        """The ControlNet, as `dovetail.load_pipeline` takes components; raises UsageError where it cannot be read."""
+        if self.control_net is None:
+            return {}
+        import diffusers
+
+        name = read_json(self.control_net / "config.json").get("_class_name", "ControlNetModel")
+        cls = getattr(diffusers, str(name), None)
+        if not inspect.isclass(cls) or not hasattr(cls, "from_pretrained"):
+            raise UsageError(f"--control-net: diffusers has no {name}, which {self.control_net} is")
+        try:
+            return {"controlnet": cls.from_pretrained(self.control_net, torch_dtype=dtype, local_files_only=True)}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--control-net: cannot read {self.control_net}: {error}") from error
+
+
+def _read(path: Path, name: str) -> Image.Image:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as picture:  # photographs say how they are to be turned, and diffusers turns them too
+            return ImageOps.exif_transpose(picture).convert("L" if name == "mask_image" else "RGB")
+    except (OSError, Image.DecompressionBombError) as error:
+        raise UsageError(f"cannot read a picture from {path}: {error}") from error
+
+
+def _rounded(pixels: int) -> int:
+    return max(_STEP, pixels // _STEP * _STEP)

@@ -1,0 +1,109 @@
+"""The options that say what is painted, and with which of diffusers' classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ...compiler.errors import UsageError
+from .call import PICTURE, check_options, takes
+from .inputs import Inputs
+from .subject import Pipeline, quiet_libraries
+
+_SEEDS = 2**31
+_MOST_SEEDS = 2**64
+
+
+def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
+
+
+@dataclass(frozen=True)
+class Painting:
+    """What to paint and how, as it was typed."""
+
+    named_prompt: Annotated[str, typer.Option("-p", "--prompt", hidden=True)] = ""
+    steps: Annotated[int | None, _option("--steps", min=1, help="Denoising steps.")] = None
+    seed: Annotated[int, _option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
+    count: Annotated[
+        int,
+        _option("-b", "--num-images", "--batch-count", min=1, help="So many pictures, each with the next seed."),
+    ] = 1
+    negative_prompt: Annotated[
+        str | None, _option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")
+    ] = None
+    guidance: Annotated[float | None, _option("--guidance", help="How closely to follow the prompt.")] = None
+    cfg_scale: Annotated[
+        float | None, _option("--cfg-scale", help="The same by a second call without the prompt, where both exist.")
+    ] = None
+    scheduler: Annotated[
+        str,
+        _option("--scheduler", "--sampling-method", metavar="NAME", help="euler, euler_a, heun, dpm++2m, ddim, …"),
+    ] = ""
+    fps: Annotated[int | None, _option("--fps", min=1, help="Frames of a video a second.")] = None
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", min=1, help="Threads that the CPU computes with.")
+    ] = None
+
+    def prompt(self, argument: str) -> str:
+        """The prompt; raises UsageError for two of them."""
+        if argument and self.named_prompt:
+            raise UsageError(f"two prompts were given, {argument!r} and {self.named_prompt!r}: give one of them")
+        return argument or self.named_prompt
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that were asked for, by the names that `call.check_options` knows.
+
+        Raises UsageError for a seed that is none.
+        """
+        if not -_MOST_SEEDS // 2 <= self.seed <= _MOST_SEEDS - self.count:
+            raise UsageError(f"--seed {self.seed} is no seed: give one below {_MOST_SEEDS}, or -1 for any")
+        given = {
+            "num_inference_steps": self.steps,
+            "negative_prompt": self.negative_prompt,
+            "guidance": self.guidance,
+            "cfg": self.cfg_scale,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def seeds(self, first: int) -> range:
+        """The seeds of the pictures, the first of which may be any."""
+        first = random.randrange(_SEEDS) if first == -1 else first
+        return range(first, first + self.count)
+
+    def use_threads(self) -> None:
+        """Has PyTorch compute with so many threads."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+
+
+def without_size(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without a size where a class takes none: it paints in that of the picture, which is resized."""
+    sizes = ("height", "width") if cls is not None and not takes(cls, "height") else ()
+    return {name: value for name, value in given.items() if name not in sizes}
+
+
+def class_of(pipeline: Pipeline, painting: Painting, inputs: Inputs, given: Mapping[str, Any]) -> Any:
+    """The class that is to paint: that of the folder, or another one that takes such inputs; None where it is unknown.
+
+    Raises UsageError for an option that it has no use for, before anything is loaded, and where there is no such class.
+    """
+    from ...conventions.tasks import class_for, has_controlnet
+
+    quiet_libraries()
+    cls = class_for(pipeline.kind, **inputs.kinds)
+    if cls is None:
+        return None
+    options = {**given, **inputs.options()}
+    check_options(cls, without_size(cls, options) if inputs.image else options)
+    if painting.fps is not None and not takes(cls, "num_frames"):
+        raise UsageError(f"{cls.__name__} makes no video: leave out --fps")
+    if has_controlnet(cls) and inputs.control_image is None:
+        raise UsageError(f"{cls.__name__} has a ControlNet, which follows a picture: give --control-image FILE")
+    return cls

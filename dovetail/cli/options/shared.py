@@ -1,0 +1,169 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from ...compiler.printable import printable
+from ...compiler.spec import with_cpu_flags, with_offload_flag
+from ...conventions.request import Request
+from ...planning.tiling import parse_tiling
+
+PLACEMENT = "Placement"
+
+
+def _note_debug(context: typer.Context, asked: bool) -> bool:
+    if asked:
+        context.meta["debug"] = True
+        logging.getLogger(__name__.partition(".")[0]).setLevel(logging.DEBUG)
+    return asked
+
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Log everything, and show where an error came from.", callback=_note_debug)
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, typer.Option("--dtype", help="The type to compute in.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Rig = Annotated[
+    str,
+    typer.Option(metavar="SIZES", help="Plan for these devices: cuda0=24GiB,cuda1=16GiB.", rich_help_panel=PLACEMENT),
+]
+
+
+def _placement(*names: str, metavar: str, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=PLACEMENT)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where things shall run, as it was typed."""
+
+    backend: Annotated[
+        str, _placement("--backend", metavar="SPEC", help="What runs where: te=cpu,diffusion=cuda0&cuda1.")
+    ] = ""
+    params_backend: Annotated[
+        str,
+        _placement("--params-backend", metavar="SPEC", help="Where weights rest: cpu, disk, te=cpu,vae=disk."),
+    ] = ""
+    split_mode: Annotated[
+        str, _placement("--split-mode", metavar="MODE", help="layer or row, for all or by role (diffusion=row).")
+    ] = "layer"
+    tensor_split: Annotated[
+        str, _placement("--tensor-split", "-ts", metavar="SHARES", help="Shares of the devices: 3,1.")
+    ] = ""
+    max_vram: Annotated[
+        str, _placement("--max-vram", metavar="BUDGET", help="Memory to use: 6, cuda0=6,cuda1=80%, -1.")
+    ] = ""
+    vae_tiling: Annotated[
+        str, _placement("--vae-tiling", metavar="TILES", help="Decode in tiles: auto, on, off, 512, 512x384x16.")
+    ] = "auto"
+    chunk: Annotated[
+        str,
+        _placement(
+            "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, auto, 4."
+        ),
+    ] = ""
+    inductor: Annotated[
+        bool,
+        _placement(
+            "--inductor", metavar="", help="Compile equal blocks of the diffusion model once; may change last bits."
+        ),
+    ] = False
+    auto_fit: Annotated[
+        bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
+    ] = False
+    rig: Rig = ""
+    passes: Annotated[str, _placement("--passes", metavar="TEXT", help="Other passes: see `dovetail passes`.")] = ""
+    clip_on_cpu: Annotated[bool, typer.Option("--clip-on-cpu", hidden=True)] = False
+    vae_on_cpu: Annotated[bool, typer.Option("--vae-on-cpu", hidden=True)] = False
+    control_net_cpu: Annotated[bool, typer.Option("--control-net-cpu", hidden=True)] = False
+    offload_to_cpu: Annotated[bool, typer.Option("--offload-to-cpu", hidden=True)] = False
+    mmap: Annotated[bool, typer.Option("--mmap", hidden=True, help="Weights on the CPU are always mapped.")] = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same request as keyword arguments of `Request.parse` and of `dovetail.compile_pipeline`."""
+        backend = with_cpu_flags(
+            self.backend, clip=self.clip_on_cpu, vae=self.vae_on_cpu, control_net=self.control_net_cpu
+        )
+        return {
+            "backend": backend or None,
+            "params_backend": with_offload_flag(self.params_backend, offload_to_cpu=self.offload_to_cpu) or None,
+            "split_mode": self.split_mode,
+            "tensor_split": self.tensor_split or None,
+            "max_vram": self.max_vram or None,
+            "rig": self.rig or None,
+            "chunk": self.chunk or None,
+            "inductor": self.inductor,
+        }
+
+    def check(self, components: Mapping[str, str]) -> Request:
+        """The request for a pipeline of these components (attribute name → role), once tiles are read too.
+
+        Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
+        """
+        parse_tiling(self.vae_tiling)
+        request = Request.parse(**self.arguments, components=components)
+        for attribute, role in components.items():
+            request.residency_for(attribute, role, request.devices_for(attribute, role))
+        return request
+
+
+def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with each parameter that is a dataclass replaced by the fields of it.
+
+    Typer reads a command's options from its parameters; so a group of options can be written once.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    own = [
+        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    flat = [*own, *(parameter for kind in groups.values() for parameter in _parameters(kind))]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+        return function(**given)
+
+    del command.__wrapped__
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return command
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(kind)
+    ]
+
+
+class _Printable(logging.Formatter):
+    """Messages without characters that a terminal obeys: names in them come from files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message of a record."""
+        return printable(super().format(record))
+
+
+def set_up_logging(debug: bool) -> None:
+    """Sends what dovetail has to say to stderr: warnings, or everything after `--debug`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("%(levelname)s: %(message)s"))
+    logger = logging.getLogger(__name__.partition(".")[0])
+    logger.handlers = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING)

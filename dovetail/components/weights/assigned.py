@@ -1,0 +1,184 @@
+"""What the weights of a component are assigned, which all of its programs share, and what that takes of each device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from ...compiler.ir.program import Program
+from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.split import pieces
+from ...compiler.ir.staging import slot_bytes
+from ...compiler.ir.weight import Weight
+from ...compiler.spec.devices import Device, canonical_name
+from ...compiler.spec.residency import Residency
+from ...lora.adapters import plain_name
+from ...passes.placement.assignment import Assigned, Assignment
+from ...runtime.store.stored_weight import StoredWeight
+from .module_view import ModuleView, locked
+
+
+class AssignedWeights:
+    """The assignment of a component, weight by weight: what one program decided, those made later keep."""
+
+    def __init__(self, view: ModuleView) -> None:
+        self._view = view
+        self.store = view.store
+        self._planned: dict[tuple[StoredWeight, tuple[int, int] | None, str], int] = {}
+        self._slots: Counter[str] = Counter()
+        self._slices: dict[tuple[StoredWeight, tuple[int, int], str], int] = {}
+        self.is_planned = False
+        """Whether what programs of a plan read is noted, so that nothing else of the component is reserved."""
+
+    @locked
+    def bytes_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that were brought to each device, or are brought there for a reading, by the device's name.
+
+        Weights ``apart_from`` which they are counted do not count.
+        """
+        left_out = set(apart_from)
+        return self.resident_on(left_out) + self.staged_on(left_out) + self.slots_on
+
+    @locked
+    def resident_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that were brought to each device and stay there."""
+        placed: Counter[str] = Counter()
+        staged, left_out = self.planned, set(apart_from)
+        for one in self._view.weights():
+            if one in left_out:
+                continue
+            if one.home and one not in staged:
+                placed[one.home.name] += one.nbytes
+            for (rows, _, device), part in one.parts.items():
+                name = canonical_name(str(device))
+                is_counted = (one.home and one.home.name == name) or (rows and (one, rows, name) in self._slices)
+                placed[name] += 0 if is_counted else part.nbytes
+        for (one, _, name), nbytes in self._slices.items():
+            placed[name] += 0 if one in left_out else nbytes
+        return placed
+
+    @locked
+    def staged_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
+        """Bytes that are brought to each device for a phase, without the slots for what comes and goes."""
+        placed: Counter[str] = Counter()
+        left_out = set(apart_from)
+        for (one, _, name), nbytes in self._planned.items():
+            placed[name] += 0 if one in left_out else nbytes
+        return placed
+
+    @property
+    def planned(self) -> set[StoredWeight]:
+        """The weights that some program has brought for its readings."""
+        return {one for one, _, _ in self._planned}
+
+    @property
+    def slots_on(self) -> Counter[str]:
+        """Bytes of the slots on each device; the programs of a component take turns with them."""
+        return Counter(self._slots)
+
+    @locked
+    def read_by(self, module: nn.Module, program: Program) -> list[StoredWeight]:
+        """The weights of the component that a program reads."""
+        read = {program.weight(node).name for node in program.weight_nodes() if node.users}
+        return [one for weight, one in self.held(module, program) if weight.name in read]
+
+    @locked
+    def constrain(self, module: nn.Module, program: Program) -> None:
+        """Gives a fresh program of a part of the component what is decided of its weights; a policy decides the rest.
+
+        A weight that has no data has the type in which its file has it.
+        """
+        program.home, program.bounds, program.residency = {}, {}, {}
+        for weight, one in self.held(module, program):
+            if one.home is not None and one.home in program.devices:
+                program.home[weight.name] = one.home
+            if one.bounds:
+                program.bounds[weight.name] = one.bounds
+            if one.residency is not Residency.DEVICE:
+                program.residency[weight.name] = one.residency
+            if one.tensor.is_meta and one.origin and (quant := one.origin.quant_of(weight)):
+                program.weights[weight.name] = replace(weight, quant=quant)
+
+    @locked
+    def note(self, module: nn.Module, program: Program, *, planning: bool = False) -> None:
+        """Has the programs to come keep what was decided for one, and counts what is brought for its readings.
+
+        A weight that stays on its device is noted when it is brought there, or now while ``planning``.
+        """
+        held = {weight.name: one for weight, one in self.held(module, program)}
+        self.is_planned |= planning
+        kept = _kept(program)
+        for weight, home in pieces(program).values():
+            one = held.get(weight.whole)
+            if one is None:
+                continue
+            staged = program.stages(weight, home)
+            for device in kept.get(weight.name, ()) or [home] if staged else ():
+                key = one, weight.rows, device.name
+                self._planned[key] = max(self._planned.get(key, 0), weight.nbytes if weight.name in kept else 0)
+            if (staged or planning) and not weight.rows and one.home not in program.devices:
+                one.home = home
+            if planning and weight.rows and not staged:
+                self._slices[one, weight.rows, home.name] = weight.nbytes
+            one.bounds = program.bounds.get(weight.whole, one.bounds)
+        self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
+
+    @locked
+    def commit(self, assignment: Mapping[StoredWeight, Assigned]) -> None:
+        """Settles what weights get, and brings none there; one that is sliced has no home of its own."""
+        self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
+        self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
+        for one, given in assignment.items():
+            one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
+            if given.residency.stages_on(given.device):
+                self._planned[one, None, given.device.name] = one.nbytes
+
+    @contextlib.contextmanager
+    def trying(self, assignment: Assignment) -> Iterator[None]:
+        """Settles what all weights get by name; an error meanwhile leaves them what they had."""
+        restore = self.decisions()
+        self._slots = Counter()
+        try:
+            self.commit({one: assignment[one.name] for one in self._view.weights()})
+            yield
+        except BaseException:
+            restore()
+            raise
+
+    def decisions(self) -> Callable[[], None]:
+        """What weights were assigned so far: what is returned makes it so again."""
+        before = dict(self._planned), dict(self._slices), Counter(self._slots), self.is_planned
+        had_before = [(one, (one.home, one.bounds, one.residency)) for one in self._view.weights()]
+
+        def restore() -> None:
+            self._planned, self._slices, self._slots, self.is_planned = before
+            for one, had in had_before:
+                one.home, one.bounds, one.residency = had
+
+        return restore
+
+    def forget(self) -> None:
+        """Forgets what is brought to devices for readings, and what is planned."""
+        self._planned, self._slices, self._slots, self.is_planned = {}, {}, Counter(), False
+
+    def held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
+        """The weights of a program that the component holds."""
+        known = self._view.by_name(module)
+        for weight in list(program.weights.values()):
+            name = next((name for name in map(plain_name, weight.names) if name in known), None)
+            if name is not None:
+                yield weight, known[name]
+
+
+def _kept(program: Program) -> dict[str, list[Device]]:
+    """The devices on which a program keeps a weight for a phase, by the weight's name."""
+    kept: dict[str, list[Device]] = defaultdict(list)
+    for one in program.schedule or ():
+        if isinstance(one, Load) and one.lifetime is Lifetime.PHASE:
+            for name in one.weights:
+                kept[name] += [] if one.device in kept[name] else [one.device]
+    return kept

@@ -1,0 +1,329 @@
+"""What a module shows of its weights, which a store holds: tensors with data, or stand-ins that look like them.
+
+The module still knows its weights wherever these are: saving, loading, ``.device`` and ``.dtype`` go on working, and
+undoing brings every weight back to where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+from torch import nn
+
+from ...compiler.errors import UsageError
+from ...compiler.ir.program import Program
+from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
+from ...lora.adapters import plain_name
+from ...runtime.store.origin import HOST
+from ...runtime.store.program_weights import ProgramWeights
+from ...runtime.store.source import tensors_of_module
+from ...runtime.store.staging import Staging
+from ...runtime.store.store import Origins, Store
+from ...runtime.store.stored_weight import StoredWeight
+
+_KEPT_BYTES = 1 << 20
+"""A parameter of a component's own module that is no larger stays on its device, for pipelines may compute with it."""
+
+
+class _Stored(Protocol):
+    store: Store
+
+
+_S = TypeVar("_S", bound=_Stored)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def locked(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """Has one thread at a time look weights of a store up or move them."""
+
+    @functools.wraps(method)
+    def within(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.store.lock:
+            return method(self, *args, **kwargs)
+
+    return cast("Callable[Concatenate[_S, _P], _R]", within)
+
+
+class ModuleView:
+    """The weights of one component as its module shows them.
+
+    Args:
+        module: the component.
+        origins: where the weights come from that are on meta; without them every weight must have data.
+        store: holds the weights of all components of a pipeline.
+        residency: where parameters are kept while nobody reads them.
+        in_memory: bytes of them that are kept in host memory all the same.
+
+    Raises UsageError when weights shall rest on disk that lie in no file.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        origins: Origins | None = None,
+        *,
+        store: Store | None = None,
+        residency: Residency = Residency.DEVICE,
+        in_memory: int = 0,
+    ) -> None:
+        self._module = weakref.ref(module)
+        self.residency = residency
+        self.store = store or Store(plain_name)
+        self.store.add(module, origins, residency)
+        if in_memory:
+            self.store.rest_in(module, residency, in_memory)
+        self._has_origins = origins is not None
+        self.staging = Staging()
+        self._lent: set[StoredWeight] = set()
+        self._users = 0
+        self._is_due = False
+        self.moved: Callable[[], None] = lambda: None
+        """Called when weights may have moved since they were looked at."""
+        self._names = {one.name for one in self.weights()}
+        self._home = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), HOST)
+        if residency is Residency.DISK:
+            self._check_files()
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether all parameters but those of adapters lie in files, so that they may rest on disk."""
+        return self._has_origins and not self._homeless()
+
+    @locked
+    def rest_in(self, residency: Residency, in_memory: int = 0) -> None:
+        """Has parameters rest elsewhere from now on, and so many bytes of them in host memory.
+
+        Raises UsageError where they shall rest on disk without files.
+        """
+        self.residency = residency
+        self.store.rest_in(self.module, residency, in_memory)
+        if residency is Residency.DISK:
+            self._check_files()
+
+    @property
+    def module(self) -> nn.Module:
+        """The component's module; raises ReferenceError when nobody has it any more."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the module of these weights is gone")
+        return module
+
+    @locked
+    def survey(self) -> None:
+        """Looks where the module holds its weights; to be called when its structure may have changed."""
+        self.store.survey()
+
+    def weights(self, module: nn.Module | None = None) -> list[StoredWeight]:
+        """The weights of the component or of a part of it, each once; none when nobody has the module any more."""
+        module = self._module() if module is None else module
+        tensors = {} if module is None else {id(tensor): tensor for tensor in tensors_of_module(module).values()}
+        return [self.store.of(tensor) for tensor in tensors.values()]
+
+    def by_name(self, module: nn.Module) -> dict[str, StoredWeight]:
+        """The weights of a part of the component, under every name that they have without adapters."""
+        return {plain_name(name): self.store.of(tensor) for name, tensor in tensors_of_module(module).items()}
+
+    def of_program(self, module: nn.Module, program: Program) -> ProgramWeights:
+        """What gives a program of the component, or of a part of it, its weights; it keeps no module alive."""
+        reference, store = weakref.ref(module), self.store
+        view = weakref.ref(self)
+
+        def find() -> dict[str, StoredWeight]:
+            part, owner = reference(), view()
+            assert part is not None
+            assert owner is not None
+            with store.lock:
+                store.survey()
+                return owner.by_name(part)
+
+        return ProgramWeights(store, program, find, staging=self.staging)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights of the component as they rest, each counted once."""
+        return sum(one.nbytes for one in self.weights())
+
+    @locked
+    def show(self, tensor: torch.Tensor, device: Device) -> None:
+        """Has the module hold one number on a device in the place of a weight that has no data yet.
+
+        So ``module.device`` is right before anything is read.
+        """
+        one = self.store.of(tensor)
+        if self._has_origins and one.tensor.is_meta:
+            self.store.show(one, device.torch)
+
+    @locked
+    def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:
+        """Reads small weights that have no data yet to their device, where they stay wherever the others rest."""
+        for one in map(self.store.of, list(tensors)):
+            if self._has_origins and one.nbytes <= _KEPT_BYTES:
+                one.residency = Residency.DEVICE
+                self.store.place(one, device)
+
+    @locked
+    def lend(self, one: StoredWeight, device: Device) -> None:
+        """Brings a weight to a device for modules that run as they are; one that rests elsewhere until `release`."""
+        if one.residency is Residency.DEVICE:
+            self.store.place(one, device)
+        elif one.tensor.device != device.torch:
+            self.store.bring(one, device.torch)
+            self._lent.add(one)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Keeps what is staged and lent where it is meanwhile; what others release leaves with the last user."""
+        entered = False
+        try:
+            with self.store.lock:
+                self._users += 1
+                entered = True
+            yield
+        finally:
+            with self.store.lock:
+                self._users -= entered
+                if not self._users and self._is_due:
+                    self.release()
+
+    @locked
+    def release(self) -> None:
+        """Lets go of everything that was staged or lent, and of the memory that views of files take.
+
+        What calls are using now leaves when the last of them ends.
+        """
+        self._is_due = self._users > 0
+        if self._is_due:
+            return
+        self.staging.drop()
+        self.store.release([one for one in self.weights() if one.staged])
+        if self._lent:
+            for one in self._lent:
+                self.store.rest(one, one.tensor.device)
+            self._lent = set()
+        self.moved()
+
+    @locked
+    def rest(self) -> None:
+        """Brings weights that have data to where they rest, after that was changed."""
+        for one in self.weights():
+            if not one.tensor.is_meta:
+                self.store.rest(one, one.tensor.device)
+        self.moved()
+
+    @locked
+    def complete(self) -> None:
+        """Brings weights that have no data in the module to host memory."""
+        self.survey()
+        for one in self.weights():
+            if one.tensor.is_meta:
+                self.store.bring(one, HOST)
+
+    @locked
+    def take_over(self) -> None:
+        """Brings the data of all weights into the module's own tensors, which are what counts from now on.
+
+        One that has no data, such as an adapter's that is being loaded, stays as it is. Raises UsageError where weights
+        rest on disk in their files.
+        """
+        if self.residency is Residency.DISK:
+            raise UsageError(
+                f"the weights of {type(self.module).__name__} rest on disk, and what is in their files cannot be "
+                "replaced: call undo() first"
+            )
+        self.survey()
+        for one in self.weights():
+            if one.tensor.is_meta and one.has_data:
+                self.store.bring(one, HOST)
+            one.parts.clear()
+            one.staged.clear()
+            one.origin = None
+
+    @locked
+    def data_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a copy of the module has in the place of a weight: it has data, and no simulated device."""
+        one = self.store.known(tensor)
+        if one is None or not (one.tensor.is_meta or _is_elsewhere(one)):
+            return tensor if one is None else one.tensor
+        data = one.whole(HOST)
+        return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+    @contextlib.contextmanager
+    def on_file_terms(self) -> Iterator[None]:
+        """Every weight has data meanwhile, and none is on a device that file writers do not know."""
+        self.survey()
+        back = [(one, one.tensor, one.shown) for one in self.weights() if one.tensor.is_meta or _is_elsewhere(one)]
+        try:
+            for one, _, _ in back:
+                self.store.bring(one, HOST)
+            yield
+        finally:
+            for one, tensor, shown in back:
+                self.store.restore(one, tensor)
+                if shown is not None:
+                    self.store.show(one, shown.device)
+
+    @contextlib.contextmanager
+    def bared(self) -> Iterator[None]:
+        """Modules hold meanwhile what stands for weights without data, and not what is shown in its place."""
+        back = [(one, one.shown.device) for one in self.weights() if one.shown is not None]
+        try:
+            for one, _ in back:
+                self.store.restore(one, one.tensor)
+            yield
+        finally:
+            for one, device in back:
+                self.store.show(one, device)
+
+    @locked
+    def undo(self) -> None:
+        """Brings every weight back to where it was; one that had no data goes to host memory.
+
+        Raises DoesNotFitError when there is no room; the rest is brought back when it is called again.
+        """
+        self.survey()
+        for one in self.weights():
+            self.store.forget_parts(one)
+            before = one.before if one.name in self._names else self._home  # else made while it was placed
+            target = HOST if before is None or before.type == "meta" else before
+            moves = before is not None and one.tensor.device not in (target, torch.device("meta"))
+            if moves or (one.tensor.is_meta and one.file is not None):
+                self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
+            one.home = one.before = None
+            one.bounds = ()
+        self._lent.clear()
+        self._is_due = False
+
+    @locked
+    def forget_copies(self) -> None:
+        """Lets go of all that lies beside the module's tensors, after these were changed; it is made again."""
+        for one in self.weights():
+            self.store.forget_parts(one)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.module.parameters()
+        yield from self.module.buffers()
+
+    def _homeless(self) -> list[str]:
+        """The parameters that lie in no file; not those that came later, of adapters, which rest in host memory."""
+        parameters = (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
+        return [one.name for one in parameters if one.file is None and one.name in self._names]
+
+    def _check_files(self) -> None:
+        homeless = self._homeless()
+        if homeless:
+            raise UsageError(
+                f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"
+                f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot rest on disk: load them with "
+                "load_pipeline, or let them rest in host memory (params_backend=cpu)"
+            )
+
+
+def _is_elsewhere(one: StoredWeight) -> bool:
+    return one.home is not None and one.home.is_simulated and one.tensor.device != HOST

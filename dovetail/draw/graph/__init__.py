@@ -1,0 +1,1 @@
+"""Graphs of what runs where: Mermaid, DOT and SVG."""

@@ -1,0 +1,188 @@
+"""A page of pictures: one HTML file that needs nothing else, about programs and the plan of a pipeline's call.
+
+All that comes from a plan or a model goes into the page as JSON data, which its script puts there as text. The page's
+own policy allows its own script alone, and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from ...compiler.atomic_write import written_beside
+from ...compiler.ir.program import Program
+from ...compiler.spec.speeds import Speeds
+from ...fitting.decide import speeds_here
+from ...passes.simulate.profile import Profile, profile
+from ...planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
+from ..outline.outline import outline
+from ..text.reasons import reason_for
+from ..text.reproduce import command_for
+from ..text.summary import rows_of_devices
+from .nodes import graph_of
+from .over_time import lanes_of, of_call, of_picture
+
+_SCRIPTS = ("uPlot.iife.min.js", "base.js", "memory.js", "lanes.js", "ribbon.js", "tree.js", "page.js")
+_STYLES = ("uPlot.min.css", "page.css")
+
+
+class Page(str):
+    """The text of a page, which a notebook shows in a frame of its own."""
+
+    __slots__ = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page to a file, whole or not at all."""
+        with written_beside(path) as draft:
+            draft.write_text(self, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:85vh;border:0"
+        return f'<iframe srcdoc="{escape(self)}" style="{style}" sandbox="allow-scripts"></iframe>'
+
+
+def page(programs: Mapping[str, Program], account: Account | None = None, *, title: str = "", line: str = "") -> Page:
+    """The page of programs by their names, and of the plan of a pipeline's call where there is one.
+
+    Args:
+        programs: cut programs, in the order of their calls.
+        account: the plan with all that is said of it.
+        title: what the page is about; the names of the programs if left out.
+        line: the command that makes the same placements, as it is shown to be copied.
+
+    Raises PassError for a program that was not cut.
+    """
+    from jinja2 import Environment
+
+    whole = {name: outline(program, name) for name, program in programs.items()}  # which refuses what was not cut
+    data = _data(programs, account, title or ", ".join(whole), line or command_for(programs))
+    graphs = [_json(graph_of(program, _speeds(program, account))) for program in programs.values()]
+    script = "\n".join(map(_asset, _SCRIPTS))
+    template = Environment(autoescape=True).from_string(_asset("page.html"))
+    text = template.render(
+        title=data["title"],
+        data=_json(data),
+        graphs=graphs,
+        script=script,
+        style="\n".join(map(_asset, _STYLES)),
+        digest=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
+    )
+    return Page(text)
+
+
+def _data(programs: Mapping[str, Program], account: Account | None, title: str, line: str) -> dict[str, Any]:
+    profiles = {
+        name: profile(program, _speeds(program, account))
+        for name, program in programs.items()
+        if program.schedule is not None
+    }
+    return {
+        "title": title,
+        "line": line,
+        "devices": _devices(programs, account, profiles),
+        "programs": [_program(name, one, account, profiles.get(name)) for name, one in programs.items()],
+        "picture": _picture(account, profiles, programs),
+        "plan": _plan(account),
+    }
+
+
+def _speeds(program: Program, account: Account | None) -> Speeds:
+    """The speeds of the plan, and of devices of a program that the plan does not know those of its rig."""
+    own = speeds_here(program.rig)
+    return own if account is None else Speeds({**own.devices, **account.speeds.devices}, account.speeds.disk)
+
+
+def _devices(
+    programs: Mapping[str, Program], account: Account | None, profiles: Mapping[str, Profile]
+) -> list[dict[str, Any]]:
+    if account is not None:
+        peaks = account.document()["devices"]
+        rig = account.generation.rig
+        labels = {device.name: rig[device].label for device in account.generation.devices}
+        return [{"name": name, "label": labels.get(name, ""), **peak} for name, peak in peaks.items()]
+    memory = {device: one.rig[device] for one in programs.values() for device in one.devices}
+    at = {row[0]: row[3] for row in rows_of_devices(programs)}
+    found = []
+    for device, size in sorted(memory.items(), key=lambda item: (item[0].is_host, item[0].kind, item[0].index)):
+        moments = [usage for one in profiles.values() for _, usage in one.moments.get(device, ())]
+        peak = max(moments, key=lambda usage: usage.total, default=None)
+        sizes = (peak.total, peak.weights, peak.staged, peak.values + peak.scratch) if peak else (0, 0, 0, 0)
+        found.append(
+            {"name": device.name, "label": size.label, "total": size.total, "free": size.free, "at": at[device.name],
+             **dict(zip(("peak", "weights", "staged", "values"), sizes, strict=True))}
+        )  # fmt: skip
+    return found
+
+
+def _program(name: str, program: Program, account: Account | None, seen: Profile | None) -> dict[str, Any]:
+    part = _part_of(program, account)
+    line = seen.timeline.seconds if seen else 0.0
+    return {
+        "name": name,
+        "class": program.name,
+        "phase": part.call.phase if part else "",
+        "calls": part.call.times if part else 1,
+        "seconds": part.seconds if part else line,
+        "call_seconds": line,
+        "weights": sum(weight.nbytes for weight in program.weights.values()),
+        "operations": sum(len(segment.nodes) for segment in program.segments),
+        "segments": len(program.segments),
+        "crosses": sum(edge.nbytes for edge in outline(program, name, "devices").edges if edge.crosses)
+        + sum(one.inside for one in outline(program, name, "devices").parts),
+        "sliced": program.is_sliced,
+        "devices": [device.name for device in program.devices],
+        "why": reason_for(account, part) if account and part else "",
+        "memory": of_call(program, seen) if seen else {},
+        "lanes": lanes_of(seen.timeline) if seen else None,
+    }
+
+
+def _part_of(program: Program, account: Account | None) -> Part | None:
+    return next((one for one in account.parts if one.call.program is program), None) if account else None
+
+
+def _picture(
+    account: Account | None, profiles: Mapping[str, Profile], programs: Mapping[str, Program]
+) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    by_program = {id(program): profiles[name] for name, program in programs.items() if name in profiles}
+    calls = {id(part.call): part for part in account.parts}
+    known = {key: by_program.get(id(part.call.program)) or _profiled(part, account) for key, part in calls.items()}
+    return of_picture(account.generation, known, {key: part.bringing for key, part in calls.items()})
+
+
+def _profiled(part: Part, account: Account) -> Profile:
+    return profile(part.call.program, _speeds(part.call.program, account))
+
+
+def _plan(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    return {
+        "head": list(HEAD),
+        "rows": account.rows(),
+        "reasons": [(part.title, reason_for(account, part)) for part in account.parts],
+        "head_of_devices": list(HEAD_OF_DEVICES),
+        "rows_of_devices": account.rows_of_devices(),
+        "remarks": account.remarks(),
+        "seconds": account.seconds,
+    }
+
+
+def _json(document: Any) -> str:
+    """JSON that neither ends the element that it stands in nor begins another."""
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.lru_cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

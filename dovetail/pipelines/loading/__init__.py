@@ -1,0 +1,1 @@
+"""Loads pipelines from what is saved: folders, and single files."""

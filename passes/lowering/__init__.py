@@ -1,0 +1,1 @@
+"""From a cut program to its schedule, and the check of both."""

@@ -1,0 +1,307 @@
+"""Lowers a cut program to a schedule: everything that moves, waits, is loaded or freed, and the node at which it does.
+
+A copy is sent by the step that makes its value what it is then; it is awaited by the first step that reads it. A value
+is freed by the step that touches it last on that device, an input that nobody reads at once. Weights that stay on a
+device are loaded first. Those that rest elsewhere are awaited by their first reader in a stage. What is kept until the
+caller ends its phase is loaded directly before the stage. The rest comes through the slots of its device: its load is
+started when the slot is released by the stage that had it before, or at the beginning of the call. How much is kept and
+how many slots there are is decided by what the device has left beside its values, which a first schedule tells. Where
+the memory that a copy reads is written later, the step that writes it first waits for the copy.
+
+One pass over the nodes, and one over all readings.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+from torch.fx import Node
+
+from ...compiler.ir.aliasing import makers_of, readings, writers_of
+from ...compiler.ir.block_spans import COMPILED, with_blocks_whole
+from ...compiler.ir.ops import LINEAR
+from ...compiler.ir.program import Crossing, Program, device_of, tensors_of
+from ...compiler.ir.schedule import (
+    Allocate,
+    Await,
+    Copy,
+    Destination,
+    Free,
+    Input,
+    Instruction,
+    Lifetime,
+    Output,
+    Release,
+    Run,
+    Schedule,
+    Step,
+    ValueRef,
+    made_by,
+    read_by,
+    resting_place,
+)
+from ...compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
+from ...compiler.spec.devices import Device
+from ..analysis.liveness import ending_at, last_touches
+from ..analysis.scratch import scratch_bytes
+from ..analysis.stages import stages
+from ..infra.base import Change, Pass
+from ..simulate.memory import simulate
+from ..streaming.loads import Loads, Stage, decide
+
+
+@dataclass(frozen=True)
+class Lower(Pass):
+    """Writes the schedule of a cut program."""
+
+    name: ClassVar[str] = "schedule"
+    requires: ClassVar[frozenset[str]] = frozenset({"cut"})
+    ensures: ClassVar[frozenset[str]] = frozenset({"scheduled"})
+
+    def run(self, program: Program) -> Change:
+        """Collects what happens at each node, then lists stage after stage."""
+        lowering = _Lowering(program)
+        program.schedule = lowering.schedule()
+        if lowering.is_streaming:
+            lowering.stream({device: usage.values + usage.scratch for device, usage in simulate(program).items()})
+            program.schedule = lowering.schedule()
+        return Change(len(program.schedule), "instructions")
+
+
+Turn: TypeAlias = tuple[Node, Device]
+"""A node on one of the devices that run it; the placeholders and the output are on the main device."""
+
+Site: TypeAlias = Turn | Allocate | ValueRef
+"""Where something happens: at a node's turn, where a whole is allocated, or where its parts have been gathered."""
+
+
+class _Lowering:
+    """What happens at which site; the placeholders stand for the beginning of the call, the output for its end."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        block_of = program.block_of()
+        self.stages = [
+            Stage(segment, device, nodes)
+            for segment in program.segments
+            for device in segment.group
+            for nodes in stages(program, segment.nodes, device, block_of)
+        ]
+        self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
+        self.before = self._place_wholes()
+        self.sites = list(self._in_order())
+        self.order = {site: index for index, site in enumerate(self.sites)}
+        self.reads: dict[Turn, dict[ValueRef, None]] = defaultdict(dict)  # in the state in which it lies there
+        self.first: dict[tuple[Node, int, Device], Site] = {}
+        self._note_readings()
+        self.awaits: dict[Site, list[Await]] = defaultdict(list)
+        self.sends: dict[Site, list[Copy]] = defaultdict(list)
+        self.resident: dict[Device, dict[str, None]] = {device: {} for device in program.devices}
+        self._place_copies()
+        self._place_weights()
+        self.loads = Loads(self.stages, self.resident, {})
+        self.loaded: dict[Site, list[Await]] = {}
+        self.frees = self._place_frees()
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether weights come for stages."""
+        return any(stage.weights for stage in self.stages)
+
+    def stream(self, values: Mapping[Device, int]) -> None:
+        """Decides what is kept and how many slots there are, where values take so many bytes of each device."""
+        streaming = decide(self.program, self.stages, self.resident, values)
+        self.loads = Loads(self.stages, self.resident, streaming)
+
+    def schedule(self) -> Schedule:
+        """All instructions, with the loads as they are decided by now."""
+        schedule = self._lowered()
+        return with_blocks_whole(self.program, schedule) if COMPILED in self.program.facts else schedule
+
+    def _lowered(self) -> Schedule:
+        self.loaded = defaultdict(list)
+        for stage, loads in self.loads.of.items():
+            for load in loads:
+                first = min((stage.weights[name] for name in load.weights), key=self._at)  # type: ignore[arg-type]
+                self.loaded[first].append(Await(load, load.device))  # type: ignore[index]
+        return Schedule(tuple(self._instructions()))
+
+    def _instructions(self) -> Iterator[Instruction]:
+        main, output = self.program.main, (self.program.output, self.program.main)
+        inputs = [(node, main) for node in self.program.inputs()]
+        yield Input(tuple(ValueRef(node) for node, _ in inputs), main)
+        yield from self.loads.resident
+        yield from self.loads.ahead.get(None, ())
+        for site in inputs:
+            yield from (*self.sends[site], *self.frees.get(site, ()))
+        for stage in self.stages:
+            yield from self._wholes(stage)
+            yield from self._stage(stage)
+        yield from self._wholes(None)
+        yield from self.awaits[output]
+        yield Output(tuple(self.reads[output]), main)
+
+    def _wholes(self, stage: Stage | None) -> Iterator[Instruction]:
+        """What stands before a stage: wholes that are gathered by then, and memory for those that it has a part in."""
+        for site in self.before.get(stage, ()):
+            yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
+            yield from (*self.sends[site], *self.frees.get(site, ()))
+
+    def _place_wholes(self) -> dict[Stage | None, list[Allocate | ValueRef]]:
+        """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
+        first: dict[int | None, Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
+        found: dict[Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
+        for crossing in self.program.crossings:
+            whole = ValueRef(crossing.value)
+            if is_gathered(crossing):
+                found[first[crossing.producer]].append(Allocate(whole, crossing.target, _like(crossing.value)))
+                found[first.get(crossing.consumer)].insert(0, whole)
+        return found
+
+    def _in_order(self) -> Iterator[Site]:
+        """All sites in the order in which they are issued."""
+        yield from ((node, self.program.main) for node in self.program.inputs())
+        for stage in self.stages:
+            yield from self.before.get(stage, ())
+            yield from ((node, stage.device) for node in stage.nodes)
+        yield from self.before.get(None, ())
+        yield self.program.output, self.program.main
+
+    def _note_readings(self) -> None:
+        """What is read at each site, and where each value is read first on a device."""
+        for reader, value, version in readings(self.program):
+            for device in members(self.program, reader):
+                read = read_by(reader, value, device, version)
+                self.reads[reader, device][read] = None
+                known = self.first.get((value, version, device))
+                if not read.part and (known is None or self.order[reader, device] < self.order[known]):
+                    self.first[value, version, device] = reader, device
+
+    def _stage(self, stage: Stage) -> Iterator[Instruction]:
+        """A run, between the loading of what is kept and the release of what is not, whose slot is filled again."""
+        run = Run(stage.segment, stage.device, tuple(self._step(node, stage.device) for node in stage.nodes))
+        loads = self.loads.of.get(stage, ())
+        yield from (load for load in loads if load.lifetime is Lifetime.PHASE)
+        yield run
+        for load in loads:
+            if load.lifetime is Lifetime.STAGE:
+                yield Release(load)
+        yield from self.loads.ahead.get(stage, ())
+
+    def _step(self, node: Node, device: Device) -> Step:
+        site = node, device
+        return Step(
+            node,
+            (*self.awaits.get(site, ()), *self.loaded.get(site, ())),
+            tuple(self.sends.get(site, ())),
+            tuple(self.frees.get(site, ())),
+            scratch_bytes(self.program, node, device),
+        )
+
+    def _place_copies(self) -> None:
+        """Each copy at the site that makes its value what it is then, awaited by its first reader there."""
+        writers = writers_of(self.program)
+        for crossing in self.program.crossings:
+            source = device_of(crossing.value)
+            if is_gathered(crossing):
+                self._place_gather(crossing.value, source)
+                continue
+            reader = self.first[crossing.value, crossing.version, crossing.target]
+            copy = Copy(ValueRef(crossing.value, crossing.version), source, crossing.target)
+            self.sends[self._sender(crossing, writers)].append(copy)
+            later = self._next_write(crossing, writers)
+            if later is not None:
+                self.awaits[later].append(Await(copy, source))
+            self.awaits[reader].append(Await(copy, crossing.target))
+
+    def _place_gather(self, value: Node, target: Device) -> None:
+        """Sends each part of a split value into its place in the whole, as soon as it is made."""
+        for device in members(self.program, value):
+            start, stop = part_of(self.program, value, device)
+            copy = Copy(ValueRef(value, part=True), device, target, Destination(ValueRef(value), start, stop - start))
+            self.sends[value, device].append(copy)
+            if device != target:
+                self.awaits[ValueRef(value)].append(Await(copy, target))
+
+    def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site:
+        """The site that leaves a value in a state: of its last write by then, its making, or its gathering."""
+        value = crossing.value
+        makers = makers_of(value, crossing.version, writers)
+        sites = (ValueRef(value) if split_of(node) else (node, device_of(node)) for node in makers)
+        return max(sites, key=self._at)
+
+    def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site | None:
+        """The first site that writes the memory of a value after it was sent."""
+        later = [node for t in tensors_of(crossing.value) for node in writers[t.storage][crossing.version :][:1]]
+        return min(((node, device_of(node)) for node in later), key=self.order.__getitem__, default=None)
+
+    def _place_weights(self) -> None:
+        """Which weights stay on which device, and which come for a stage: those that nobody can see after it."""
+        seen = self._seen_outside()
+        program = self.program
+        for node in program.weight_nodes():
+            stays = program.output in node.users or any(tensor.storage in seen for tensor in tensors_of(node))
+            readers = ((user, device) for user in node.users for device in members(program, user))
+            for site in sorted(readers, key=self._at):
+                weight, stage = weight_on(program, site[0], node, site[1]), self.stage_of.get(site)
+                if stays or stage is None or not program.stages(weight, site[1]):
+                    self.resident[site[1]][weight.name] = None
+                else:
+                    stage.weights.setdefault(weight.name, site)
+
+    def _at(self, site: Site) -> int:
+        return self.order[site]
+
+    def _seen_outside(self) -> set[int]:
+        """The storages of values that another stage reads, or the caller."""
+        return {
+            tensor.storage
+            for site, states in self.reads.items()
+            for state in states
+            if self._made_in(state, site) is not self.stage_of.get(site)
+            for tensor in tensors_of(state.node)
+        }
+
+    def _made_in(self, state: ValueRef, site: Turn) -> Stage | None:
+        """The stage that makes what a site reads, by itself or as its part."""
+        return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
+
+    def _place_frees(self) -> dict[Site, list[Free]]:
+        """Each value at the last site that touches it on a device; what is handed out is not freed."""
+        ends = ending_at(last_touches(self.sites, self._touched))
+        output = self.program.output, self.program.main
+        return {
+            site: [Free(state, device) for state, device in ended] for site, ended in ends.items() if site != output
+        }
+
+    def _touched(self, site: Site) -> Iterator[tuple[ValueRef, Device]]:
+        """The values that a site makes, reads or sends, with the device they lie on."""
+        if isinstance(site, Allocate):
+            yield site.value, site.device
+            if site.like is not None:
+                yield site.like, device_of(site.like.node)
+            return
+        if isinstance(site, ValueRef):
+            yield site, device_of(site.node)
+            return
+        node, device = site
+        for state in self.reads[site]:
+            yield state, resting_place(state, device)
+        for copy in self.sends[site]:
+            yield replace(copy.value, version=0), copy.source
+        if node.op != "output":
+            yield made_by(node), device
+
+
+def _like(node: Node) -> ValueRef | None:
+    """A whole value of the leading sizes of a split one that are not known: what the first matmul behind it reads."""
+    if all(isinstance(size, int) for tensor in tensors_of(node) for size in tensor.shape):
+        return None
+    while node.target not in LINEAR:
+        node = next(one for one in node.all_input_nodes if split_of(one))
+    like = node.args[0]
+    assert isinstance(like, Node)
+    return ValueRef(like)

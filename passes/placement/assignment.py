@@ -1,0 +1,231 @@
+"""An assignment: which device, or which rows on which devices, each weight gets, and where it is kept.
+
+A policy (a layer split, a row split, a device map) makes one and changes nothing. ``check`` accepts or refuses it, with
+both numbers. ``commit`` writes it to the program. So a program that is refused is as it was, and one traced program can
+be lowered under many assignments, each on a copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...compiler.errors import DoesNotFitError, UsageError
+from ...compiler.ir.program import Program
+from ...compiler.ir.slices import Bounds, cover
+from ...compiler.ir.split import pieces
+from ...compiler.ir.weight import Weight
+from ...compiler.spec.devices import Device, Rig
+from ...compiler.spec.residency import Residency
+from ...compiler.spec.units import format_bytes
+from ..analysis.eligibility import bias_of, marked_weights
+from ..analysis.memory_needs import Need, needs_of
+from ..infra.base import Change, Pass
+from ..rewrites.reorder import Reorder
+from ..rewrites.reuse import Reuse
+from .cut import Cut
+from .hoist import Hoist
+from .pin import Pin
+from .row_split_rewrite import split_matmuls
+from .sink import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What one weight gets.
+
+    Whole, it is on ``device``. With ``bounds``, which have a range of rows for each device of the program in order, its
+    rows are on those devices, and what is not sliced along with it (a bias that others read too) is on ``device``.
+    """
+
+    device: Device
+    bounds: Bounds = ()
+    residency: Residency = Residency.DEVICE
+
+
+Assignment = Mapping[str, Assigned]
+"""What each weight of a program gets, by its name before it is sliced."""
+
+
+@dataclass(frozen=True)
+class Assign(Pass):
+    """Places weights as an assignment says that was made before; stands in the place of ``place`` and ``rows``."""
+
+    name: ClassVar[str] = "assign"
+    requires: ClassVar[frozenset[str]] = frozenset({"blocks found"})
+    ensures: ClassVar[frozenset[str]] = frozenset({"placed"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"placed"})
+
+    assignment: Assignment
+    headroom: int | None = None
+
+    def run(self, program: Program) -> Change:
+        """Checks the assignment, then commits it; raises DoesNotFitError or UsageError, and changes nothing then."""
+        check(program, self.assignment, headroom=self.headroom)
+        commit(program, self.assignment)
+        return Change(len(program.home), "weights placed as assigned")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def assigned(program: Program, homes: Mapping[str, Device], bounds: Mapping[str, Bounds] | None = None) -> Assignment:
+    """An assignment of some homes and bounds, in which every weight is kept where the program says that it is."""
+    whole = assigned_whole(homes, program.residency)
+    return {**whole, **{name: replace(whole[name], bounds=some) for name, some in (bounds or {}).items()}}
+
+
+def assigned_whole(homes: Mapping[str, Device], residency: Mapping[str, Residency]) -> Assignment:
+    """An assignment of some homes, in which weights are kept on their devices where nothing else is said."""
+    return {name: Assigned(home, (), residency.get(name, Residency.DEVICE)) for name, home in homes.items()}
+
+
+def needs_under(program: Program, assignment: Assignment, headroom: int | None = None) -> dict[Device, Need]:
+    """What each device needs at least under an assignment; changes nothing.
+
+    It is tried on a copy, with the passes that move nodes and those that let results share memory.
+    """
+    trial = program.copy()
+    commit(trial, assignment)
+    _arrange(trial)
+    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom))
+
+
+def arranged(program: Program) -> Program:
+    """A copy of a program whose weights have their places, with nodes placed and memory shared as they will be."""
+    copy = program.copy()
+    _arrange(copy)
+    return copy
+
+
+def _arrange(copy: Program) -> None:
+    moving = () if copy.is_sliced or len(copy.devices) == 1 else (Hoist(), Sink())
+    for step in (Pin(), *moving, Cut(), Reuse(), Reorder()):
+        step.run(copy)
+
+
+def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device, Need]) -> dict[Device, Need]:
+    """The needs when what other programs have alive at other times must have room beside the weights that stay."""
+    beside = {device: memory.beside for device, memory in program.rig.memory.items() if memory.beside}
+    if not beside:
+        return dict(needs)
+    stays: Counter[Device] = Counter()
+    for weight, home in pieces(program).values():
+        kept = assignment[weight.whole].residency if weight.whole in assignment else Residency.DEVICE
+        stays[home] += 0 if kept.stages_on(home) else weight.nbytes
+    return {
+        device: replace(need, values=max(need.values, stays[device] + beside[device] - need.weights))
+        if device in beside and stays[device]
+        else need
+        for device, need in needs.items()
+    }
+
+
+def excess(needs: Mapping[Device, Need], free: Mapping[Device, int]) -> int:
+    """By how many bytes the device that is most over has too little."""
+    return max((need.total - free[device] for device, need in needs.items() if need.total), default=0)
+
+
+def check(
+    program: Program, assignment: Assignment, free: Mapping[Device, int] | None = None, headroom: int | None = None
+) -> None:
+    """Accepts an assignment or refuses it; changes nothing.
+
+    Args:
+        program: a program whose weights have no place yet.
+        assignment: what each of its weights gets.
+        free: the bytes that may be used of each device; what the program's rig says, if left out.
+        headroom: bytes in place of what is alive on a device.
+
+    Raises:
+        UsageError: it leaves a weight out, names another device, or slices what cannot be sliced so.
+        DoesNotFitError: a device has less than it needs; the message has both numbers, and what may help.
+    """
+    _check_form(program, assignment)
+    check_needs(program, needs_under(program, assignment, headroom), free)
+
+
+def check_weights(name: str, weights: Mapping[str, Weight], assignment: Assignment, rig: Rig) -> None:
+    """Accepts an assignment of weights of which no graph is known, or refuses it as `check` does; changes nothing.
+
+    Weights are counted where they are assigned, as if all were there together, and no values.
+    """
+    _check_devices(name, weights, assignment, rig)
+    load: Counter[Device] = Counter()
+    for key, weight in weights.items():
+        load[assignment[key].device] += weight.nbytes
+    _check_room(name, rig, {device: Need(nbytes) for device, nbytes in load.items()}, rig.free)
+
+
+def check_needs(program: Program, needs: Mapping[Device, Need], free: Mapping[Device, int] | None = None) -> None:
+    """Raises DoesNotFitError, with both numbers and what may help, for a device that has less than it needs."""
+    _check_room(program.name, program.rig, needs, program.rig.free if free is None else free, bool(program.residency))
+
+
+def commit(program: Program, assignment: Assignment) -> int:
+    """Writes an assignment to a program: homes, residency, slices; returns how many split results are gathered."""
+    known = {name: assignment[name] for name in program.weights}
+    program.home = {name: one.device for name, one in known.items()}
+    program.residency = {name: one.residency for name, one in known.items() if one.residency is not Residency.DEVICE}
+    program.bounds = {name: one.bounds for name, one in known.items() if one.bounds}
+    return split_matmuls(program, program.bounds) if program.bounds else 0
+
+
+def _check_devices(name: str, weights: Iterable[str], assignment: Assignment, rig: Rig) -> None:
+    """Raises UsageError where an assignment leaves a weight out, or names a device that is not of the rig."""
+    for weight in sorted(weights):
+        if weight not in assignment:
+            raise UsageError(f"the assignment says nothing of {weight}: give every weight a device")
+        device = assignment[weight].device
+        if device not in rig.devices:
+            raise UsageError(f"{weight} is assigned to {device}, and {name} is for {', '.join(map(str, rig))}")
+
+
+def _check_form(program: Program, assignment: Assignment) -> None:
+    """Raises UsageError for an assignment that is none of this program."""
+    _check_devices(program.name, program.weights, assignment, program.rig)
+    marks = {weight.name: node for node, weight in marked_weights(program).items()}
+    of_bias: dict[str, Bounds] = {}
+    for name, bounds in ((name, assignment[name].bounds) for name in program.weights if assignment[name].bounds):
+        if name not in marks:
+            raise UsageError(
+                f"{name} cannot be split by rows: it is no large matrix of a block that is only multiplied by"
+            )
+        if len(bounds) != len(program.devices) or not cover(bounds, program.weights[name].shape[0]):
+            raise UsageError(f"the rows of {name} are to be {bounds}: give each device a range, one after another")
+        for bias in (bias_of(user) for user in marks[name].users):
+            if bias is not None and of_bias.setdefault(bias.name, bounds) != bounds:
+                raise UsageError(f"the bias {bias.name} belongs to matrices of different bounds: give them the same")
+
+
+def _check_room(
+    name: str, rig: Rig, needs: Mapping[Device, Need], free: Mapping[Device, int], is_staged: bool = False
+) -> None:
+    for device, need in needs.items():
+        if need.total <= free[device]:
+            continue
+        staged = " that are there together" if is_staged else ""
+        memory = rig[device]
+        why = f" ({memory.why})" if memory.why else ""
+        values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
+        raise DoesNotFitError(
+            f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
+            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}",
+            {device: need.total - free[device]},
+            _ways_out(rig, device, need),
+        )
+
+
+def _ways_out(rig: Rig, device: Device, need: Need) -> str:
+    """What can make it fit, in the order in which it costs least."""
+    ways, why = ["list more devices"], rig[device].why
+    if len(rig.devices) > 1:
+        ways.append(f"give {device} a smaller share (--tensor-split)")
+    if "budget" in why:
+        ways.append("raise the budget (--max-vram)")
+    if "other components" in why:
+        ways.append("let the weights of other components rest elsewhere (--params-backend)")
+    ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"

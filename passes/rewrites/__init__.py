@@ -1,0 +1,1 @@
+"""Passes that change what is computed or in which order, not where."""

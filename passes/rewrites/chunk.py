@@ -1,0 +1,147 @@
+"""Computes the wide parts of a program some rows at a time, so that only those rows of them are there at once.
+
+The feed-forward part of a block is several times as wide as the block. Taken apart along the tokens (or the batch), it
+holds a part of that width at a time: the rows of its operands are views, and the narrow results are put together at the
+end. Attention whose kernel would hold all scores is taken apart along its queries likewise.
+
+A matmul with fewer rows may be computed by another kernel and round otherwise, so this may change the last bits, and is
+done only where it is asked for. It must run before nodes have places, which the new ones then get as all others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from ...compiler.ir.program import Program, origin_of, value_of
+from ...compiler.ir.value import TensorType, Value, flat
+from ..chunking.bands import Band, bands
+from ..infra.base import Change, Pass
+
+aten = torch.ops.aten
+
+CHUNKED = "chunked"
+"""The fact that some part of a program is computed in chunks."""
+
+
+@dataclass(frozen=True)
+class Chunk(Pass):
+    """Takes wide parts apart into so many parts along their rows."""
+
+    name: ClassVar[str] = "chunk"
+    refuses: ClassVar[frozenset[str]] = frozenset({"placed"})
+    parts: int = 1
+
+    def run(self, program: Program) -> Change:
+        """Finds all bands first, then writes each anew."""
+        found = list(bands(program, self.parts)) if self.parts > 1 else []
+        writer = _Writer(program, self.parts)
+        for band in found:
+            writer.write(band)
+        program.facts |= {CHUNKED} if found else set()
+        return Change(len(found), f"wide parts computed in {self.parts} chunks")
+
+
+def chunks_of(program: Program) -> int:
+    """In how many chunks the wide parts of a program are computed; 1 where it has none, or all are whole."""
+    steps = [step.removeprefix("chunk{parts=").rstrip("}") for step in program.history if step.startswith("chunk{")]
+    return int(steps[-1]) if steps and CHUNKED in program.facts else 1
+
+
+class _Writer:
+    """Writes bands anew; types of results are found by running operations without data, once for operands alike."""
+
+    def __init__(self, program: Program, parts: int) -> None:
+        self.graph, self.parts = program.graph, parts
+        self.fresh = program.fresh_storages()
+        self.mode = FakeTensorMode()
+        self.known: dict[Any, Value] = {}
+
+    def write(self, band: Band) -> None:
+        """A chain of nodes for each part in front of the old ones, and what puts the parts together."""
+        with self.graph.inserting_before(band.result):
+            results = [self._part(band, number) for number in range(self.parts)]
+            whole = self._node(band.result, aten.cat.default, (results, band.dim))
+        band.result.replace_all_uses_with(whole)
+        for node in reversed(band.nodes):
+            self.graph.erase_node(node)
+
+    def _part(self, band: Band, number: int) -> Node:
+        start, stop = (band.rows * at // self.parts for at in (number, number + 1))
+        new: dict[Node, Node] = {}
+
+        def rows_of(operand: Node) -> Node:
+            if operand in band.sliced and operand not in new:
+                new[operand] = self._node(operand, aten.slice.Tensor, (operand, band.dim, start, stop))
+            return new.get(operand, operand)
+
+        for node in band.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), rows_of)
+            new[node] = self._node(node, node.target, args, kwargs)
+        return new[band.result]
+
+    def _node(self, origin: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
+        node = self.graph.call_function(target, args, kwargs or {})
+        node.meta = {"value": self._value(node), "origin": origin_of(origin)}
+        return node
+
+    def _value(self, node: Node) -> Value:
+        """What a node yields, in fresh memory or in that of an operand."""
+        operands = node.all_input_nodes
+        kinds = tuple(_kind(value_of(one)) for one in operands)
+        names = {one: f"%{number}" for number, one in enumerate(operands)}
+        key = node.target, kinds, repr(map_arg((node.args, node.kwargs), names.__getitem__))
+        if key not in self.known:
+            self.known[key] = self._found(node)
+        held = [tensor.storage for one in operands for tensor in flat(value_of(one))]
+        fresh: dict[int, int] = {}
+        return _with_storages(
+            self.known[key], lambda at: held[at] if at >= 0 else fresh.setdefault(at, next(self.fresh))
+        )
+
+    def _found(self, node: Node) -> Value:
+        """The type of a node's result; storages of operands by their numbers, others below 0."""
+        with self.mode:
+            fakes = {one: _fake(value_of(one)) for one in node.all_input_nodes}
+            args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
+            found = node.target(*args, **kwargs)  # type: ignore[operator]
+        given = [tensor for fake in fakes.values() for tensor in _tensors(fake)]
+        storages = {tensor.untyped_storage()._cdata: number for number, tensor in reversed(list(enumerate(given)))}
+        return _value_of(found, storages)
+
+
+def _kind(value: Value) -> Any:
+    if isinstance(value, TensorType):
+        return value.shape, value.dtype, value.stride
+    return None if value is None else tuple(map(_kind, value))
+
+
+def _fake(value: Value) -> Any:
+    if isinstance(value, TensorType):
+        return torch.empty_strided(value.sizes, value.stride, dtype=value.dtype)  # type: ignore[arg-type]
+    return 1 if value is None else tuple(map(_fake, value))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, (tuple, list)) else []
+
+
+def _value_of(found: Any, storages: dict[int, int]) -> Value:
+    if isinstance(found, torch.Tensor):
+        number = storages.setdefault(found.untyped_storage()._cdata, -1 - len(storages))
+        return TensorType(tuple(found.shape), found.dtype, tuple(found.stride()), number)
+    return None if not isinstance(found, (tuple, list)) else tuple(_value_of(one, storages) for one in found)
+
+
+def _with_storages(value: Value, storage: Callable[[int], int]) -> Value:
+    if isinstance(value, TensorType):
+        return replace(value, storage=storage(value.storage))
+    return None if value is None else tuple(_with_storages(one, storage) for one in value)
