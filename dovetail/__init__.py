@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .compiling import compile
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imports a public name when it is first asked for, so that importing dovetail costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")

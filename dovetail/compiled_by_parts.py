@@ -57,7 +57,7 @@ class CompiledByParts(CompiledModule):
         """What was compiled of it so far."""
         return self._component.programs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the module's own forward, whose parts answer with their programs.
 
         Raises what the module raises, ExecutionError, and DoesNotFitError.
@@ -115,8 +115,8 @@ class CompiledByParts(CompiledModule):
 
 def compile_by_parts(
     module: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
     why: TraceError,
     rig: Rig,

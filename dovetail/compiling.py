@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -11,6 +10,7 @@ from .cache.traces import trace
 from .compiled_by_parts import compile_by_parts
 from .compiler.errors import TraceError, UsageError
 from .compiler.ir.program import Program
+from .compiler.spec.budget import MaxMemory
 from .compiler.spec.chunks import WHOLE
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
@@ -19,6 +19,7 @@ from .components.component import Component
 from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import BOTH, Request, one_backend
+from .conventions.spellings import Budgets, Counts, DeviceLike, Modes, Places, Shares
 from .fitting.module import is_open, placed_module
 from .passes.infra.base import Pass
 from .passes.infra.manager import Callback, PassManager
@@ -32,22 +33,22 @@ from .weights.name_matching import Wanted
 @checked(module=MODULE, weights=FILES)
 def compile(
     module: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     weights: Given | None = None,
-    backend: Any = None,
-    params_backend: Any = None,
-    device_map: str | Mapping[str, Any] | None = None,
-    split_mode: Any = "layer",
-    tensor_split: Any = None,
-    max_vram: Any = None,
-    max_memory: Mapping[Any, Any] | None = None,
+    backend: Places | None = None,
+    params_backend: Places | None = None,
+    device_map: str | Mapping[str, DeviceLike] | None = None,
+    split_mode: Modes = "layer",
+    tensor_split: Shares | None = None,
+    max_vram: Budgets | None = None,
+    max_memory: MaxMemory | None = None,
     rig: Rig | str | None = None,
-    chunk: int | str | None = None,
+    chunk: Counts | None = None,
     inductor: bool = False,
     passes: str | Sequence[Pass] | None = None,
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> CompiledModule:
     """Compiles a module so that it runs over several devices; a layer split changes no bit of what it computes.
@@ -181,6 +182,6 @@ def _refuse_rows(request: Request) -> None:
         raise UsageError("a device map places each weight whole, split mode row slices them: give one of the two")
 
 
-def _devices_in(device_map: Mapping[str, Any]) -> list[str]:
+def _devices_in(device_map: Mapping[str, DeviceLike]) -> list[str]:
     """The devices that a map names, each once, in its order."""
     return list(dict.fromkeys(canonical_name(device) for device in device_map.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from .backend import NAME, Word
 from .devices import Device, Memory, Rig, canonical_name
@@ -13,6 +13,9 @@ from .items import Given, items_text, read_items, spec_text
 from .roles import DEFAULT_KEYS
 from .spans import Span
 from .units import NUMBER, exact_bytes, number_text, parse_bytes
+
+MaxMemory: TypeAlias = "Mapping[int | str, int | str] | Mapping[int, int | str] | Mapping[str, int | str]"
+"""diffusers' and accelerate's budgets, in bytes: ``{0: "10GiB", "cpu": "30GiB"}``."""
 
 _PERCENT = re.compile(rf"({NUMBER})\s*%", re.IGNORECASE)
 
@@ -88,7 +91,7 @@ def parse_budget(given: Given) -> Budget:
     return Budget(*read_items(spec_text(given), _read_device, _read_amount))
 
 
-def parse_max_memory(given: Mapping[Any, Any]) -> Budget:
+def parse_max_memory(given: MaxMemory) -> Budget:
     """The budget of diffusers' and accelerate's `max_memory`: `{0: "10GiB", "cpu": "30GiB"}`.
 
     Numbers are bytes there, and 0 means nothing at all. Integer keys number the GPUs.

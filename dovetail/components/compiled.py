@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
@@ -64,7 +64,7 @@ class CompiledModule:
                 self._made = self._made or Executor(self.program, self.schedule)
         return self._made
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the program on the arguments of the module's own forward.
 
         Raises:
@@ -190,7 +190,7 @@ class CompiledModule:
         tensors = {weight.name: self._weights(weight, host) for weight in unsaved} if self._weights else {}
         save_plan(path, self.program, self.rig, tensors, component)
 
-    def __reduce_ex__(self, _: Any) -> Any:
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise UsageError(
             f"a {type(self).__name__} cannot be copied or pickled: save() writes it as a plan, and dovetail.load makes "
             "a compiled module of that"

@@ -107,7 +107,7 @@ class Component:
         residency: Residency = Residency.DEVICE,
         in_memory: int = 0,
         enter: Callable[[Component], None] | None = None,
-        dynamic_shapes: Mapping[str, Any] | None = None,
+        dynamic_shapes: Mapping[str, object] | None = None,
     ) -> None:
         self.name = name
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
@@ -152,7 +152,7 @@ class Component:
         self.view.rest_in(residency, in_memory)
 
     @property
-    def turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[object]:
         """Held while the component runs by its parts or is changed."""
         return self.parts.turn
 

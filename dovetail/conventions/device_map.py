@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ..compiler.errors import UsageError
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..passes.placement.assignment import Assignment, assigned_whole
+from .spellings import DeviceLike
 
 
-def named_devices(device_map: Mapping[str, Any], rig: Rig) -> dict[str, Device]:
+def named_devices(device_map: Mapping[str, DeviceLike], rig: Rig) -> dict[str, Device]:
     """The device that each path of a map names, on a rig; the first one is the main device.
 
     Raises SpecError for a device that is not there, UsageError for an empty map.

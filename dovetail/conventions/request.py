@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from ..compiler.errors import UsageError
 from ..compiler.spec import (
@@ -24,8 +23,10 @@ from ..compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
+from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
+from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,14 @@ class Request:
     def parse(
         cls,
         *,
-        backend: Any = None,
-        params_backend: Any = None,
-        split_mode: Any = "layer",
-        tensor_split: Any = None,
-        max_vram: Any = None,
-        max_memory: Mapping[Any, Any] | None = None,
+        backend: Places | None = None,
+        params_backend: Places | None = None,
+        split_mode: Modes = "layer",
+        tensor_split: Shares | None = None,
+        max_vram: Budgets | None = None,
+        max_memory: MaxMemory | None = None,
         rig: Rig | str | None = None,
-        chunk: Any = None,
+        chunk: Counts | None = None,
         inductor: bool = False,
         components: Mapping[str, str] | None = None,
     ) -> Request:
@@ -186,7 +187,7 @@ def switch_on(rig: Rig) -> None:
 BOTH = "passes names all that run, so that inductor means nothing beside it: put inductor before schedule in passes"
 
 
-def one_backend(backend: Any, device_map: Any) -> Any:
+def one_backend(backend: Places | None, device_map: Places | None) -> Places | None:
     """What was given of two names for one thing; raises UsageError when both were."""
     if backend is not None and device_map is not None:
         raise UsageError("backend and device_map say the same thing twice: give one of them")

@@ -7,12 +7,12 @@ Importing this package is cheap: it only says where the pipeline lies and how to
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 DTYPE: Final = "float32"
 """The torch dtype to load the pipeline with; the files hold bfloat16, which a CPU runs no faster at this size."""
 
-CALL_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+CALL_DEFAULTS: Final[Mapping[str, int | float | str]] = MappingProxyType(
     {
         "height": 64,
         "width": 64,

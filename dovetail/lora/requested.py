@@ -6,9 +6,10 @@ import contextlib
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, cast
 
 from ..compiler.errors import UsageError
 from ..conventions.checked import PATH
@@ -54,6 +55,10 @@ class Lora:
         return re.sub(r"\W+", "_", Path(self.place).stem) or "lora"
 
 
+Loras: TypeAlias = "str | os.PathLike[str] | Lora | Sequence[str | os.PathLike[str] | Lora] | None"
+"""One LoRA or several: ``"NAME:SCALE"``, a path, or a Lora."""
+
+
 def _number(text: str) -> float | None:
     with contextlib.suppress(ValueError):
         return number if math.isfinite(number := float(text)) else None
@@ -75,10 +80,11 @@ def _place(name: str, folder: str | os.PathLike[str] | None) -> str:
     return str(found or name)
 
 
-def read_loras(given: Any, folder: str | os.PathLike[str] | None = None) -> tuple[Lora, ...]:
+def read_loras(given: Loras, folder: str | os.PathLike[str] | None = None) -> tuple[Lora, ...]:
     """Reads one LoRA or several, as text, paths or Lora; raises UsageError as Lora.parse does."""
     several = given if isinstance(given, (list, tuple)) else [] if given is None or given == "" else [given]
-    return tuple(one if isinstance(one, Lora) else Lora.parse(one, folder) for one in several)
+    asked = cast("Sequence[str | os.PathLike[str] | Lora]", several)  # anything else is refused by `Lora.parse`
+    return tuple(one if isinstance(one, Lora) else Lora.parse(one, folder) for one in asked)
 
 
 def taken_from(prompt: str) -> tuple[str, list[str]]:

@@ -4,42 +4,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Rig
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
+from ..conventions.spellings import Budgets, Counts, Modes, Places, Settings, Shares, Tiling
+from ..lora.requested import Loras
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
 from ..runtime.store.store import Origins
 from .pipeline import CompiledPipeline
 from .subclass import handle_of
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+PipelineT = TypeVar("PipelineT", bound="DiffusionPipeline")
+
 _REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor")
 
 
 @checked(pipe=PIPELINE)
 def compile_pipeline(
-    pipe: Any,
-    backend: Any = None,
+    pipe: PipelineT,
+    backend: Places | None = None,
     *,
-    split_mode: Any = "layer",
-    tensor_split: Any = None,
-    max_vram: Any = None,
-    max_memory: Mapping[Any, Any] | None = None,
-    params_backend: Any = None,
-    device_map: Any = None,
-    lora: Any = None,
+    split_mode: Modes = "layer",
+    tensor_split: Shares | None = None,
+    max_vram: Budgets | None = None,
+    max_memory: MaxMemory | None = None,
+    params_backend: Places | None = None,
+    device_map: Places | None = None,
+    lora: Loras = None,
     lora_apply_mode: str = "auto",
-    vae_tiling: Any = None,
-    chunk: Any = None,
+    vae_tiling: Tiling | None = None,
+    chunk: Counts | None = None,
     inductor: bool = False,
     rig: Rig | str | None = None,
-    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, object]] | None = None,
     passes: str | Sequence[Pass] | None = None,
     callbacks: Sequence[Callback] = (),
     plans: str | os.PathLike[str] | None = None,
-) -> Any:
+) -> PipelineT:
     """Compiles every component of a diffusers pipeline over the devices that were asked for, and changes no bit.
 
     The pipeline stays the object it is and is called as before. A component is compiled at its first call of each kind
@@ -103,15 +111,20 @@ def compile_pipeline(
 
 
 def compile_opened(
-    pipe: Any, origins: Mapping[str, Origins] | None, backend: Any = None, device_map: Any = None, **options: Any
-) -> Any:
+    pipe: PipelineT,
+    origins: Mapping[str, Origins] | None,
+    backend: Places | None = None,
+    device_map: Places | None = None,
+    **options: Any,
+) -> PipelineT:
     """Compiles a pipeline whose weights come from somewhere, by component; the rest is as for compile_pipeline."""
     request = {name: options.pop(name) for name in _REQUEST if name in options}
-    CompiledPipeline(pipe, {"backend": one_backend(backend, device_map), **request}, origins=origins, **options)
+    settings = cast("Settings", {"backend": one_backend(backend, device_map), **request})
+    CompiledPipeline(pipe, settings, origins=origins, **options)
     return pipe
 
 
-def undo(pipe: Any) -> None:
+def undo(pipe: DiffusionPipeline) -> None:
     """Makes a compiled pipeline what it was before; one that is not compiled stays as it is."""
     handle = handle_of(pipe)
     if handle is not None:

@@ -7,16 +7,19 @@ model, and for whatever machine the plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
+from ..conventions.spellings import Settings
 from ..planning.generation import Generation, numbered
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 def _of_module(made: CompiledModule, module: nn.Module) -> CompiledModule:
@@ -31,7 +34,7 @@ class DryPipeline(CompiledPipeline):
     pipeline alive.
     """
 
-    def __init__(self, pipe: Any, request: Mapping[str, Any], **options: Any) -> None:
+    def __init__(self, pipe: DiffusionPipeline, request: Settings, **options: Any) -> None:
         self._generations: list[Generation] = []
         self._kept = pipe
         super().__init__(pipe, request, **options)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
 from torch import nn
@@ -17,10 +17,11 @@ from ..components.component import Component
 from ..components.dry import going_on_from
 from ..conventions.checked import TENSORS
 from ..conventions.roles import role_of_module
+from ..conventions.spellings import Settings
 from ..explain.sentences import explain_plan
 from ..fitting.asked import settings_of_request
 from ..fitting.decide import machine_of
-from ..lora.requested import check_mode, read_loras
+from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
 from ..planning.isolated import isolated
 from ..planning.table import Account
@@ -31,11 +32,14 @@ from .checks import refuse_taking
 from .described import as_html, as_text
 from .loras import apply_loras
 from .pipeline_state import bring_state
-from .placed import PlacedPipeline, give_back
+from .placed import Options, PlacedPipeline, give_back
 from .plan import modules_of, resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
 
 if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+    from typing_extensions import Unpack
+
     from ..draw.page.page import Page
 
 logger = logging.getLogger(__name__)
@@ -57,7 +61,13 @@ class CompiledPipeline(PlacedPipeline):
     """
 
     def __init__(
-        self, pipe: Any, request: Mapping[str, Any], *, lora: Any = None, lora_apply_mode: str = "auto", **options: Any
+        self,
+        pipe: DiffusionPipeline,
+        request: Settings,
+        *,
+        lora: Loras = None,
+        lora_apply_mode: str = "auto",
+        **options: Unpack[Options],
     ) -> None:
         check_mode(lora_apply_mode)
         loras = read_loras(lora)
@@ -69,7 +79,7 @@ class CompiledPipeline(PlacedPipeline):
             self.undo()
             raise
 
-    def plan(self, *args: Any, **kwargs: Any) -> Generation | None:
+    def plan(self, *args: object, **kwargs: object) -> Generation | None:
         """Compiles all that a call with these arguments needs, and checks that it fits; computes and reads nothing.
 
         Each call of the pipeline does so itself, once for each kind of call. Returns None where the call cannot be
@@ -82,7 +92,7 @@ class CompiledPipeline(PlacedPipeline):
         finally:
             self._planner.end()
 
-    def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def plan_ahead(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
         with progress_phase(PLANNING):
             self._planner.plan(self, args, kwargs)
@@ -111,7 +121,7 @@ class CompiledPipeline(PlacedPipeline):
             decision,
         )
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
+    def explain(self, *args: object, **kwargs: object) -> str:
         """Says in sentences where a call with these arguments runs and why, and what would change that.
 
         It names what limits each device, what each cut costs, and what more memory or faster links would change.
@@ -123,7 +133,7 @@ class CompiledPipeline(PlacedPipeline):
             raise UsageError(f"this call of {self.name} cannot be planned, so there is nothing to explain")
         return "\n\n".join(explain_plan(self.account(generation)))
 
-    def show(self, *args: Any, **kwargs: Any) -> Page:
+    def show(self, *args: object, **kwargs: object) -> Page:
         """The page of pictures of a call with these arguments: text of HTML, which notebooks show; `save` writes it.
 
         Raises UsageError where the call cannot be planned, and DoesNotFitError as `plan` does.
@@ -138,7 +148,7 @@ class CompiledPipeline(PlacedPipeline):
         account = self.account(generation)
         return page(programs, account, title=self.name, line=f"dovetail plan MODEL_FOLDER {account.line}")
 
-    def prepare(self, *args: Any, **kwargs: Any) -> None:
+    def prepare(self, *args: object, **kwargs: object) -> None:
         """Plans calls like this one, and brings all weights to their devices that stay there.
 
         Raises DoesNotFitError where they do not fit; nothing was read then.
@@ -169,7 +179,7 @@ class CompiledPipeline(PlacedPipeline):
         main = self.placed_main.torch if not self._is_open else next((one.torch for one in self.rig.gpus), None)
         return main is not None and device in (main, torch.device(main.type))
 
-    def exchange(self, name: str, value: Any, put: Callable[[], None]) -> None:
+    def exchange(self, name: str, value: object, put: Callable[[], None]) -> None:
         """Has a module, which is compiled then, or something else take the place of a component, which is given back.
 
         Every assignment to an attribute of the pipeline does so; it takes the devices of what was there before.
@@ -184,13 +194,14 @@ class CompiledPipeline(PlacedPipeline):
         """
         parts = self.components
         old = parts.get(name)
-        is_new = isinstance(value, nn.Module) and all(value is not one.module for one in parts.values())
-        if old is None and not (is_new and name in self.pipe.components):
+        is_part = any(value is one.module for one in parts.values())
+        module = value if isinstance(value, nn.Module) and not is_part else None
+        if old is None and (module is None or name not in self.pipe.components):
             put()
             return
         if old is not None and value is old.module:
             return
-        new = self._joining(name, value) if is_new else None
+        new = self._joining(name, module) if module is not None else None
         before = weakref.ref(old.module) if old is not None else None
         put()
         self._planner.forget()
@@ -240,7 +251,7 @@ class CompiledPipeline(PlacedPipeline):
             become_as_before(pipe)
             bring_state(pipe)
 
-    def go_on(self, latents: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    def go_on(self, latents: Mapping[str, torch.Tensor], *args: object, **kwargs: object) -> Any:
         """Decodes latents that an earlier call of the same arguments left, and returns what that would have returned.
 
         Nothing is encoded or sampled.
@@ -294,5 +305,5 @@ class CompiledPipeline(PlacedPipeline):
     def _repr_html_(self) -> str:
         return as_html(self)
 
-    def __reduce_ex__(self, _: Any) -> Any:
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise UsageError("pipe.dovetail cannot be copied or pickled: copy the pipeline, and compile the copy")

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from ..components.sharing import Sharing
 from ..conventions import libraries
 from ..conventions.request import BOTH, Request
 from ..conventions.roles import role_of_module
+from ..conventions.spellings import Settings, Tiling
 from ..fitting.asked import leaves_devices_open, may_be_searched
 from ..fitting.decide import Decision
 from ..fitting.fitted import fitted
@@ -47,20 +48,34 @@ from .ledger import Ledger
 from .pipeline_state import ExecutionDevice
 from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, placing, share_out
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+class Options(TypedDict, total=False):
+    """What else than devices and budgets a pipeline is compiled with: see ``compile_pipeline``."""
+
+    dynamic_shapes: Mapping[str, Mapping[str, object]] | None
+    passes: str | Sequence[Pass] | None
+    callbacks: Sequence[Callback]
+    origins: Mapping[str, Origins] | None
+    vae_tiling: Tiling | None
+    plans: str | os.PathLike[str] | None
+
 
 class PlacedPipeline:
     """The components of a pipeline, and where they are; it keeps neither the pipeline nor its modules alive."""
 
     def __init__(
         self,
-        pipe: Any,
-        request: Mapping[str, Any],
+        pipe: DiffusionPipeline,
+        request: Settings,
         *,
-        dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+        dynamic_shapes: Mapping[str, Mapping[str, object]] | None = None,
         passes: str | Sequence[Pass] | None = None,
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origins] | None = None,
-        vae_tiling: Any = None,
+        vae_tiling: Tiling | None = None,
         plans: str | os.PathLike[str] | None = None,
     ) -> None:
         self._plans = Plans(plans) if plans is not None else None
@@ -108,7 +123,7 @@ class PlacedPipeline:
             raise
 
     @property
-    def pipe(self) -> Any:
+    def pipe(self) -> DiffusionPipeline:
         """The pipeline; raises UsageError where nobody has it any more."""
         pipe = self._pipe()
         if pipe is None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
@@ -63,6 +63,18 @@ class Part:
     seconds: float
     bringing: float
     chunks: int = 1
+
+
+class Fullest(TypedDict):
+    """The fullest moment of a device in bytes, what it has, and the call in which it is that full."""
+
+    peak: int
+    free: int
+    total: int
+    weights: int
+    staged: int
+    values: int
+    at: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class Account:
         return [
             (name, *(_size(fact[key]) for key in ("peak", "weights", "staged", "values")), fact["at"],
              _size(fact["free"]), _size(fact["total"]))
-            for name, fact in self._devices().items()
+            for name, fact in self.devices().items()
         ]  # fmt: skip
 
     def told(self) -> list[str]:
@@ -130,9 +142,9 @@ class Account:
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
         return [f"a picture takes {seconds_text(self.seconds)} s, without reading files{searched}", *self.notes]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """All of it as data; sizes are in bytes."""
-        devices = self._devices()
+        devices = self.devices()
         return {
             "seconds": round(self.seconds, 3),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
@@ -145,7 +157,7 @@ class Account:
             "notes": list(self.notes),
         }
 
-    def _devices(self) -> dict[str, dict[str, Any]]:
+    def devices(self) -> dict[str, Fullest]:
         """The fullest moment of each device, by name."""
         rig = self.generation.rig
         return {

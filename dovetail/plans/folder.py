@@ -22,6 +22,7 @@ from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
 from ..compiler.text.plan_file import load_plan
+from ..conventions.spellings import Settings
 from ..passes.placement.assignment import Assigned, Assignment
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.verify.verifier import verify
@@ -62,9 +63,9 @@ class Plans:
         self._told: set[str] = set()
         self.traces: Mapping[str, Path] = dict(_traces(files))
 
-    def completed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def completed(self, request: Settings) -> Settings:
         """A request for devices in which what a person left out is as the plans have it."""
-        found = dict(request)
+        found = Settings(**request)
         if not found.get("backend"):
             found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
             rows = {one.component: "row" for one in self._plans if one.program.is_sliced}

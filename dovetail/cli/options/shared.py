@@ -14,6 +14,7 @@ import typer
 from ...compiler.printable import printable
 from ...compiler.spec import with_cpu_flags, with_offload_flag
 from ...conventions.request import Request
+from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling
 
 PLACEMENT = "Placement"
@@ -90,7 +91,7 @@ class Where:
     mmap: Annotated[bool, typer.Option("--mmap", hidden=True, help="Weights on the CPU are always mapped.")] = False
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Settings:
         """The same request as keyword arguments of `Request.parse` and of `dovetail.compile_pipeline`."""
         backend = with_cpu_flags(
             self.backend, clip=self.clip_on_cpu, vae=self.vae_on_cpu, control_net=self.control_net_cpu

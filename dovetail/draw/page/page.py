@@ -103,10 +103,9 @@ def _devices(
     programs: Mapping[str, Program], account: Account | None, profiles: Mapping[str, Profile]
 ) -> list[dict[str, Any]]:
     if account is not None:
-        peaks = account.document()["devices"]
         rig = account.generation.rig
         labels = {device.name: rig[device].label for device in account.generation.devices}
-        return [{"name": name, "label": labels.get(name, ""), **peak} for name, peak in peaks.items()]
+        return [{"name": name, "label": labels.get(name, ""), **peak} for name, peak in account.devices().items()]
     memory = {device: one.rig[device] for one in programs.values() for device in one.devices}
     at = {row[0]: row[3] for row in rows_of_devices(programs)}
     found = []

@@ -7,11 +7,12 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
+from ...compiler.spec.budget import MaxMemory
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.roles import role_of, role_of_component
 from ...conventions import libraries
@@ -19,7 +20,8 @@ from ...conventions.checked import NAMED_FILES, checked
 from ...conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
 from ...conventions.hub import INDEX, pipeline_folder, read_json
 from ...conventions.pretrained import sorted_out
-from ...lora.requested import check_mode, read_loras
+from ...conventions.spellings import Budgets, Counts, Modes, Places, Shares, Tiling
+from ...lora.requested import Loras, check_mode, read_loras
 from ...passes.infra.base import Pass
 from ...passes.infra.manager import Callback
 from ...runtime.store.reader import WeightReader
@@ -30,31 +32,34 @@ from ..compile_pipeline import compile_opened
 from .building import Built, build
 from .checkpoint import built_from
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
 
 @checked(weights=NAMED_FILES)
 def load_pipeline(
     source: str | os.PathLike[str],
-    backend: Any = None,
+    backend: Places | None = None,
     *,
     dtype: Dtypes = None,
     torch_dtype: Dtypes = None,
     variant: str | None = None,
-    pipeline_class: Any = None,
-    components: Mapping[str, Any] | None = None,
+    pipeline_class: type[DiffusionPipeline] | None = None,
+    components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
-    params_backend: Any = None,
-    split_mode: Any = "layer",
-    tensor_split: Any = None,
-    max_vram: Any = None,
-    max_memory: Mapping[Any, Any] | None = None,
-    device_map: Any = None,
-    lora: Any = None,
+    params_backend: Places | None = None,
+    split_mode: Modes = "layer",
+    tensor_split: Shares | None = None,
+    max_vram: Budgets | None = None,
+    max_memory: MaxMemory | None = None,
+    device_map: Places | None = None,
+    lora: Loras = None,
     lora_apply_mode: str = "auto",
-    vae_tiling: Any = None,
-    chunk: Any = None,
+    vae_tiling: Tiling | None = None,
+    chunk: Counts | None = None,
     inductor: bool = False,
     rig: Rig | str | None = None,
-    dynamic_shapes: Mapping[str, Mapping[str, Any]] | None = None,
+    dynamic_shapes: Mapping[str, Mapping[str, object]] | None = None,
     passes: str | Sequence[Pass] | None = None,
     callbacks: Sequence[Callback] = (),
     plans: str | os.PathLike[str] | None = None,
@@ -62,8 +67,8 @@ def load_pipeline(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> DiffusionPipeline:
     """Loads a pipeline as diffusers does and compiles it; no weight passes through a device that it is not used on.
 
     Components are built without weights, and all files are checked by their headers. A weight is read when the first
@@ -140,8 +145,8 @@ def open_pipeline(
     *,
     dtype: Dtypes = None,
     variant: str | None = None,
-    pipeline_class: Any = None,
-    components: Mapping[str, Any] | None = None,
+    pipeline_class: type[DiffusionPipeline] | None = None,
+    components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
     hub: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,27 +17,31 @@ from ...conventions.checked import FILES, checked
 from ...conventions.dtypes import Dtypes
 from ...conventions.hub import INDEX, configs_of, read_json
 from ...conventions.pretrained import sorted_out
+from ...conventions.spellings import Places
 from ...weights.files import open_weights
 from ..compile_pipeline import compile_opened, compile_pipeline
 from .saved import open_pipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 @checked(source=FILES)
 def load_single_file(
     source: str | os.PathLike[str],
-    backend: Any = None,
+    backend: Places | None = None,
     *,
     config: str | os.PathLike[str] | None = None,
     dtype: Dtypes = None,
     torch_dtype: Dtypes = None,
-    pipeline_class: Any = None,
-    components: Mapping[str, Any] | None = None,
+    pipeline_class: type[DiffusionPipeline] | None = None,
+    components: Mapping[str, object] | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> DiffusionPipeline:
     """Loads a pipeline from one file of weights, as ``from_single_file`` does, and compiles it.
 
     The file has the weights of all components, or of some: the others are those of ``config``, or are given. Each is
@@ -61,7 +65,9 @@ def load_single_file(
         WeightError: the file is missing, damaged, a pickle or for another pipeline, or lacks what nothing else has.
         SpecError: a spec is wrong; the message points at the place.
     """
-    placing = {name: others.pop(name) for name in inspect.signature(compile_pipeline).parameters if name in others}
+    placing: dict[str, Any] = {
+        name: others.pop(name) for name in inspect.signature(compile_pipeline).parameters if name in others
+    }
     pretrained = sorted_out(others, "load_single_file")
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     hub = {**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub}
