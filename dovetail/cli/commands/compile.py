@@ -9,8 +9,9 @@ import typer
 
 from ...compiler.errors import UsageError
 from ...compiler.spec.units import format_bytes
-from ..options.call import Size
+from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
+from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..output.results import check_writable, print_json, print_table
@@ -30,8 +31,9 @@ Output = Annotated[
 
 def compile(
     where: Where,
-    size: Size,
+    sample: Sample,
     weights: WeightFiles,
+    source: Source,
     subject: Subject = "",
     component: Component = "",
     dtype: Dtype = None,
@@ -48,7 +50,7 @@ def compile(
     from ...cache.traces import collected
 
     with collected() as traces:
-        parts = compiled_parts(subject, component, where, size, weights, dtype)
+        parts = compiled_parts(subject, component, where, sample.one_step(), weights, source, dtype)
     files = _save(parts, output, traces) if output else {}
     if json:
         print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})

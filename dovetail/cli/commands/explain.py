@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..options.call import PICTURE, Size
+from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
+from ..options.source import Source
 from ..options.subject import Subject
 from ..options.weights import WeightFiles
 from ..output.results import print_json
@@ -19,10 +20,10 @@ WIDTH = 100
 
 def explain(
     where: Where,
-    size: Size,
+    sample: Sample,
     weights: WeightFiles,
+    source: Source,
     subject: Subject = "",
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None,
     dtype: Dtype = None,
     json: Json = False,
     debug: Debug = False,
@@ -30,7 +31,7 @@ def explain(
     """Explain a placement in sentences: where each part is and why, what limits each device, what would change it."""
     from ...explain.sentences import explain_plan, explain_programs
 
-    parts = compiled_parts(subject, "", where, size, weights, dtype, steps)
+    parts = compiled_parts(subject, "", where, sample, weights, source, dtype)
     programs = {name: part.program for name, part in parts.items()}
     told = list(explain_plan(parts.account) if parts.account else explain_programs(programs))
     if json:

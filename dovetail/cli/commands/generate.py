@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +17,16 @@ from ..options.inputs import Inputs
 from ..options.lora import Loras
 from ..options.painting import Painting, class_of, without_size
 from ..options.shared import Debug, Dtype, Json, Where
-from ..options.subject import Pipeline, dtype_of, find_pipeline, located
+from ..options.source import Source
+from ..options.subject import Pipeline, find_pipeline
 from ..options.weights import WeightFiles
 from ..output.figures import document_of, line_of, peaks_of
 from ..output.progress import progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
 from .garbage import collect_from_now
-from .plan import accounted, print_account
+from .loading import Loading
+from .plan import print_account
 from .profile import profiled
 
 if TYPE_CHECKING:
@@ -38,17 +40,16 @@ def generate(
     inputs: Inputs,
     weights: WeightFiles,
     loras: Loras,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to paint.")] = "",
+    source: Source,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to paint.")] = None,
     model: Annotated[
-        str, typer.Option("-m", "--model", metavar="FOLDER", help="A pipeline's folder or hub id; else the demo.")
+        str,
+        typer.Option("-m", "--model", metavar="FOLDER", help="A pipeline's folder, file or hub id; else the demo."),
     ] = "",
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where it goes: .png, .jpg, .webp, .gif, .mp4.")
     ] = Path("out.png"),
     dtype: Dtype = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which files of the model's weights, such as fp16.")
-    ] = None,
     latents: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Decode what an earlier call left or saved.")
     ] = None,
@@ -71,7 +72,7 @@ def generate(
     """Paint a picture over one device or several."""
     _check_files(output, profile, latents_to)
     inputs.check()
-    pipeline = inputs.added_to(find_pipeline(model))
+    pipeline = inputs.added_to(_whole(find_pipeline(model, source), model))
     request = where.check(pipeline.components)
     prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
@@ -79,20 +80,19 @@ def generate(
     cls = class_of(pipeline, painting, inputs, given)
     given = without_size(cls, given) | inputs.arguments(cls, given)
     painting.use_threads()
-    options: dict[str, Any] = {
-        "adapters": {**adapters, "plans": plans}, "dtype": dtype, "variant": variant, "pipeline_class": cls,
-        "components": inputs.components, "scheduler": painting.scheduler,
-    }  # fmt: skip
+    loading = Loading(
+        pipeline, where, weights, dtype, {**adapters, "plans": plans}, cls, inputs.components, painting.scheduler
+    )
     if dry_run:
         with progress("planning"):
-            account = accounted(pipeline, where, weights, given, **options)
+            account = loading.account(given)
         print_account(account, json)
         return
     _check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)
     with progress("loading the pipeline", as_events=json), phases.watching():
         begin("loading")
-        pipe = _load(pipeline, where, weights, **options)
+        pipe = loading.load()
     collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
     if saved and saved.pipeline != type(pipe).__name__:
@@ -101,7 +101,8 @@ def generate(
             "it began with, --image FILE"
         )
     _warn_of_prompt(pipe, arguments, is_demo=not model)
-    run = Run(pipe, arguments, phases, output, model, painting.fps, latents_to, json)
+    again = [*(["--model", model] if model else []), *source.words(), *weights.words(), *inputs.words()]
+    run = Run(pipe, arguments, phases, output, again, painting.fps, latents_to, json)
     seeds = painting.seeds(seed)
     with profiled(profile, pipe):
         files = run.pictures(seeds, saved)
@@ -111,6 +112,16 @@ def generate(
         print_json({**told, **document_of(phases, peaks), "call": _told(arguments)})
     else:
         print(line_of(phases, peaks), file=sys.stderr)
+
+
+def _whole(pipeline: Pipeline, model: str) -> Pipeline:
+    """A whole pipeline; raises UsageError where one component's folder was named."""
+    if pipeline.only:
+        raise UsageError(
+            f"{model} is one component: name its pipeline, --model {pipeline.place}, and take from that folder what "
+            f"another pipeline is to have: --weights {pipeline.only}={model}"
+        )
+    return pipeline
 
 
 def _check_files(output: Path, *others: Path | None) -> None:
@@ -137,7 +148,7 @@ def _warn_of_prompt(pipe: Any, arguments: Mapping[str, Any], *, is_demo: bool) -
 def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tuple[Latents | None, int]:
     """The latents of a file, whose call takes the place of what was not typed; and the seed of that call."""
     if file is None:
-        if not given["prompt"]:
+        if given["prompt"] is None:
             raise UsageError("generate needs a prompt: what to paint, or --latents FILE to go on from")
         return None, painting.seed
     if painting.count > 1:
@@ -145,7 +156,7 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
     saved = read_latents(file)
     before = dict(saved.call)
     seed = int(before.pop("seed", painting.seed))
-    given.update({name: value for name, value in before.items() if not given.get(name)})
+    given.update({name: value for name, value in before.items() if given.get(name) is None})
     return saved, seed
 
 
@@ -154,45 +165,6 @@ def _check_here(rig: Rig) -> None:
         raise NotHereError(
             f"nothing can run on {rig}: it is not this machine; plan for it with dovetail plan, compile, show or verify"
         )
-
-
-def _load(
-    pipeline: Pipeline,
-    where: Where,
-    weights: WeightFiles,
-    *,
-    dtype: str | None,
-    variant: str | None,
-    adapters: Mapping[str, Any],
-    pipeline_class: Any,
-    components: Callable[[Any], dict[str, Any]],
-    scheduler: str,
-) -> Any:
-    from ... import load_pipeline
-    from ...conventions.schedulers import exchanged
-    from ...weights.ahead import read_ahead
-
-    if Path(pipeline.place).is_dir():
-        read_ahead(pipeline.place, variant, set(weights.given(pipeline) or {}))  # while diffusers is imported
-    pipeline = located(pipeline, variant)
-    dtype_there = dtype_of(pipeline, dtype, variant)
-    pipe = load_pipeline(
-        pipeline.place,
-        **where.arguments,
-        **adapters,
-        weights=weights.given(pipeline),
-        passes=where.passes or None,
-        vae_tiling=where.vae_tiling,
-        dtype=dtype_there,
-        variant=variant,
-        pipeline_class=pipeline_class,
-        components=components(dtype_there),
-    )
-    if scheduler:
-        pipe.scheduler = exchanged(pipe.scheduler, scheduler)
-    pipe.set_progress_bar_config(disable=True)
-    pipe.dovetail.rest_in_files()
-    return pipe
 
 
 def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from ...compiler.errors import UsageError
-from ..options.call import Size
+from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
+from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..output.results import check_writable, json_text, put
@@ -36,8 +37,9 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", h
 
 def show(
     where: Where,
-    size: Size,
+    sample: Sample,
     weights: WeightFiles,
+    source: Source,
     subject: Subject = "",
     component: Component = "",
     dtype: Dtype = None,
@@ -61,7 +63,7 @@ def show(
 
         put(json_text(Shown.model_json_schema()), output)
         return
-    parts = compiled_parts(subject, component, where, size, weights, dtype, steps=None)
+    parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
     scene = Scene(
         {name: part.program for name, part in parts.items()}, parts.account, subject, where.rig, depth or "segments"
     )

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options.call import Size
+from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
+from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..output.results import print_json, print_table
@@ -21,8 +22,9 @@ Deep = Annotated[bool, typer.Option("--deep", help="Also run it at full size wit
 
 def verify(
     where: Where,
-    size: Size,
+    sample: Sample,
     weights: WeightFiles,
+    source: Source,
     subject: Subject = "",
     component: Component = "",
     dtype: Dtype = None,
@@ -34,7 +36,7 @@ def verify(
 
     The first rule that is broken is named, with the lines around the place, and the exit code is 4.
     """
-    parts = compiled_parts(subject, component, where, size, weights, dtype)
+    parts = compiled_parts(subject, component, where, sample.one_step(), weights, source, dtype)
     from ...passes.verify.verifier import RULES
     from ...passes.verify.verifier import verify as check
 

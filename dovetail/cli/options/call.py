@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +61,25 @@ class Size:
         if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
             raise UsageError(f"--size {self.size} is no size: write width and height, such as 512x768, or one number")
         return int(parts[0]), int(parts[-1])
+
+
+SAMPLE = "a picture"
+"""The prompt of a call that is planned without one."""
+
+
+@dataclass(frozen=True)
+class Sample(Size):
+    """The call that is planned where none is made: of a size, in so many steps."""
+
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None
+
+    def one_step(self) -> Sample:
+        """The same in one step, where none are asked for: enough to know what is called."""
+        return replace(self, steps=self.steps or 1)
+
+    def call(self) -> dict[str, Any]:
+        """Its keyword arguments."""
+        return {"prompt": SAMPLE, **({"num_inference_steps": self.steps} if self.steps else {}), **self.arguments()}
 
 
 def takes(cls: Any, name: str) -> bool:

@@ -91,6 +91,12 @@ class Inputs:
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    def words(self) -> list[str]:
+        """The pictures and the ControlNet, as they are typed."""
+        given = {"--image": self.image, "--mask": self.mask, "--control-image": self.control_image}
+        files = {**given, "--control-net": self.control_net}
+        return [word for option, path in files.items() if path for word in (option, str(path))]
+
     def arguments(self, cls: Any, size: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call: pictures in the size that was asked for, else in their own, which is asked for then.
 

@@ -37,12 +37,12 @@ class Loras:
         typer.Option("--lora-pickles", help="Read LoRAs that are pickles too; trust them.", rich_help_panel=LORAS),
     ] = False
 
-    def arguments(self, prompt: str, pipeline: Pipeline) -> tuple[str, dict[str, Any]]:
+    def arguments(self, prompt: str | None, pipeline: Pipeline) -> tuple[str | None, dict[str, Any]]:
         """The prompt without ``<lora:NAME:SCALE>``, and what `dovetail.load_pipeline` takes of LoRAs.
 
         The demo finds its own by name. Raises UsageError for one that is not there or whose scale is no number.
         """
-        plain, inside = taken_from(prompt)
+        plain, inside = taken_from(prompt) if prompt is not None else (None, [])
         own = str(demo.adapter().parent) if pipeline.place == str(demo.folder()) else ""
         loras = read_loras([*(self.lora or ()), *inside], self.lora_model_dir or own or None)
         loras = tuple(replace(lora, pickled=self.lora_pickles) for lora in loras)

@@ -26,7 +26,7 @@ def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> 
 class Painting:
     """What to paint and how, as it was typed."""
 
-    named_prompt: Annotated[str, typer.Option("-p", "--prompt", hidden=True)] = ""
+    named_prompt: Annotated[str | None, typer.Option("-p", "--prompt", hidden=True)] = None
     steps: Annotated[int | None, _option("--steps", min=1, help="Denoising steps.")] = None
     seed: Annotated[int, _option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
     count: Annotated[
@@ -49,11 +49,11 @@ class Painting:
         int | None, typer.Option("-t", "--threads", min=1, help="Threads that the CPU computes with.")
     ] = None
 
-    def prompt(self, argument: str) -> str:
-        """The prompt; raises UsageError for two of them."""
-        if argument and self.named_prompt:
+    def prompt(self, argument: str | None) -> str | None:
+        """The prompt, which may be empty, or None where there is none; raises UsageError for two of them."""
+        if argument is not None and self.named_prompt is not None:
             raise UsageError(f"two prompts were given, {argument!r} and {self.named_prompt!r}: give one of them")
-        return argument or self.named_prompt
+        return self.named_prompt if argument is None else argument
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that were asked for, by the names that `call.check_options` knows.

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,18 +17,21 @@ from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
 from ...conventions.hub import INDEX, remote_index
 from ...conventions.roles import role_for
+from .source import AS_IT_IS, Source
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
+_CHECKPOINTS = (".safetensors", ".gguf", ".ckpt")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Subject = Annotated[
     str,
     typer.Argument(
-        metavar="[FOLDER|PLAN]", help="A pipeline's folder, one component's, or a plan file; else the demo."
+        metavar="[FOLDER|FILE|PLAN]",
+        help="A pipeline's folder or single file, a component's folder, or a plan file; else the demo.",
     ),
 ]
 Component = Annotated[str, typer.Option("--component", metavar="NAME", help="This component alone: transformer, vae …")]
@@ -36,7 +39,10 @@ Component = Annotated[str, typer.Option("--component", metavar="NAME", help="Thi
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that can be loaded: its folder or hub id, its components with their roles, and its class's name."""
+    """A pipeline that can be loaded: its folder or hub id, its components with their roles, and its class's name.
+
+    Of one in a single ``file``, ``place`` has the configs. ``only`` is the component whose folder was named.
+    """
 
     place: str
     components: Mapping[str, str]
@@ -44,27 +50,65 @@ class Pipeline:
     only: str = ""
     defaults: Mapping[str, Any] | None = None
     dtype: str | None = None
+    file: str = ""
+    source: Source = AS_IT_IS
+
+    @property
+    def variant(self) -> str | None:
+        """Which files of its weights."""
+        return self.source.variant
 
 
-def find_pipeline(name: str) -> Pipeline:
-    """The pipeline of a folder, of a component's folder, or of a hub id; the demo when no name is given.
+def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
+    """The pipeline of a folder, a component's folder, a single file or a hub id; the demo when no name is given.
 
     Raises UsageError, saying what was looked for, when there is none.
     """
     if not name:
-        return Pipeline(str(demo.folder()), *_read_index(demo.folder()), defaults=demo.CALL_DEFAULTS, dtype=demo.DTYPE)
+        source.check_folder("the demo")
+        return Pipeline(
+            str(demo.folder()),
+            *_read_index(demo.folder()),
+            defaults=demo.CALL_DEFAULTS,
+            dtype=demo.DTYPE,
+            source=source,
+        )
     folder = Path(name)
+    if is_checkpoint(folder):
+        return _of_file(name, source)
+    if folder.exists():
+        source.check_folder(name)
     if (folder / INDEX).is_file():
-        return Pipeline(name, *_read_index(folder))
+        return Pipeline(name, *_read_index(folder), source=source)
     parent = folder.resolve().parent
     if (folder / "config.json").is_file() and (parent / INDEX).is_file():
-        return Pipeline(str(parent), *_read_index(parent), only=folder.resolve().name)
+        return Pipeline(str(parent), *_read_index(parent), only=folder.resolve().name, source=source)
     if folder.exists():
         raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
     if _HUB_ID.fullmatch(name):
-        index = remote_index(name, {})
-        return Pipeline(name, _parts(index), str(index.get("_class_name", "")))
+        source.check_whole(name)
+        index = remote_index(name, source.hub)
+        return Pipeline(name, _parts(index), str(index.get("_class_name", "")), source=source)
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a name is that of a single file with the weights of a pipeline, by its ending."""
+    return path.suffix.lower() in _CHECKPOINTS and not path.is_dir()
+
+
+def _of_file(name: str, source: Source) -> Pipeline:
+    """The pipeline of a single file, whose configs are those that were named, or are downloaded."""
+    source.check_file(name)
+    if not Path(name).is_file():
+        raise UsageError(f"there is no file {name}: name a pipeline's file or folder, or a hub id")
+    quiet_libraries()
+    from ...pipelines.loading.single_file import OPTIONAL, configs_for
+
+    folder = configs_for(name, source.config or None, source.hub)
+    components, kind = _read_index(folder)
+    components = {part: role for part, role in components.items() if part not in OPTIONAL}
+    return Pipeline(str(folder), components, kind, file=name, source=source)
 
 
 def _read_index(folder: Path) -> tuple[dict[str, str], str]:
@@ -93,10 +137,10 @@ def check_component(pipeline: Pipeline, component: str) -> str:
     return wanted
 
 
-def located(pipeline: Pipeline, variant: str | None = None) -> Pipeline:
+def located(pipeline: Pipeline) -> Pipeline:
     """The pipeline in its folder, downloaded as diffusers does it when it was named by its hub id.
 
-    Of its weights those of a variant are downloaded, where there are such.
+    Of its weights those of its variant are downloaded, where there are such.
     """
     quiet_libraries()
     if Path(pipeline.place).is_dir():
@@ -104,12 +148,13 @@ def located(pipeline: Pipeline, variant: str | None = None) -> Pipeline:
     from diffusers import DiffusionPipeline
 
     try:
-        return find_pipeline(DiffusionPipeline.download(pipeline.place, variant=variant))
+        folder = DiffusionPipeline.download(pipeline.place, variant=pipeline.variant, **pipeline.source.hub)
+        return replace(find_pipeline(folder), source=pipeline.source)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot download {pipeline.place}: {error}") from error
 
 
-def dtype_of(pipeline: Pipeline, name: str | None = None, variant: str | None = None) -> torch.dtype:
+def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
     """The dtype to compute in: the one asked for, or that of the largest file of the components, or of the variant.
 
     Where there is no file of weights, which is enough for a plan, it is bfloat16, and this is said.
@@ -118,14 +163,27 @@ def dtype_of(pipeline: Pipeline, name: str | None = None, variant: str | None = 
 
     if name or pipeline.dtype:
         return getattr(torch, name or pipeline.dtype or "")  # type: ignore[no-any-return]
+    if pipeline.file:
+        return _dtype_in(pipeline.file)
     place = Path(pipeline.place)
     files = [file for part in pipeline.components for file in place.glob(f"{part}/*.safetensors")]
-    files = [file for file in files if variant and f".{variant}" in file.name] or files
+    files = [file for file in files if pipeline.variant and f".{pipeline.variant}" in file.name] or files
     largest = max(files, key=lambda file: file.stat().st_size, default=None)
     if largest is None and not any(place.glob("*/*.bin")):
         logger.warning("%s has no safetensors files: it is taken in bfloat16 (--dtype)", pipeline.place)
         return torch.bfloat16
     stored = _stored_dtypes(largest) if largest else set()
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)
+
+
+def _dtype_in(file: str) -> torch.dtype:
+    """The dtype to compute in of a single file: where its weights are packed, bfloat16."""
+    import torch
+
+    from ...weights.files import open_weights
+
+    entries = open_weights(file).values()
+    stored = {torch.bfloat16 if entry.is_packed else entry.dtype for entry in entries}
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)
 
 

@@ -39,6 +39,14 @@ class WeightFiles:
         """Whether any was."""
         return bool(self.weights or any(self._aliases().values()))
 
+    def words(self) -> list[str]:
+        """The same options as they are typed."""
+        named = [word for text in self.weights or () for word in ("--weights", text)]
+        aliases = {
+            "--diffusion-model" if name == "diffusion" else f"--{name}": file for name, file in self._aliases().items()
+        }
+        return named + [word for option, file in aliases.items() if file for word in (option, file)]
+
     def given(self, pipeline: Pipeline) -> dict[str, list[str]] | None:
         """The files by component or role, as `dovetail.load_pipeline` takes them; several of one are its parts.
 

@@ -21,15 +21,15 @@ from .progress import progress
 class Run:
     """Calls of a pipeline with the same arguments, and where what they make goes.
 
-    ``latents_to`` is where what is decoded goes too, ``model`` what was typed to name the pipeline. With ``json``,
-    files are not printed, and progress is told as events.
+    ``latents_to`` is where what is decoded goes too, ``again`` the options that name the pipeline and what it begins
+    with. With ``json``, files are not printed, and progress is told as events.
     """
 
     pipe: Any
     arguments: Mapping[str, Any]
     phases: Phases
     output: Path
-    model: str
+    again: Sequence[str]
     fps: int | None
     latents_to: Path | None
     json: bool
@@ -67,7 +67,7 @@ class Run:
                     return self.pipe(**self.arguments, **told, generator=generator)
             except BaseException:
                 if any(one.numel() for one in self.pipe.dovetail.latents.values()):
-                    _keep(self._latents(seed), output, self.model)
+                    _keep(self._latents(seed), output, self.again)
                 raise
 
     @property
@@ -103,12 +103,12 @@ def warn(*texts: str) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
 
-def _keep(latents: Latents, output: Path, model: str) -> None:
+def _keep(latents: Latents, output: Path, again: Sequence[str]) -> None:
     """Writes latents beside the picture that they were to become, and says what goes on from there."""
     try:
         file = save_latents(beside(output), latents)
     except OSError as error:
         print(f"what was to be decoded cannot be kept beside {output}: {error.strerror}", file=sys.stderr)
         return
-    words = ["dovetail", "generate", "--latents", str(file), *(["--model", model] if model else [])]
+    words = ["dovetail", "generate", "--latents", str(file), *again]
     print(f"what was to be decoded is in {file}: {shlex.join(words)} goes on there", file=sys.stderr)

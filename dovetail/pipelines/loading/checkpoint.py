@@ -20,49 +20,70 @@ from .building import Built, build, class_of
 logger = logging.getLogger(__name__)
 
 
-def built_from(checkpoint: WeightIndex, folder: Path, classes: Mapping[str, Any], dtypes: Any) -> dict[str, Built]:
+def built_from(
+    checkpoint: WeightIndex, folder: Path, classes: Mapping[str, Any], dtypes: Any, *, needs_files: bool = True
+) -> dict[str, Built]:
     """The components whose weights a file has, without them, and where they lie in it.
 
     An encoder that only diffusers can take out of the file comes with its weights. What the file does not have is left
-    out, if the folder has it.
+    out, if the folder has it, or if files are not needed.
 
     Args:
         checkpoint: the file.
         folder: has the components' configs.
         classes: library and class by component.
         dtypes: by component.
+        needs_files: whether weights must be there.
 
     Raises WeightError for a file that has none of them, for a component that neither has, and where two components are
     found in one place.
     """
-    reader, built = WeightReader(), {}
+    reader, built, lacking = WeightReader(), {}, {}
     for name, (library, cls) in classes.items():
         if (folder / name / "config.json").is_file():
             one = _build(checkpoint, folder, name, library, cls, dtype_of(dtypes, name), reader)
-            built.update({name: one} if one else {})
+            if isinstance(one, WeightError):
+                lacking[name] = one
+            elif one is not None:
+                built[name] = one
     if classes and not built:
-        raise WeightError(f"{checkpoint.where} has no weights of {folder}: name the folder of its pipeline in config")
+        why = next(iter(lacking.values()), None)
+        raise WeightError(
+            f"{checkpoint.where} has no weights of {folder}: name the folder of its pipeline in config"
+            + (f" ({why})" if why else "")
+        )
+    for name, error in lacking.items():
+        if needs_files:
+            _check_folder_has(name, folder, checkpoint.where, next(iter(built)), error)
+        logger.warning("%s is not in %s and is that of %s", name, checkpoint.where, folder)
     _check_apart(checkpoint.where, built)
     return built
 
 
 def _build(
     checkpoint: WeightIndex, folder: Path, name: str, library: str, cls: str, dtype: Any, reader: WeightReader
-) -> Built | None:
+) -> Built | WeightError | None:
+    """A component out of a file, or why the file does not have it."""
     try:
         return build(library, cls, folder / name, None, dtype, checkpoint, reader)
     except WeightError as error:
         whole = dtype if isinstance(dtype, torch.dtype) else None
         module = _encoder_in(checkpoint.where, class_of(library, cls), folder, name, whole)
-        if module is not None:
-            logger.warning("%s of %s is loaded by diffusers, into host memory: %s", name, checkpoint.where, error)
-            return module, {}
-        if not any(any((folder / name).glob(f"*{end}")) for end in (".safetensors", ".bin")):
-            raise WeightError(
-                f"{error}; {folder / name} has no weights either: give the component, {name}=…"
-            ) from error
-        logger.warning("%s is not in %s and is that of %s", name, checkpoint.where, folder)
-        return None
+        if module is None:
+            return error
+        logger.warning("%s of %s is loaded by diffusers, into host memory: %s", name, checkpoint.where, error)
+        return module, {}
+
+
+def _check_folder_has(name: str, folder: Path, file: Path, found: str, error: WeightError) -> None:
+    """Raises WeightError where the folder of configs has no weights of a component that a file lacks either."""
+    if any(any((folder / name).glob(f"*{end}")) for end in (".safetensors", ".bin")):
+        return
+    raise WeightError(
+        f"{file} has {found} and no {name}, and {folder / name} has no weights either: name a folder that has them in "
+        f"config (--config), which does the same as --weights {found}={file} --model FOLDER, or give the component, "
+        f"{name}=… ({error})"
+    ) from error
 
 
 def _encoder_in(file: Path, cls: Any, folder: Path, name: str, dtype: torch.dtype | None) -> Any:

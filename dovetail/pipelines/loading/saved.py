@@ -185,7 +185,8 @@ def open_pipeline(
     _check_given(given, pipeline_class or named_class, parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
-    from_file = built_from(checkpoint, folder, own, dtypes) if checkpoint else {}
+    inside = {name: value for name, value in own.items() if name not in indices}
+    from_file = built_from(checkpoint, folder, inside, dtypes, needs_files=needs_files) if checkpoint else {}
     rest = {name: value for name, value in own.items() if name not in from_file}
     built = {**from_file, **_build_all(folder, variant, dtypes, rest, indices, needs_files)}
     parts = {**{name: module for name, (module, _) in built.items()}, **given}

@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import UsageError
 from ...conventions import libraries
-from ...conventions.checked import FILES, checked
+from ...conventions.checked import FILES, NAMED_FILES, checked
 from ...conventions.dtypes import Dtypes
 from ...conventions.hub import INDEX, configs_of, read_json
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Places
-from ...weights.files import open_weights
+from ...runtime.store.store import Origins
+from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened, compile_pipeline
 from .saved import open_pipeline
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+OPTIONAL = {"safety_checker"}
+"""Components that are left out unless they are given, for no file of a pipeline has them."""
 
-@checked(source=FILES)
+
+@checked(source=FILES, weights=NAMED_FILES)
 def load_single_file(
     source: str | os.PathLike[str],
     backend: Places | None = None,
@@ -36,6 +39,7 @@ def load_single_file(
     torch_dtype: Dtypes = None,
     pipeline_class: type[DiffusionPipeline] | None = None,
     components: Mapping[str, object] | None = None,
+    weights: Mapping[str, Given] | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -53,7 +57,7 @@ def load_single_file(
         backend: devices, as for ``compile_pipeline``.
         config: a folder of a pipeline of this kind, or its name on the Hub: of it come the configs, tokenizers and the
             scheduler. Left out, it is asked of the Hub, by what the names in the file resemble.
-        dtype, torch_dtype, pipeline_class, components, revision, token, cache_dir, local_files_only: as for
+        dtype, torch_dtype, pipeline_class, components, weights, revision, token, cache_dir, local_files_only: as for
             ``load_pipeline``.
         others: the other arguments of ``compile_pipeline``; components by name, ``vae=…``.
 
@@ -71,36 +75,53 @@ def load_single_file(
     pretrained = sorted_out(others, "load_single_file")
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     hub = {**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub}
-    index = open_weights(source)
-    folder = _folder(index, config, hub)
-    optional = dict.fromkeys({"safety_checker"} & read_json(folder / INDEX).keys())
-    pipe, origins = open_pipeline(
-        folder,
+    pipe, origins = open_single_file(
+        source,
+        configs_for(source, config, hub),
         dtype=dtype if dtype is not None else torch_dtype,
         pipeline_class=pipeline_class,
-        components={**optional, **(components or {}), **pretrained.components},
+        components={**(components or {}), **pretrained.components},
+        weights=weights,
         loading=pretrained.loading,
-        checkpoint=index,
     )
     return compile_opened(pipe, origins, backend=backend, **placing)
 
 
-def _folder(index: WeightIndex, config: Any, hub: Mapping[str, Any]) -> Path:
-    """The folder with the configs of the pipeline that a file is of."""
+def open_single_file(
+    source: Given, folder: str | os.PathLike[str], *, components: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[Any, dict[str, Origins]]:
+    """Builds the pipeline of a file without its weights, and says where they come from, by component.
+
+    ``folder`` has the configs; ``options`` are those of `open_pipeline`. Raises as load_single_file does.
+    """
+    optional = dict.fromkeys(OPTIONAL & read_json(Path(folder) / INDEX).keys())
+    parts = {**optional, **(components or {})}
+    return open_pipeline(folder, components=parts, checkpoint=open_weights(source), **options)
+
+
+def configs_for(source: Given, config: Any, hub: Mapping[str, Any]) -> Path:
+    """The folder with the configs of the pipeline that a file is of: the one given, or what the Hub has.
+
+    Raises UsageError where there is none.
+    """
+    index = open_weights(source)
     if config is not None and Path(config).is_dir():
         if (Path(config) / INDEX).is_file():
             return Path(config)
-        raise UsageError(f"{config} has no {INDEX}: name the folder of a whole pipeline in config")
+        raise UsageError(f"{config} has no {INDEX}: name the folder of a whole pipeline in config (--config)")
     if config is not None:
         return configs_of(os.fspath(config), hub)
     names = {name: torch.empty(entry.shape, device="meta") for name, entry in index.items()}
     repository = libraries.published_as(names)
     if repository is None:
-        raise UsageError(f"{index.where} does not say which pipeline it is of: name its folder in config")
+        raise UsageError(
+            f"{index.where} does not say which pipeline it is of: name its folder in config (--config), or take the "
+            f"file for one component: --weights transformer={index.where} --model FOLDER"
+        )
     try:
         return configs_of(repository, hub)
     except UsageError as error:
         raise UsageError(
             f"{index.where} looks like {repository}, whose configs are not here: name the folder of such a pipeline in "
-            f"config ({error})"
+            f"config (--config): {error}"
         ) from error

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.cli.options.source import Source
 from dovetail.cli.options.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
 from dovetail.conventions.dtypes import AUTO, read_dtypes
@@ -119,5 +120,5 @@ def test_auto_takes_the_dtype_of_the_files(saved: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_asks_the_hub_for_a_variant(hub: Any) -> None:
-    located(find_pipeline("owner/sd"), "fp16")
+    located(find_pipeline("owner/sd", Source(variant="fp16")))
     assert dict(hub)["*"] == {"variant": "fp16"}

@@ -78,7 +78,10 @@ def test_what_the_file_lacks_is_the_folders_and_else_must_be_given(
     loaded = dovetail.load_single_file(tmp_path / "unet.safetensors", SPREAD, config=folder.parent / "saved")
     assert "vae is not in" in caplog.text
     assert torch.equal(paint(loaded, call).cpu(), expected)
-    with pytest.raises(WeightError, match=r"has no weights either: give the component, \w+=…$"):
+    with pytest.raises(
+        WeightError,
+        match=r"has unet and no \w+, [^\n]* --weights unet=\S+ --model FOLDER, or give the component, \w+=…",
+    ):
         dovetail.load_single_file(tmp_path / "unet.safetensors", SPREAD, config=folder)
 
 

@@ -76,14 +76,14 @@ def test_latents_of_another_pipeline_are_refused_by_its_name(tmp_path: Path) -> 
 
 
 def test_what_goes_on_from_latents_names_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "a.png", "a folder")
+    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "a.png", ["--model", "a folder"])
     assert "a.latents.safetensors --model 'a folder' goes on there" in capsys.readouterr().err
 
 
 def test_latents_that_cannot_be_written_do_not_hide_why_decoding_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "gone" / "a.png", "")
+    _keep(Latents({"vae": torch.zeros(1)}, "FluxPipeline", {}), tmp_path / "gone" / "a.png", [])
     assert "cannot be kept beside" in capsys.readouterr().err
 
 

@@ -1,0 +1,108 @@
+"""How a command loads a pipeline, to run it or to plan it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...compiler.errors import DovetailError
+from ..options.call import call_arguments, told_of_steps
+from ..options.shared import Where
+from ..options.subject import Pipeline, dtype_of, located
+from ..options.weights import WeightFiles
+from .garbage import collect_from_now
+
+if TYPE_CHECKING:
+    from ...pipelines.dryrun import DryPipeline
+    from ...planning.generation import Generation
+    from ...planning.table import Account
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A pipeline with all that was typed of how it is loaded.
+
+    ``adapters`` are further arguments of `compile_pipeline`, ``components`` makes those that are added, of a dtype, and
+    ``scheduler`` is the name of the one that takes the place of the pipeline's.
+    """
+
+    pipeline: Pipeline
+    where: Where
+    weights: WeightFiles
+    dtype: str | None = None
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    pipeline_class: Any = None
+    components: Callable[[Any], dict[str, Any]] | None = None
+    scheduler: str = ""
+
+    def load(self) -> Any:
+        """The pipeline, compiled; its weights are not read yet."""
+        from ... import load_pipeline, load_single_file
+
+        self._read_ahead()  # while diffusers is imported
+        pipeline = located(self.pipeline)
+        options = {**self._opening(pipeline), **self._compiling, **self.where.arguments}
+        pipe = (
+            load_single_file(pipeline.file, config=pipeline.place, **options)
+            if pipeline.file
+            else load_pipeline(pipeline.place, variant=pipeline.variant, **options)
+        )
+        self._exchange_scheduler(pipe)
+        pipe.set_progress_bar_config(disable=True)
+        pipe.dovetail.rest_in_files()
+        return pipe
+
+    def plan(self, given: Mapping[str, Any]) -> tuple[DryPipeline, Generation | None]:
+        """The pipeline, run dry, from its configs alone if need be, and the plan of a call with these arguments."""
+        from ...pipelines.dryrun import DryPipeline
+        from ...pipelines.loading.saved import open_pipeline
+        from ...pipelines.loading.single_file import open_single_file
+
+        pipeline = located(self.pipeline)
+        options = {**self._opening(pipeline), "needs_files": False}
+        pipe, origins = (
+            open_single_file(pipeline.file, pipeline.place, **options)
+            if pipeline.file
+            else open_pipeline(pipeline.place, variant=pipeline.variant, **options)
+        )
+        self._exchange_scheduler(pipe)
+        collect_from_now()
+        dry = DryPipeline(pipe, self.where.arguments, origins=origins, **self._compiling)
+        return dry, dry(**call_arguments(pipe, given, pipeline.defaults), **told_of_steps(pipe))  # as it is painted
+
+    def account(self, given: Mapping[str, Any]) -> Account:
+        """The plan of a call with these arguments, with all that is said of it.
+
+        Raises DovetailError for a call that cannot be planned.
+        """
+        dry, generation = self.plan(given)
+        if generation is None:
+            raise DovetailError("this call cannot be planned: nothing of it could be traced; see --debug")
+        return dry.account(generation)
+
+    def _opening(self, pipeline: Pipeline) -> dict[str, Any]:
+        dtype = dtype_of(pipeline, self.dtype)
+        return {
+            "dtype": dtype,
+            "pipeline_class": self.pipeline_class,
+            "components": self.components(dtype) if self.components else None,
+            "weights": self.weights.given(pipeline),
+        }
+
+    @property
+    def _compiling(self) -> dict[str, Any]:
+        return {"passes": self.where.passes or None, "vae_tiling": self.where.vae_tiling, **self.adapters}
+
+    def _read_ahead(self) -> None:
+        from ...weights.ahead import read_ahead
+
+        if not self.pipeline.file and Path(self.pipeline.place).is_dir():
+            read_ahead(self.pipeline.place, self.pipeline.variant, set(self.weights.given(self.pipeline) or {}))
+
+    def _exchange_scheduler(self, pipe: Any) -> None:
+        from ...conventions.schedulers import exchanged
+
+        if self.scheduler:
+            pipe.scheduler = exchanged(pipe.scheduler, self.scheduler)
