@@ -23,7 +23,7 @@ def differences(before: Mapping[str, Program], after: Mapping[str, Program]) -> 
     Args:
         before, after: programs by the names of their components.
     """
-    for name in before.keys() | after.keys():
+    for name in dict.fromkeys([*before, *after]):
         if name not in after or name not in before:
             yield f"{name} is only in the {'first' if name in before else 'second'}"
     for name in (name for name in before if name in after):
@@ -63,11 +63,9 @@ def _weights(program: Program) -> dict[str, int]:
 
 
 def _place(device: Device, rests: Residency) -> str:
-    return (
-        f"for {device} on disk"
-        if rests is Residency.DISK
-        else (f"for {device} in host memory" if rests is Residency.HOST else f"on {device}")
-    )
+    if rests is Residency.DISK:
+        return f"for {device} on disk"
+    return f"for {device} in host memory" if rests is Residency.HOST else f"on {device}"
 
 
 def _peaks(program: Program) -> dict[str, int]:

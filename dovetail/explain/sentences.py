@@ -50,7 +50,7 @@ def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
 
 
 def _full(device: Device, peak: int, memory: Memory, what: str) -> str:
-    """How full a device gets, and whether its memory is what limits it."""
+    """How full a device gets, and what is left of it."""
     left = f"{format_bytes(memory.free - peak)} are left"
     limit = "it is nearly full" if peak > _FULL * memory.free else left
     may = format_bytes(memory.free)

@@ -37,12 +37,12 @@ def in_found_chunks(
         tried: lowers it too, and keeps nothing; None where ``lower`` keeps nothing either.
     """
     roles = {name: one.role for name, one in components.items()}
-    if not leaves_chunks_open(asked, roles):
+    if not _leaves_chunks_open(asked, roles):
         return lower()
     try:
         if tried is None:
             return _in_some_chunks(asked, roles, put, lower)
-        put(with_least_chunks(asked, components, run, put, tried))
+        put(_with_least_chunks(asked, components, run, put, tried))
         return lower()
     except BaseException:
         put(asked)
@@ -54,7 +54,7 @@ def _in_some_chunks(
 ) -> Generation:
     """What lowering makes of calls in any number of chunks; the refusal of what is whole where none fits."""
     refused: list[DoesNotFitError] = []
-    for request in with_more_chunks(asked, roles):
+    for request in _with_more_chunks(asked, roles):
         put(request)
         try:
             return lower()
@@ -63,17 +63,17 @@ def _in_some_chunks(
     raise refused[0]
 
 
-def leaves_chunks_open(request: Request, roles: Mapping[str, str]) -> bool:
+def _leaves_chunks_open(request: Request, roles: Mapping[str, str]) -> bool:
     """Whether the numbers of chunks of some components (attribute name → role) are to be found."""
     return any(request.chunks_for(name, role) is None for name, role in roles.items())
 
 
-def with_more_chunks(request: Request, roles: Mapping[str, str]) -> Iterator[Request]:
+def _with_more_chunks(request: Request, roles: Mapping[str, str]) -> Iterator[Request]:
     """The request with what is to be found whole, and then with more chunks of all of it, the fewest first."""
     return (in_chunks(request, dict.fromkeys(roles, count), roles) for count in (1, *COUNTS))
 
 
-def with_least_chunks(
+def _with_least_chunks(
     request: Request,
     components: Mapping[str, Component],
     run: DryRun,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..compiler.ir.program import Program
@@ -57,9 +58,11 @@ def _measured(
     for call in calls:
         name = _name(call, names)
         yield Slice(MEASURED, CALLS, name, call.start - begin, call.end - begin, name)
+    starts = [call.start for call in calls]
     for one in sorted(spans, key=lambda one: one.start):
-        within = next((call for call in calls if call.start <= one.start <= call.end), None)
-        name = _name(within, names) if within else ""
+        latest = bisect_right(starts, one.start) - 1
+        is_within = latest >= 0 and one.start <= calls[latest].end
+        name = _name(calls[latest], names) if is_within else ""
         yield Slice(MEASURED, one.lane, one.what, one.start - begin, one.end - begin, name)
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..compiler.ir.weight import Weight
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.store.program_weights import ProgramWeights
-from ..runtime.store.stored_weight import memory_of, version_of
+from ..runtime.store.stored_weight import data_of, version_of
 
 _brought: Any = WeakIdKeyDictionary()
 """A weight of a model → what lies of it on devices, by its data, rows and form, as long as a program holds that."""
@@ -33,13 +32,8 @@ class SharedWeights(ProgramWeights):
         with _lock:
             own = self._stored(weight).tensor
             parts = _brought.setdefault(own, WeakValueDictionary())
-            key = _data_of(own), weight.rows, weight.quant, device, own.requires_grad
+            key = data_of(own), version_of(own), own.dtype, weight.rows, weight.quant, device, own.requires_grad
             found: torch.Tensor | None = parts.get(key)
             if found is None:
                 found = parts[key] = super().__call__(weight, device)
             return found
-
-
-def _data_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What tells the data of a weight from all that it had before, at the same address too (``weight.data = …``)."""
-    return version_of(tensor), tensor.dtype, memory_of(tensor), StorageWeakRef(tensor.untyped_storage())

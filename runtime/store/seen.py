@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.frontend.trace_lock import alone
 from .source import tensors_of_module
-from .stored_weight import ORDINARY, memory_of, version_of
+from .stored_weight import ORDINARY, Data, memory_of, storage_of, version_of
 
 _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 
@@ -35,7 +36,7 @@ class Seen:
     tensors: list[torch.Tensor]
     memory: list[Any]
     versions: list[int]
-    storages: list[StorageWeakRef]
+    storages: list[StorageWeakRef | None]
     wanting: list[bool]
     are_plain: bool
 
@@ -52,7 +53,7 @@ class Seen:
         tensors = [value for value in values if value is not None]
         memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
         are_plain = all(type(one) in ORDINARY and not one.is_inference() for one in tensors)
-        storages = [StorageWeakRef(one.untyped_storage()) for one in tensors if type(one) in ORDINARY]
+        storages = list(map(storage_of, tensors))
         return cls(modules, places, values, tensors, memory, versions, storages, _wanting(tensors), are_plain)
 
     def is_current(self) -> bool:
@@ -63,10 +64,14 @@ class Seen:
                 _are(_held(self.places), self.values)
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
-                and not any(map(StorageWeakRef.expired, self.storages))
+                and not any(map(StorageWeakRef.expired, filter(None, self.storages)))
             )
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False
+
+    def data(self) -> Iterator[tuple[Data, int]]:
+        """The data of each tensor, and how often it had been written."""
+        return zip(zip(self.memory, self.storages, strict=True), self.versions, strict=True)
 
     def wants_the_same(self) -> bool:
         """Whether the same tensors require gradients."""

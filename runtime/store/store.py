@@ -28,7 +28,7 @@ from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import land, moved
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
-from .stored_weight import Part, StoredWeight, memory_of, version_of
+from .stored_weight import Part, StoredWeight, data_of, version_of
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
@@ -139,7 +139,7 @@ class Store:
         self._weights.pop(id(one.tensor), None)
         self._weights.pop(id(one.shown), None)
         one.tensor, one.shown = tensor, None
-        one.noted = memory_of(tensor), version_of(tensor)
+        one.noted = data_of(tensor), version_of(tensor)
         self._hand_out(one, tensor)
 
     def show(self, one: StoredWeight, device: torch.device) -> None:

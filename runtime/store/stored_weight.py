@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.errors import WeightError
 from ...compiler.ir.slices import Bounds
@@ -41,7 +42,7 @@ class StoredWeight:
         home: the device that it was assigned, unless it was assigned rows of it to several.
         bounds: the rows that it was assigned to each device, if so.
         before: where it was when it was brought elsewhere first.
-        noted: the memory of what was put into the modules last, and how often that had been written.
+        noted: the data of what was put into the modules last, and how often that had been written.
     """
 
     name: str
@@ -57,7 +58,7 @@ class StoredWeight:
     before: torch.device | None = None
     parts: dict[Part, torch.Tensor] = field(default_factory=dict)
     staged: dict[Part, torch.Tensor] = field(default_factory=dict)
-    noted: tuple[Any, int] | None = None
+    noted: tuple[Data, int] | None = None
 
     @property
     def file(self) -> FileOrigin | None:
@@ -129,12 +130,25 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 ORDINARY = (torch.Tensor, nn.Parameter)
 
+Data = tuple[Any, StorageWeakRef | None]
+"""Which memory a tensor has, in terms that no other memory ever has while this is held."""
+
 
 def memory_of(tensor: torch.Tensor | None) -> Any:
     """What tells the memory of a tensor from any other while both are there."""
     if type(tensor) in ORDINARY:
         return tensor.data_ptr()  # type: ignore[union-attr]
     return getattr(tensor, "memory", None)
+
+
+def storage_of(tensor: torch.Tensor | None) -> StorageWeakRef | None:
+    """A reference to the storage of an ordinary tensor, equal to no later one's at its address; others have none."""
+    return StorageWeakRef(tensor.untyped_storage()) if type(tensor) in ORDINARY else None  # type: ignore[union-attr]
+
+
+def data_of(tensor: torch.Tensor | None) -> Data:
+    """What tells the memory of a tensor from any other, also from one that takes its address when it is freed."""
+    return memory_of(tensor), storage_of(tensor)
 
 
 def version_of(tensor: torch.Tensor | None) -> int:

@@ -60,10 +60,10 @@ class WeightStamp:
                 one.tensor.requires_grad_(one.shown.requires_grad)
 
     def _is_foreign(self, seen: Seen, now: Seen) -> bool:
-        before = dict(zip(map(id, seen.tensors), zip(seen.memory, seen.versions, strict=True), strict=True))
+        before = dict(zip(map(id, seen.tensors), seen.data(), strict=True))
         known = self._store.known
         slots = ((place, key) for place in now.places for key, value in place.items() if value is not None)
-        for slot, tensor, memory, version in zip(slots, now.tensors, now.memory, now.versions, strict=True):
+        for slot, tensor, (data, version) in zip(slots, now.tensors, now.data(), strict=True):
             one = known(tensor)
             if one is None or not one.is_in(*slot):
                 return True
@@ -75,6 +75,6 @@ class WeightStamp:
                     f"weight {one.name} was written to, but its data is in no tensor of the module: it is split or "
                     "rests elsewhere: call load_state_dict of the whole component, or undo() first"
                 )
-            if was[0] != memory or (was[1] != version and (one.parts or one.staged)):
+            if was[0] != data or (was[1] != version and (one.parts or one.staged)):
                 return True
         return False

@@ -7,12 +7,14 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import dovetail
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.weights.module_view import ModuleView
+from dovetail.components.weights.weight_stamp import WeightStamp
 from dovetail.runtime import sim
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
@@ -79,6 +81,18 @@ def test_a_program_takes_over_which_weights_require_gradients_and_none_is_compil
         pipe(x)
         (program,) = pipe.dovetail.programs["unet"]
         assert {one.requires_grad for one in program._executor._held.values()} == {wanted}
+
+
+def test_a_weight_that_was_replaced_is_new_also_where_its_data_lies_where_the_old_data_was() -> None:
+    model, memory = Model().eval(), numpy.ones(WIDTH, numpy.float32)
+    model.shift.data = torch.from_numpy(memory)
+    stamp, modules = WeightStamp(ModuleView(model).store), list(model.modules())
+    assert not stamp.is_changed(model, modules)
+    for _ in range(2):
+        model.shift.data = torch.zeros(WIDTH)
+        model.shift.data = torch.from_numpy(memory)
+        assert stamp.is_changed(model, modules)
+        assert not stamp.is_changed(model, modules)
 
 
 @pytest.mark.parametrize(("way", "step"), [("on_file_terms", "bring"), ("bared", "restore")])
