@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Container, Mapping, Sequence
+import logging
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
 from .compiler.spec.residency import Residency
 from .compiler.spec.units import format_bytes
+from .components import by_parts
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
 from .components.component import Component
@@ -161,13 +164,36 @@ def compile_by_parts(
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
-        compiled(*args, **kwargs)
+        with _told_afterwards():
+            compiled(*args, **kwargs)
         before.give_back()
     except DovetailError:
         raise
-    except Exception as error:
-        raise TraceError(f"{why}; called by its parts it raised {type(error).__name__}: {error}") from error
+    except Exception as error:  # the module's own Python ran: it is what it raises by itself
+        said = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
+        raise TraceError(
+            f"{type(module).__name__} refuses this example call: {type(error).__name__}: {said}: give arguments with "
+            "which the module itself runs"
+        ) from error
     return compiled
+
+
+@contextlib.contextmanager
+def _told_afterwards() -> Iterator[None]:
+    """Holds back what is said of how a module is compiled until its example call has succeeded."""
+    records: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    by_parts.logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        by_parts.logger.removeFilter(keep)
+    for record in records:
+        by_parts.logger.handle(record)
 
 
 def _twin(module: nn.Module) -> nn.Module:

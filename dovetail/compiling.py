@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from .cache.traces import trace
@@ -28,6 +31,11 @@ from .passes.placement.assignment import Assignment
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
+
+logger = logging.getLogger(__name__)
+
+_OF_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU)
+"""What PyTorch itself has that computes something else in training."""
 
 
 @checked(module=MODULE, weights=FILES)
@@ -54,7 +62,8 @@ def compile(
     """Compiles a module so that it runs over several devices; a layer split changes no bit of what it computes.
 
     Args:
-        module: any module that torch.export can trace, in eval mode or not; its weights may be on meta.
+        module: any module that torch.export can trace; it is compiled as it is in eval mode, and its weights may be on
+            meta.
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         weights: files that have the module's weights, in its own names or as published, safetensors or GGUF: a path, a
             list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
@@ -82,7 +91,7 @@ def compile(
     Raises:
         TraceError: the module cannot be traced, and cannot run by its parts because something has no data.
         WeightError: files are missing or damaged, or are not for this module.
-        UsageError: arguments contradict each other, or a device map leaves a weight out.
+        UsageError: arguments contradict each other, are no call of the module, or a device map leaves a weight out.
         SpecError: a spec is wrong; the message points at the place.
         DoesNotFitError: a device cannot hold its part.
 
@@ -93,6 +102,8 @@ def compile(
     >>> torch.equal(compiled(x), layers(x))
     True
     """
+    _check_call(module, args, kwargs or {})
+    _tell_of_training(module)
     spec = one_backend(backend, device_map)
     homes = device_map if isinstance(device_map, Mapping) else None
     request = Request.parse(
@@ -165,6 +176,34 @@ def compile(
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
     source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)
+
+
+def _check_call(module: nn.Module, args: Sequence[object] | torch.Tensor, kwargs: Mapping[str, object]) -> None:
+    """Raises UsageError where an example is no call of a module, by the names of its arguments alone."""
+    if isinstance(args, torch.Tensor):  # tracing says so
+        return
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except ValueError:  # it has none
+        return
+    except TypeError as error:
+        raise UsageError(
+            f"{type(module).__name__} cannot be called with this example: {error}: give the arguments of a call, such "
+            "as dovetail.compile(module, (x,))"
+        ) from None
+
+
+def _tell_of_training(module: nn.Module) -> None:
+    """Says where a module would compute otherwise by itself, for it is in training mode."""
+    found = [one for one in module.modules() if one.training and isinstance(one, _OF_TRAINING)]
+    differ = [one for one in found if getattr(one, "p", None) != 0]
+    if differ:
+        logger.warning(
+            "%s is in training mode and is compiled as in eval mode, in which its %s computes something else: call "
+            "module.eval() to have both alike",
+            type(module).__name__,
+            type(differ[0]).__name__,
+        )
 
 
 def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> Residency:

@@ -7,7 +7,9 @@ until somebody asks, which changes no result.
 Of a trace that fails it prints the graph that it has so far, once for each of its own attempts, and logs what it cannot
 advise; the error that follows says what was wrong. A pipeline that is compiled by its parts would show pages of it.
 
-Of PyTorch's insides this needs four names; a release without them exports and writes as it does by itself.
+So it does with each operation that takes no such tensors, a page of its own frames each.
+
+Of PyTorch's insides this needs five names; a release without them exports and writes as it does by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.fx import _lazy_graph_module as graph_modules
 
 _EXPORTING = "torch.export._trace"
 _ADVISER = "torch.fx.experimental.symbolic_shapes"
+_FAKES = "torch._subclasses.fake_tensor"
 _SYMBOLIZE = "_extract_symbolized_tb"
 
 
@@ -56,17 +59,24 @@ def quietly_exported() -> Iterator[None]:
     """For one export, while no other thread exports and after everything was imported that it takes."""
     exporting = vars(sys.modules[_EXPORTING]) if _EXPORTING in sys.modules else {}
     adviser = logging.getLogger(_ADVISER)
+    fakes = logging.getLogger(_FAKES)
     adviser.addFilter(_is_an_error)
+    fakes.addFilter(_is_no_failed_operation)
     exporting["print"] = _print_nothing
     try:
         yield
     finally:
         del exporting["print"]
         adviser.removeFilter(_is_an_error)
+        fakes.removeFilter(_is_no_failed_operation)
 
 
 def _is_an_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
+
+
+def _is_no_failed_operation(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")
 
 
 def _print_nothing(*_: Any, **__: Any) -> None:

@@ -341,3 +341,37 @@ def test_threads_may_compile_one_module_at_once() -> None:
     with torch.no_grad(), ThreadPoolExecutor(3) as pool:
         expected = module(x)
         assert all(torch.equal(found, expected) for found in pool.map(answer, range(6)))
+
+
+@pytest.mark.parametrize("args", [(), (torch.ones(1, 8), torch.ones(1, 8))])
+def test_an_example_that_is_no_call_of_the_module_is_refused_before_anything_is_traced(
+    args: tuple[torch.Tensor, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"^Linear cannot be called with this example: [^\n]*: give the arguments of a"
+    ):
+        dovetail.compile(nn.Linear(8, 8, device="meta"), args, backend="sim0")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_example_of_a_wrong_shape_is_refused_in_one_sentence_and_nothing_else_is_said(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with pytest.raises(
+        TraceError, match=r"^Sequential refuses this example call: [^\n]*\(1x7 and 8x8\): give arguments"
+    ):
+        dovetail.compile(layers, (torch.ones(1, 7),), backend="sim0&sim1")
+    assert (capfd.readouterr(), caplog.text) == (("", ""), "")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_in_training_mode_is_compiled_as_in_eval_mode_and_that_is_said_where_it_matters(
+    training: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train(training), torch.ones(2, 8)
+    compiled = dovetail.compile(module, (x,), backend="sim0")
+    assert (
+        "Sequential is in training mode and is compiled as in eval mode, in which its Dropout" in caplog.text
+    ) is training
+    assert torch.equal(compiled(x), module.eval()(x))
