@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..devices.host_memory import host_memory
+from .holds import Hold, sweep
 from .regions import Region, are_apart
 from .streams import HOST, Delivery, DeviceLike, RaceError, Stream, default_stream, index_of
 
@@ -41,30 +42,41 @@ class SimDevice:
         self.device = torch.device("sim", index)
         self.capacity = capacity
         self.default = default_stream(index)
-        self.in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
+        self._in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
         self.counts = True
         self._lock = threading.RLock()
 
+    @property
+    def in_use(self) -> int:
+        """Bytes of all storages that live on the device."""
+        sweep()
+        return self._in_use
+
     def require(self, size: int) -> None:
         """Raises `torch.OutOfMemoryError` unless `size` more bytes fit."""
-        if self.counts and self.in_use + size > self.capacity:
+        sweep()
+        self._check(size)
+
+    def _check(self, size: int) -> None:
+        if self.counts and self._in_use + size > self.capacity:
             raise torch.OutOfMemoryError(
-                f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self.in_use)} of its "
+                f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self._in_use)} of its "
                 f"{_text(self.capacity)} are in use: give it less, or enable it with a larger capacity"
             )
 
-    def take(self, size: int) -> None:
-        """Counts `size` more bytes as in use."""
+    def take(self, buffer: Buffer, size: int) -> None:
+        """Counts a buffer as in use, which has so many bytes."""
+        sweep()
         with self._lock:
-            self.require(size)
-            self.in_use += size
-            self.peak = max(self.peak, self.in_use)
-            self.recent = max(self.recent, self.in_use)
+            self._check(size)
+            used = self._in_use + size
+            self.peak, self.recent = max(self.peak, used), max(self.recent, used)
+            self._in_use, buffer.size = used, size  # an interrupt finds both or none
 
-    def give_back(self, size: int) -> None:
-        """Counts `size` bytes as free again."""
+    def give_back(self, buffer: Buffer) -> None:
+        """Counts the bytes of a buffer as free again."""
         with self._lock:
-            self.in_use -= size
+            self._in_use, buffer.size = self._in_use - buffer.size, 0
 
 
 class Buffer:
@@ -80,6 +92,7 @@ class Buffer:
     def __init__(self, device: SimDevice, storage: torch.UntypedStorage, stream: Stream) -> None:
         self.size = 0
         self.coming: list[Delivery] | None = None
+        sweep()
         if stream.hazards:
             _check_reuse(stream)
         self.device = device
@@ -89,17 +102,20 @@ class Buffer:
         self.reads: dict[int, int] = {}
         self.kept: list[Stream] | None = None
         self.parts: list[tuple[Region, Stream, int]] | None = None  # written apart from one another since `_written`
-        if device.counts:
-            size = storage.nbytes()
-            device.take(size)
-            self.size = size
 
-    def __del__(self) -> None:
+    def hold(self, nbytes: int) -> Hold:
+        """Counts its bytes as in use, until the hold that is returned is gone."""
+        hold = Hold(self._leave)
+        if self.device.counts:
+            self.device.take(self, nbytes)
+        return hold
+
+    def _leave(self) -> None:
         if self.coming:
             HOST.forget(self.coming)
         if self.size:
-            self.device.give_back(self.size)
             self._leave_hazards()
+            self.device.give_back(self)
 
     def read(self, stream: Stream, what: object) -> None:
         """Notes that the operation launched last on a stream reads the buffer."""

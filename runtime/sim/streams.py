@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from ...compiler.errors import DovetailError
+from .holds import sweep
 
 Clock = dict[int, int]
 """Up to which operation of each stream, by the stream's number, somebody has waited."""
@@ -32,11 +33,18 @@ class Host:
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
-        self.pending: dict[Delivery, None] = {}  # in the order of their launch
+        self._pending: dict[Delivery, None] = {}  # in the order of their launch
         self._lock = threading.RLock()
+
+    @property
+    def pending(self) -> dict[Delivery, None]:
+        """The copies on their way, in the order of their launch."""
+        sweep()
+        return self._pending
 
     def join(self, clock: Clock) -> None:
         """Blocks the host until everything in `clock` is done."""
+        sweep()  # what is gone went before
         _merge(self.clock, clock)
         self.version += 1
         if self.pending:
@@ -50,26 +58,25 @@ class Host:
     def deliver(self, clock: Clock) -> None:
         """Lets the copies arrive that are done once everything in `clock` is done, in the order of their launch."""
         with self._lock:
-            self.bring([one for one in self.pending if one.is_done(clock)])
+            self.bring([one for one in list(self.pending) if one.is_done(clock)])
 
     def bring(self, due: Iterable[Delivery]) -> None:
         """Lets copies arrive, each once."""
         with self._lock, torch.inference_mode():
             for one in due:
                 if one in self.pending:
-                    del self.pending[one]
+                    self.pending.pop(one, None)
                     one.arrive()
 
     def filling(self, storage: int) -> list[Delivery]:
         """The copies that have not filled a storage of the host yet."""
         with self._lock:
-            return [one for one in self.pending if one.storage == storage]
+            return [one for one in list(self.pending) if one.storage == storage]
 
     def forget(self, gone: Iterable[Delivery]) -> None:
-        """Lets copies come to nothing whose target is gone."""
-        with self._lock:
-            for one in gone:
-                self.pending.pop(one, None)
+        """Lets copies come to nothing whose target is gone; waits for nobody, who may wait for a sweep."""
+        for one in gone:
+            self._pending.pop(one, None)
 
 
 class Delivery:
@@ -147,6 +154,7 @@ class Stream:
 
     def wait_for(self, clock: Clock) -> None:
         """Makes what comes next wait for everything in `clock`."""
+        sweep()  # what is gone went before
         _merge(self.clock, clock)
 
     def wait_stream(self, stream: Stream) -> None:

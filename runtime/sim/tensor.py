@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .generators import require_generator_of
+from .holds import Hold
 from .ledger import Buffer, SimDevice, device_of
 from .operands import takes_host_scalars
 from .streams import HOST, Stream, _chosen
@@ -31,6 +32,7 @@ class SimTensor(torch.Tensor):
 
     _inner: torch.Tensor
     _buffer: Buffer
+    _hold: Hold
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -84,7 +86,7 @@ class SimTensor(torch.Tensor):
     def data(self, other: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         if isinstance(other, SimTensor):
-            self._inner, self._buffer = other._inner, other._buffer
+            self._inner, self._buffer, self._hold = other._inner, other._buffer, other._hold
 
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Lets the memory be used again only when a stream is done with it."""
@@ -205,8 +207,8 @@ def _from_the_top(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -> SimTensor:
-    """Puts a CPU tensor on a simulated device; without a ledger entry to share it gets its own."""
+def wrap(inner: torch.Tensor, device: SimDevice, base: SimTensor | None = None) -> SimTensor:
+    """Puts a CPU tensor on a simulated device; without a base, whose ledger entry it shares, it gets its own."""
     storage = inner.untyped_storage()
     made: SimTensor = torch.Tensor._make_wrapper_subclass(
         SimTensor,
@@ -218,13 +220,17 @@ def wrap(inner: torch.Tensor, device: SimDevice, buffer: Buffer | None = None) -
         storage_size=storage.nbytes(),
     )
     made._inner = inner
-    made._buffer = buffer or Buffer(device, storage, _chosen.streams.get(device.index) or device.default)
+    if base is None:
+        made._buffer = Buffer(device, storage, _chosen.streams.get(device.index) or device.default)
+        made._hold = made._buffer.hold(storage.nbytes())
+    else:
+        made._buffer, made._hold = base._buffer, base._hold
     return made
 
 
 def rewrap(tensor: SimTensor, inner: torch.Tensor) -> SimTensor:
     """Wraps another CPU tensor over the memory of one that is on a simulated device; they share the ledger entry."""
-    return wrap(inner, device_of(tensor.device), tensor._buffer)
+    return wrap(inner, device_of(tensor.device), tensor)
 
 
 class _Traits:
@@ -364,10 +370,10 @@ def _wrap_result(result: torch.Tensor, operands: Operands, target: SimDevice | N
 
 def _wrap_view(result: torch.Tensor, target: SimDevice, base: SimTensor) -> SimTensor:
     if base.is_inference() or not torch.is_inference_mode_enabled():
-        return wrap(result, target, base._buffer)
+        return wrap(result, target, base)
     # A view shares its base's version counter, which a tensor made in inference mode cannot have.
     with torch.inference_mode(False):
-        return wrap(result, target, base._buffer)
+        return wrap(result, target, base)
 
 
 _BELOW_PYTHON = DispatchKeySet(DispatchKey.Python)

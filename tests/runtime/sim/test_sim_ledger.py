@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -132,3 +135,56 @@ def test_a_device_is_never_fuller_than_its_capacity(sizes, spare):
             with pytest.raises(torch.OutOfMemoryError):
                 torch.empty(size, dtype=torch.uint8, device="sim:2")
         assert sim.stats(2).in_use <= capacity
+
+
+def test_nothing_of_python_runs_where_a_tensor_dies():
+    """An interrupt that comes there would be swallowed."""
+    called: list[str] = []
+    value = torch.ones(3, device="sim:0")
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del value
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
+def _interrupted_at(place: int, run: Callable[[], object]) -> bool:
+    """Runs something and interrupts it where Python looks for signals: as a function begins, or one of C returns."""
+    left = place
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left
+        left -= event in ("call", "c_return")
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(count)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_an_interrupt_is_never_swallowed_and_leaves_nothing_in_use():
+    side = sim.Stream(0)
+
+    def make_and_drop() -> int:
+        side.wait_stream(sim.default_stream(0))
+        with sim.stream(side):
+            value = torch.ones(3, device="sim:0")
+            other = value + value
+            del value
+            other.cpu()
+            del other
+        return sim.stats(0).in_use
+
+    before, place = make_and_drop(), 0
+    while _interrupted_at(place, make_and_drop):
+        assert sim.stats(0).in_use == before
+        place += 1
+    assert place > 50
