@@ -13,6 +13,7 @@ from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
+from ..options.words import words_of
 from ..output.results import check_writable, json_text, put
 from ..output.shown import FORMS, PICTURES, Scene
 from .parts import compiled_parts
@@ -64,7 +65,8 @@ def show(
         put(json_text(Shown.model_json_schema()), output)
         return
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
-    scene = Scene(
-        {name: part.program for name, part in parts.items()}, parts.account, subject, where.rig, depth or "segments"
-    )
+    programs = {name: part.program for name, part in parts.items()}
+    typed = {"--rig": where.rig, "--dtype": dtype}
+    asked = [*sample.words(), *weights.words(), *source.words(), *words_of(typed)]
+    scene = Scene(programs, parts.account, subject, asked, depth or "segments")
     put(FORMS["full" if full else wanted](scene), output)

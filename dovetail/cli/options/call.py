@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ...compiler.errors import UsageError
+from .words import words_of
 
 PICTURE = "Picture"
 _STEP_END = "callback_on_step_end"
@@ -53,6 +54,10 @@ class Size:
                 raise UsageError(f"--size {self.size} and --{name} {other} contradict each other: give one of them")
         given = {"height": self.height or height, "width": self.width or width, "num_frames": self.frames}
         return {name: value for name, value in given.items() if value is not None}
+
+    def words(self) -> list[str]:
+        """The same options as they are typed."""
+        return words_of({f"--{name}": value for name, value in vars(self).items()})
 
     def _both(self) -> tuple[int | None, int | None]:
         if not self.size:

@@ -14,6 +14,7 @@ from ...compiler.errors import UsageError
 from ...conventions.hub import read_json
 from .call import takes
 from .subject import Pipeline
+from .words import words_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -95,7 +96,7 @@ class Inputs:
         """The pictures and the ControlNet, as they are typed."""
         given = {"--image": self.image, "--mask": self.mask, "--control-image": self.control_image}
         files = {**given, "--control-net": self.control_net}
-        return [word for option, path in files.items() if path for word in (option, str(path))]
+        return words_of(files)
 
     def arguments(self, cls: Any, size: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call: pictures in the size that was asked for, else in their own, which is asked for then.

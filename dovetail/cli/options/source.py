@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import UsageError
+from .words import words_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class Source:
 
     def words(self) -> list[str]:
         """The same options as they are typed."""
-        given = {"--config": self.config, "--revision": self.revision, "--variant": self.variant}
-        return [word for option, value in given.items() if value for word in (option, value)]
+        return words_of({"--config": self.config, "--revision": self.revision, "--variant": self.variant})
 
     def check_folder(self, folder: str) -> None:
         """Raises UsageError for an option that means nothing of a folder with a whole pipeline."""

@@ -14,6 +14,7 @@ from ...compiler.errors import UsageError
 from ...compiler.spec.roles import role_of
 from ...conventions.hub import INDEX
 from .subject import Pipeline
+from .words import words_of
 
 _ENCODERS = {"clip_l": ("CLIP", 0), "clip_g": ("CLIP", 1), "t5xxl": ("T5", 0), "llm": ("", 0)}
 """stable-diffusion.cpp's names of text encoders: their kind, and the place among those of the kind."""
@@ -45,7 +46,7 @@ class WeightFiles:
         aliases = {
             "--diffusion-model" if name == "diffusion" else f"--{name}": file for name, file in self._aliases().items()
         }
-        return named + [word for option, file in aliases.items() if file for word in (option, file)]
+        return named + words_of(aliases)
 
     def given(self, pipeline: Pipeline) -> dict[str, list[str]] | None:
         """The files by component or role, as `dovetail.load_pipeline` takes them; several of one are its parts.

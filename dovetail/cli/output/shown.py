@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Scene:
     """Programs by the names of their components, and of a pipeline the plan of its call, where that is known.
 
-    ``subject`` and ``rig`` are as they were typed, and ``depth`` is how deep pictures go.
+    ``subject`` and ``asked`` are what was typed besides the placement, and ``depth`` is how deep pictures go.
     """
 
     programs: Mapping[str, Program]
     account: Account | None = None
     subject: str = ""
-    rig: str = ""
+    asked: Sequence[str] = ()
     depth: str = "segments"
 
     @property
@@ -36,9 +36,9 @@ class Scene:
             from ...draw.text.reproduce import command_for
 
             return command_for(self.programs)
-        words = ["dovetail plan", *([shlex.quote(self.subject)] if self.subject else [])]
-        words += [self.account.line] if self.account.settings else []
-        return " ".join([*words, *(["--rig", shlex.quote(self.rig)] if self.rig else [])])
+        line = [self.account.line] if self.account.settings else []
+        subject = [self.subject] if self.subject else []
+        return " ".join(["dovetail plan", *map(shlex.quote, subject), *line, *map(shlex.quote, self.asked)])
 
 
 def summary(scene: Scene) -> str:

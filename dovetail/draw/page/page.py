@@ -87,10 +87,21 @@ def _data(programs: Mapping[str, Program], account: Account | None, title: str, 
         "title": title,
         "line": line,
         "devices": _devices(programs, account, profiles),
+        "weights": _weights(programs, account),
         "programs": [_program(name, one, account, profiles.get(name)) for name, one in programs.items()],
         "picture": _picture(account, profiles, programs),
         "plan": _plan(account),
     }
+
+
+def _weights(programs: Mapping[str, Program], account: Account | None) -> int:
+    """Bytes of weights, each once, however many programs of its component read it."""
+    found: dict[tuple[str, str], int] = {}
+    for title, program in programs.items():
+        part = _part_of(program, account)
+        component = part.call.component if part else title
+        found.update({(component, name): weight.nbytes for name, weight in program.weights.items()})
+    return sum(found.values())
 
 
 def _speeds(program: Program, account: Account | None) -> Speeds:

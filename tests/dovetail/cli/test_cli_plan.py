@@ -41,6 +41,16 @@ def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> Non
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
 
 
+def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placement() -> None:
+    typed = ["--size", "64x32", "--steps", "2", "--rig", RIG, "--dtype", "float32"]
+    shown = CliRunner().invoke(app, ["show", *typed, "--backend", "cuda0"])
+    assert shown.stdout.splitlines()[
+        -1
+    ] == "dovetail plan --backend cuda0 --size 64x32 --steps 2 --dtype float32".replace(
+        " --dtype", f" --rig {RIG} --dtype"
+    )
+
+
 @pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=3MiB"])
 def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)

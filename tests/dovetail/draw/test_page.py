@@ -152,3 +152,14 @@ def test_weights_of_a_phase_are_no_weights_that_stay() -> None:
     for columns in drawn.values():
         assert max(columns["resident"]) == 0
         assert columns["phase"][-1] > 0
+
+
+def test_weights_that_two_calls_of_a_component_read_count_once() -> None:
+    pipe = dovetail.load_pipeline(demo.folder(), backend="sim0", dtype=demo.DTYPE)
+    generation = pipe.dovetail.plan("a red circle", **demo.CALL_DEFAULTS)
+    calls, account = generation.calls, pipe.dovetail.account(generation)
+    once, twice = (
+        page({f"{n} {call.title}": call.program for n, call in enumerate(some)}, account)
+        for some in (calls, calls + calls)
+    )
+    assert data_of(twice)[0]["weights"] == data_of(once)[0]["weights"] > 0

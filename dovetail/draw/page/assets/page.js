@@ -21,7 +21,7 @@
     const took = data.plan ? data.plan.seconds : sum((one) => one.seconds);
     section.append(el("div", {class: "tiles"},
       tile(seconds(took), data.plan ? "a picture, predicted" : "a call of each, predicted"),
-      tile(bytes(sum((one) => one.weights)), "of weights"),
+      tile(bytes(data.weights), "of weights"),
       tile(count(data.programs.length), data.programs.length === 1 ? "component" : "programs"),
       tile(count(data.devices.length), data.devices.length === 1 ? "device" : "devices"),
       tile(count(sum((one) => one.operations)), "operations")));
