@@ -6,9 +6,10 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
 
-from ..compiler.errors import SpecError, UsageError
+from ..compiler.errors import PassError, SpecError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.units import parse_bytes
 from .infra.base import Pass
@@ -32,6 +33,8 @@ from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
 
+P = TypeVar("P", bound=Pass)
+
 PASSES: dict[str, type[Pass]] = {
     step.name: step
     for step in (
@@ -54,6 +57,10 @@ PASSES: dict[str, type[Pass]] = {
         Verify,
     )
 }
+_OWN = frozenset(PASSES)
+ENTRY_POINTS = "dovetail.passes"
+"""The group of entry points by which an installed package names passes of its own."""
+
 _ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 
 
@@ -116,6 +123,36 @@ def with_assignment(steps: Sequence[Pass], assignment: Assignment) -> list[Pass]
     return [Assign(assignment, one.headroom) if isinstance(one, (Place, Rows)) else one for one in steps]
 
 
+def register(step: type[P]) -> type[P]:
+    """Makes a pass known by its name, so that texts can name it: a decorator for its class.
+
+    Raises UsageError for the name of a pass of dovetail's own.
+    """
+    if step.name in _OWN:
+        raise UsageError(f"there is a pass {step.name} already: give yours another name")
+    PASSES[step.name] = step
+    return step
+
+
+def known_passes() -> dict[str, type[Pass]]:
+    """All passes by name: dovetail's own, registered ones, and those that installed packages name.
+
+    Raises PassError for an entry point that names no pass, or cannot be imported.
+    """
+    others = {one.name: one for one in entry_points(group=ENTRY_POINTS) if one.name not in PASSES}
+    return {**PASSES, **{name: _loaded(one) for name, one in others.items()}}
+
+
+def _loaded(entry: EntryPoint) -> type[Pass]:
+    try:
+        step = entry.load()
+    except Exception as error:
+        raise PassError(f"pass {entry.name} cannot be imported from {entry.value}: {error}") from error
+    if not (isinstance(step, type) and issubclass(step, Pass)):
+        raise PassError(f"pass {entry.name} of {entry.value} is no class of passes: derive it from Pass")
+    return step
+
+
 def parse_passes(text: str) -> tuple[Pass, ...]:
     """The passes of a text such as ``simplify,blocks,place{headroom=2GiB},pin,hoist,sink,cut,schedule,verify``.
 
@@ -133,18 +170,19 @@ def parse_passes(text: str) -> tuple[Pass, ...]:
 
 
 def _make(name: str, options: str) -> Pass:
-    if name not in PASSES:
+    step = PASSES.get(name) or known_passes().get(name)
+    if step is None:
         near = difflib.get_close_matches(name, PASSES, 1)
         hint = f", did you mean {near[0]}?" if near else "."
-        raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(PASSES)}")
-    known = {field.name: field for field in fields(PASSES[name])}
+        raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(known_passes())}")
+    known = {field.name: field for field in fields(step)}
     given: dict[str, Any] = {}
     for option in filter(None, (part.strip() for part in options.split(","))):
         key, _, value = option.partition("=")
         if key not in known:
             raise UsageError(f"pass {name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
         given[key] = _read(name, key, value)
-    return PASSES[name](**given)
+    return step(**given)
 
 
 def _read(name: str, key: str, value: str) -> Any:

@@ -12,9 +12,9 @@ from ..output.results import print_json
 
 def passes(json: Json = False, debug: Debug = False) -> None:
     """List the passes in their usual order, with the options that --passes takes."""
-    from ...passes.pipeline import PASSES, default_passes
+    from ...passes.pipeline import default_passes, known_passes
 
-    steps = {name: _facts(step) for name, step in PASSES.items()}
+    steps = {name: _facts(step) for name, step in known_passes().items()}
     usual = [str(step) for step in default_passes()]
     if json:
         print_json({"usual": ",".join(usual), "passes": steps})

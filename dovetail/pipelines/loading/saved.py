@@ -86,12 +86,11 @@ def load_pipeline(
         pipeline_class: another pipeline than the folder names, for instance an image-to-image one.
         components: components to take in place of the saved ones, or None to leave one out; or by keyword, as in
             ``from_pretrained``: ``vae=…``, ``safety_checker=None``, ``requires_safety_checker=False``.
-        others: what else ``from_pretrained`` takes; docs/weights.md says of each argument what it does here.
+        others: what else ``from_pretrained`` takes; the page on weights says of each argument what it does here.
         weights: files of weights in place of a component's own, by its name or role: ``{"transformer":
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
-        backend, params_backend, split_mode, tensor_split, max_vram, max_memory, device_map, lora, lora_apply_mode,
-            vae_tiling, chunk, inductor, rig, dynamic_shapes, passes, callbacks, plans: as for ``compile_pipeline``.
+        backend, params_backend, and all from split_mode to plans: as for ``compile_pipeline``.
 
     Returns:
         The pipeline, as ``from_pretrained`` gives it; what is dovetail's is at ``pipe.dovetail``: see CompiledPipeline.

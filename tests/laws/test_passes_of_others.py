@@ -1,0 +1,130 @@
+"""Passes that are not dovetail's own: registered, named by installed packages, and the one of the documentation."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from dovetail import demo
+from dovetail.compiler.errors import PassError, UsageError, VerificationError
+from dovetail.compiler.frontend.trace import trace
+from dovetail.components.compiled import CompiledModule
+from dovetail.passes import pipeline
+from dovetail.passes.infra.base import Pass
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.pipeline import default_passes, known_passes, parse_passes, register
+from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.runtime.store.program_weights import ProgramWeights
+from scripts.fill_docs import FENCE
+
+from .graphs import Case, cases, same_bits
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-pass.md"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "PASSES", dict(pipeline.PASSES))
+
+
+def pass_of_the_page() -> tuple[type[Pass], dict[str, object]]:
+    """The class that the first block of the page defines, and what else is there."""
+    found = FENCE.search(PAGE.read_text())
+    assert found
+    names: dict[str, object] = {"__name__": "__main__"}
+    known = dict(pipeline.PASSES)
+    exec(compile(found[2], PAGE.name, "exec", dont_inherit=True), names)
+    pipeline.PASSES.clear()
+    pipeline.PASSES.update(known)
+    merge = names["Merge"]
+    assert isinstance(merge, type)
+    assert issubclass(merge, Pass)
+    return merge, names
+
+
+MERGE, NAMES = pass_of_the_page()
+
+
+def with_merge() -> list[Pass]:
+    steps = list(default_passes())
+    return [steps[0], MERGE(), *steps[1:]]
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_the_pass_of_the_page_changes_no_bit(case: Case) -> None:
+    program = PassManager(with_merge()).run(case.program)
+    found = CompiledModule(program, program.rig, ProgramWeights.of_tensors(case.weights, program))(*case.inputs)
+    assert all(map(same_bits, found, case.expected))
+
+
+@pytest.mark.slow
+def test_the_pass_of_the_page_computes_what_blocks_share_once() -> None:
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel.from_pretrained(demo.folder() / "transformer").eval()
+    call = {name: torch.zeros(*sizes) for name, sizes in sizes_of(model).items()}
+    program = PassManager([Simplify(), MERGE()]).run(trace(model, (), call))
+    silus = [node for node in program.ops() if "silu" in str(node.target)]
+    assert len({node.args for node in silus}) == len(silus)
+
+
+def sizes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """A call of the demo's transformer, by the sizes of its inputs."""
+    config = model.config
+    return {
+        "hidden_states": (1, 16, config.in_channels),
+        "encoder_hidden_states": (1, 4, config.joint_attention_dim),
+        "pooled_projections": (1, config.pooled_projection_dim),
+        "timestep": (1,),
+        "img_ids": (16, 3),
+        "txt_ids": (4, 3),
+    }
+
+
+def test_a_pass_that_merges_what_was_written_meanwhile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "touched_memory", lambda memory: set())
+
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone()
+            view, before = x.view(2), x + 1
+            view.mul_(2)
+            return before + (x + 1)
+
+    program = trace(Writes(), (torch.ones(2),))
+    with pytest.raises(VerificationError, match="reads another"):
+        PassManager([MERGE()]).run(program)
+
+
+def test_a_registered_pass_can_be_named_in_a_text() -> None:
+    register(MERGE)
+    assert parse_passes("simplify,merge{most=2KiB}") == (Simplify(), MERGE(2048))  # type: ignore[call-arg]
+    register(MERGE)  # a cell of a notebook that runs again
+
+
+def test_the_name_of_a_pass_of_dovetail_is_taken() -> None:
+    class Other(MERGE):  # type: ignore[misc, valid-type]
+        name = "simplify"
+
+    with pytest.raises(UsageError, match="there is a pass simplify already"):
+        register(Other)
+
+
+def test_a_pass_that_an_installed_package_names_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("slimmer", f"{Simplify.__module__}:Simplify", pipeline.ENTRY_POINTS)
+    monkeypatch.setattr(pipeline, "entry_points", lambda group: [entry] if group == pipeline.ENTRY_POINTS else [])
+    assert parse_passes("slimmer") == (Simplify(),)
+    assert "slimmer" in known_passes()
+
+
+@pytest.mark.parametrize("value", ["nowhere:Merge", "dovetail.passes.pipeline:lowered"])
+def test_an_entry_point_that_is_no_pass_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    entry = EntryPoint("mine", value, pipeline.ENTRY_POINTS)
+    monkeypatch.setattr(pipeline, "entry_points", lambda group: [entry])
+    with pytest.raises(PassError, match="pass mine"):
+        parse_passes("mine")
