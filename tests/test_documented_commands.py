@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from dovetail import demo
 from dovetail.cli.app import app
 
 HOME = Path(__file__).resolve().parents[1]
@@ -34,6 +38,51 @@ def test_documented_commands_are_understood(page: Path) -> None:
             COMMANDS[words[1]].make_context(words[1], words[2:])
         if words[:2] == ["python", "-m"]:
             assert importlib.util.find_spec(words[2]), line
+
+
+PLANS = ("plan", "explain", "show", "compile", "verify", "convert")
+"""Commands that run for any rig, and on the demo in the place of a model that a page does not name."""
+
+LATER = (".json", ".gguf", ".safetensors", "plans/")
+"""How files end that a command may need from an earlier one."""
+
+
+def can_run(words: list[str], folder: Path) -> bool:
+    """Whether a command of dovetail runs on a machine without a GPU, in seconds, with what is in a folder."""
+    line = " ".join(words)
+    needs = [word.rpartition("=")[2] for word in words if word.endswith(LATER) and words[words.index(word) - 1] != "-o"]
+    there = all((folder / name).exists() for name in needs if not name.startswith(str(demo.folder())))
+    on_cards = re.search(r"cuda|--max-vram \d+ ", f"{line} ") and "--rig" not in words
+    paints = words[0] == "generate" and (on_cards or "--image" in words or "--model" in words)
+    return there and not paints and not on_cards and not re.search(r"\b(FOLDER|FILE|IN|OUT|PLAN|TOPIC)\b", line)
+
+
+def commands_of(page: Path, folder: Path) -> Iterator[list[str]]:
+    """The commands of a page that can run here, after those before them; the demo is in the place of MODEL."""
+    for line in lines(page):
+        words = [re.sub(r"\bMODEL(_FOLDER)?\b", str(demo.folder()), word) for word in shlex.split(line, comments=True)]
+        start = next((index for index, word in enumerate(words) if word.endswith("dovetail")), len(words))
+        command = words[start + 1 :]
+        if command and (command[0] in PLANS or str(demo.folder()) not in " ".join(words)) and can_run(command, folder):
+            yield command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda one: one.name)
+def test_documented_commands_run(page: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    for command in commands_of(page, tmp_path):
+        call = [sys.executable, "-m", "dovetail", *command]
+        done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr[-2000:]}"
+
+
+def test_most_documented_commands_run_here(tmp_path: Path) -> None:
+    for name in ("plan.json", "times.json", "plans/"):
+        (tmp_path / name).touch() if "." in name else (tmp_path / name).mkdir()
+    found = [command[0] for page in PAGES for command in commands_of(page, tmp_path)]
+    assert len(found) > 30
+    assert {"generate", "plan", "explain", "show", "verify", "devices", "cache", "convert", "profile"} <= set(found)
 
 
 def test_the_readme_has_commands() -> None:
