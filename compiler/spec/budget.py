@@ -15,7 +15,7 @@ from .spans import Span
 from .units import NUMBER, exact_bytes, number_text, parse_bytes
 
 MaxMemory: TypeAlias = "Mapping[int | str, int | str] | Mapping[int, int | str] | Mapping[str, int | str]"
-"""diffusers' and accelerate's budgets, in bytes: ``{0: "10GiB", "cpu": "30GiB"}``."""
+"""diffusers' and accelerate's budgets, in bytes, such as ``{0: "10GiB", "cpu": "30GiB"}``."""
 
 _PERCENT = re.compile(rf"({NUMBER})\s*%", re.IGNORECASE)
 

@@ -11,7 +11,7 @@ from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
 
 DeviceLike: TypeAlias = "str | int | torch.device | Device"
-"""A device: ``"cuda0"``, ``"cuda:0"``, ``0``, ``torch.device("cuda", 0)``."""
+"""A device, such as ``"cuda0"``, ``"cuda:0"``, ``0``, ``torch.device("cuda", 0)``."""
 
 Places: TypeAlias = "DeviceLike | Sequence[DeviceLike] | Mapping[str, DeviceLike | Sequence[DeviceLike]]"
 """Devices for all, ``"cuda0&cuda1"``, or by role or component, ``{"diffusion": [0, 1], "te": "cpu"}``."""
@@ -29,7 +29,7 @@ Budgets: TypeAlias = "Amount | Mapping[str, Amount] | Mapping[int, Amount]"
 """An amount of each GPU, or ``{"cuda0": "6GiB", "cpu": 20}``."""
 
 Counts: TypeAlias = "int | str | Mapping[str, int | str]"
-"""Numbers of chunks: ``4``, ``"auto"``, or ``{"diffusion": 4}``."""
+"""Numbers of chunks, such as ``4``, ``"auto"``, or ``{"diffusion": 4}``."""
 
 Tiling: TypeAlias = "bool | int | str"
 """``"auto"``, ``"on"``, ``"off"``, or the size of a tile in pixels, ``512`` or ``"512x384"``."""

@@ -144,12 +144,12 @@ class PlacedPipeline:
 
     @property
     def main(self) -> Device:
-        """The device of the pipeline's own tensors now: while devices are open, the host."""
+        """The device of the pipeline's own tensors now, which is the host while devices are open."""
         return self.rig.host if self._is_open else self.placed_main
 
     @property
     def placed_main(self) -> Device:
-        """The device of the pipeline's own tensors in a call: the main device of its largest diffusion component."""
+        """The main device of the largest diffusion component, where the pipeline's own tensors are in a call."""
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
         return max(chosen, key=lambda one: one.view.nbytes).devices[0] if chosen else self.rig.host
 

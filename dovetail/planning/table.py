@@ -66,7 +66,11 @@ class Part:
 
 
 class Fullest(TypedDict):
-    """The fullest moment of a device in bytes, what it has, and the call in which it is that full."""
+    """The fullest moment of a device in bytes, what it has, and the call in which it is that full.
+
+    ``peak`` is the sum of ``weights`` that stay, of those ``staged`` for the phase, and of ``values``; ``free`` is what
+    may be used of the ``total``, and ``at`` names the call.
+    """
 
     peak: int
     free: int
