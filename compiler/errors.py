@@ -51,13 +51,31 @@ class SpecError(UsageError):
         super().__init__("\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
-        carets = "^" * max(1, self.end - self.start)
-        lines = [self.problem, f"  {self.text}", f"  {' ' * self.start}{carets}"]
+        text, start, end = _around(self.text, self.start, self.end)
+        lines = [_short(self.problem), f"  {text}", f"  {' ' * start}{'^' * max(1, end - start)}"]
         if self.expected:
             lines.append(f"expected {self.expected}")
         if self.nearest:
-            lines.append(f"did you mean {self.nearest!r}?")
+            lines.append(f"did you mean {_short(self.nearest)!r}?")
         return lines
+
+
+_ASIDE, _WIDEST = 40, 60
+
+
+def _around(text: str, start: int, end: int) -> tuple[str, int, int]:
+    """A place in a text with what stands beside it, and where it is in that; the whole of a short text."""
+    if len(text) <= 2 * _ASIDE + _WIDEST:
+        return text, start, end
+    end = min(end, start + _WIDEST)
+    first, last = max(0, start - _ASIDE), min(len(text), end + _ASIDE)
+    before, after = "…" * (first > 0), "…" * (last < len(text))
+    return f"{before}{text[first:last]}{after}", start - first + len(before), end - first + len(before)
+
+
+def _short(text: str) -> str:
+    """A text of one sentence, the middle of which is left out where somebody typed a page."""
+    return text if len(text) <= 400 else f"{text[:200]}…{text[-100:]}"
 
 
 class DoesNotFitError(DovetailError):
@@ -93,12 +111,26 @@ class WeightError(DovetailError):
     """A weight is missing, damaged, or not of the shape and type that the program needs."""
 
 
+class NoWeightsError(WeightError):
+    """Something was named that cannot have weights: a pickle, an address, or a folder without any."""
+
+    exit_code = 2
+
+
 class PlanFileError(DovetailError):
     """A plan file cannot be read, or does not belong to what it is used with."""
 
 
+class NoPlanError(PlanFileError):
+    """A file was named that is no plan."""
+
+    exit_code = 2
+
+
 class PassError(DovetailError):
     """A pass was asked for in a wrong way, or what it requires does not hold."""
+
+    exit_code = 2
 
 
 class SideEffectError(TraceError):

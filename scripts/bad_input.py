@@ -30,8 +30,8 @@ An error says what was asked, what is there, and the way out. It goes to stderr,
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed |
-| 2 | what was typed is wrong |
+| 1 | failed: a file is damaged, a model cannot be traced, the disk is full |
+| 2 | what was typed is wrong: an option, a name, a file that is not there or is of another kind |
 | 3 | does not fit into the memory there is |
 | 4 | a placement breaks a rule |
 | 130 | interrupted; 143 terminated, 129 hung up |
@@ -103,6 +103,10 @@ def _branch() -> object:
     return dovetail.compile(Branching(), (torch.ones(2, device="meta"),))
 
 
+def _wrong_shape() -> object:
+    return dovetail.compile(torch.nn.Linear(4, 4), (torch.ones(1, 3),))
+
+
 def _twice() -> object:
     return dovetail.compile(torch.nn.Linear(4, 4), (torch.ones(1, 4),), {"input": torch.ones(1, 4)})
 
@@ -120,7 +124,8 @@ CASES = (
     Case("spec", "dovetail generate x --max-vram cuda0=6GX", 2),
     Case("spec", "dovetail generate x --max-vram 120%", 2),
     Case("spec", "dovetail compile --passes simplify,plaice", 2),
-    Case("spec", "dovetail compile --passes pin,place", 1),
+    Case("spec", "dovetail compile --passes pin,place", 2),
+    Case("spec", "dovetail plan --backend sim0+sim1 --tensor-split diffusion=3,1", 2),
     Case("device", f"dovetail compile --backend cuda7 {RIG}", 2),
     Case("device", "dovetail devices --rig cuda0", 2),
     Case("device", "dovetail devices --rig cuda0=24GiB,cuda:0=16GiB", 2),
@@ -131,7 +136,14 @@ CASES = (
     Case("file", "dovetail generate x -o missing/out.png", 2),
     Case("file", "dovetail generate x -o out.txt", 2),
     Case("file", "dovetail show missing.json", 2),
-    Case("file", "dovetail show notes.json", 1),
+    Case("file", "dovetail show notes.json", 2),
+    Case("file", "dovetail show cut.json", 1),
+    Case("file", "dovetail show lacking.json", 1),
+    Case("file", "dovetail plan edited.json", 2),
+    Case("file", "dovetail generate x --model damaged/vae", 2),
+    Case("file", "dovetail generate x --model missing.safetensors", 2),
+    Case("file", "dovetail generate x --model old.ckpt", 2),
+    Case("file", "dovetail plan damaged --config damaged", 2),
     Case("file", "dovetail verify edited.json", 4),
     Case("file", "dovetail generate x --model damaged", 1),
     Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q4_k_m", 2),
@@ -139,7 +151,7 @@ CASES = (
     Case("convert", "dovetail convert weights.safetensors -o weights.safetensors --type f16", 2),
     Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0 --tensor-type attn=q4_k", 2),
     Case("convert", "dovetail convert damaged -o out.gguf --type q8_0", 2),
-    Case("convert", "dovetail convert empty -o out.gguf --type q8_0", 1),
+    Case("convert", "dovetail convert empty -o out.gguf --type q8_0", 2),
     Case("convert", "dovetail convert missing.gguf -o out.gguf --type q8_0", 2),
     Case("convert", "dovetail convert weights.safetensors -o missing/out.gguf --type q8_0", 2),
     Case("convert", "dovetail convert weights.safetensors -o out.gguf --type q8_0", 1),
@@ -155,7 +167,9 @@ CASES = (
     Case("call", "compiled(torch.ones(2, 4))  # traced with 1 × 4", 1, lambda: _linear()(torch.ones(2, 4))),
     Case("call", "compiled(torch.ones(1, 4, dtype=torch.half))", 1, lambda: _linear()(torch.ones(1, 4).half())),
     Case("call", "dovetail.compile(branching, (x,))  # x is on meta", 1, _branch),
-    Case("call", "dovetail.compile(linear, (x,), {'input': x})", 1, _twice),
+    Case("call", "dovetail.compile(linear)", 2, lambda: dovetail.compile(torch.nn.Linear(4, 4))),
+    Case("call", "dovetail.compile(linear, (torch.ones(1, 3),))  # it takes 1 × 4", 1, _wrong_shape),
+    Case("call", "dovetail.compile(linear, (x,), {'input': x})", 2, _twice),
     Case("call", "pipe.to('cpu')  # pipe is compiled", 2, _move),
     Case("call", "dovetail.load('linear.json')(x)  # without weights", 1, _save_and_load),
 )
@@ -186,6 +200,8 @@ def _edit_a_plan() -> None:
     moved = max(i for i, line in enumerate(plan["program"]) if "@sim1 #" in line)
     plan["program"][moved] = plan["program"][moved].replace("@sim1 #", "@sim0 #")
     Path("edited.json").write_text(json.dumps(plan))
+    Path("cut.json").write_text(json.dumps(plan, indent=1)[:200])
+    Path("lacking.json").write_text(json.dumps({**plan, "program": None}))
 
 
 def _damage_a_pipeline() -> None:
@@ -203,6 +219,7 @@ def _damage_weights() -> None:
     plan_conversion("weights.safetensors", "short.gguf", "f16").run()
     os.truncate("short.gguf", 1000)
     torch.save({"a": weight}, "old.bin")
+    shutil.copy("old.bin", "old.ckpt")
     header = b'{"a": {"dtype": "F32", "shape": [1000000, 1000000], "data_offsets": [0, 4]}}'
     Path("lying.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 

@@ -283,6 +283,10 @@ class Rig:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
         there = ", ".join(f"{device.name} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
         expected = f"{', '.join((*also, f'one of {there}'))}, or a simulated one (sim0)"
+        asked = _read(text)
+        if self.present and asked is not None:
+            none = "" if self.gpus else "; PyTorch sees no GPU on this machine"
+            expected += f"{none}; dovetail plan --rig {asked.name}=24GiB plans for one that is not here"
         raise span.error(f"no device is called {span.value!r}", expected, [*known, *also])
 
 

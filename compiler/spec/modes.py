@@ -15,6 +15,7 @@ from .units import NUMBER, number_text
 
 MODES = ("layer", "row", "tensor")
 
+_MOST = 1e12
 Shares = tuple[float, ...]
 
 
@@ -47,7 +48,9 @@ class TensorSplit(ByComponent[Shares]):
             names = ", ".join(map(str, devices))
             number = f"{len(shares)} share{'s' * (len(shares) != 1)}"
             problem = f"{attribute} has {number} for {len(devices)} devices ({names})"
-            raise SpecError(problem, text, 0, len(text), "one share for each device")
+            example = f"{attribute or 'diffusion'}={':'.join('1' * len(devices))}"
+            expected = f"one share for each device, joined by ':' ({example}); a comma begins another component's"
+            raise SpecError(problem, text, 0, len(text), expected)
         return tuple(share / sum(shares) for share in shares)
 
     def _value_text(self, value: Shares) -> str:
@@ -94,4 +97,7 @@ def _read_shares(span: Span) -> Shares:
 def _read_share(span: Span) -> float:
     if not re.fullmatch(NUMBER, span.value, re.IGNORECASE):
         raise span.error(f"{span.value!r} is not a share", "a number, as in 3:1")
-    return float(span.value)
+    share = float(span.value)
+    if share > _MOST:
+        raise span.error(f"{span.value!r} is too large a share", "a number, as in 3:1")
+    return share

@@ -20,13 +20,23 @@ from safetensors.torch import load_file, save
 from ..atomic_write import written_beside
 from ..checkpoints.entries import clipped
 from ..checkpoints.safetensors_header import read_safetensors
-from ..errors import PlanFileError, WeightError
+from ..errors import NoPlanError, PlanFileError, ProgramTextError, SpecError, WeightError
 from ..ir.program import Program
 from ..spec.devices import Rig
 from .parser import parse_program
 from .printer import lines_of
 
 _FORMAT, _OPENING = b'"dovetail plan"', 1000
+_TOLD = {
+    "literal_error": "should be {expected}",
+    "missing": "is missing",
+    "extra_forbidden": "is nothing that a plan has",
+    "string_type": "is no text",
+    "list_type": "is no list",
+    "dict_type": "is no object",
+    "model_type": "is no object",
+}
+"""What is said of a value that the schema does not take, by pydantic's name of why."""
 
 
 class Plan(BaseModel):
@@ -76,8 +86,14 @@ def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, tor
     Raises PlanFileError when the file is not there, not a plan, or of another version.
     """
     plan = _read(path)
-    rig = Rig.parse(plan.rig)
-    program = parse_program("\n".join(plan.program))
+    try:
+        rig = Rig.parse(plan.rig)
+    except SpecError as error:
+        raise PlanFileError(f"{path} is damaged: rig: {error.problem}: compile it again") from error
+    try:
+        program = parse_program("\n".join(plan.program))
+    except ProgramTextError as error:
+        raise ProgramTextError(f"{path} is damaged: program: {error}: compile it again") from error
     return program, rig, _read_tensors(path, plan, program) if plan.tensors else {}
 
 
@@ -93,15 +109,25 @@ def _read(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(
             f"cannot read the plan {path}: {error.strerror}: compile one with dovetail compile"
         ) from error
+    if _FORMAT not in text[:_OPENING]:
+        raise NoPlanError(f"{path} is no plan: name a file that dovetail compile -o wrote")
     try:
-        return Plan.model_validate_json(text)
+        return Plan.model_validate(json.loads(text))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanFileError(f"{path} is damaged: {_place(error)}: compile it again") from error
     except ValidationError as error:
-        if _FORMAT not in text[:_OPENING]:
-            raise PlanFileError(f"{path} is no plan: name a file that dovetail compile -o wrote") from error
         first = error.errors()[0]
-        where = clipped(".".join(map(str, first["loc"])) or "the file")
-        why = f"{path} is not a plan of this version of dovetail: {where}: {first['msg']}"
+        where = clipped("".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])[1:])
+        told = _TOLD.get(first["type"], "cannot be such").format(**{"expected": "", **first.get("ctx", {})})
+        why = f"{path} is not a plan of this version of dovetail: {where or 'the whole'} {told}"
         raise PlanFileError(f"{why}: compile it again") from error
+
+
+def _place(error: Exception) -> str:
+    """Where a file stops to be JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})"
+    return "it is no text of UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deeply"
 
 
 def _read_tensors(path: str | os.PathLike[str], plan: Plan, program: Program) -> dict[str, torch.Tensor]:

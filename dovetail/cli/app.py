@@ -21,7 +21,7 @@ from .commands.profile import profile
 from .commands.show import show
 from .commands.verify import verify
 from .options.shared import Debug, expanded, set_up_logging
-from .outcome import Commands
+from .outcome import Command, Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -47,7 +47,7 @@ for command in (
     env,
     help,
 ):
-    app.command()(expanded(command))
+    app.command(cls=Command)(expanded(command))
 
 
 @app.callback(invoke_without_command=True)

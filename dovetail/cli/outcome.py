@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.printable import printable
@@ -23,13 +23,32 @@ _OF_THE_EXTRA = {
 }  # fmt: skip
 
 
+class Command(TyperCommand):
+    """A command whose help shows no value for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, of which flags take nothing."""
+        return _bare_flags(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
     """The group of all commands; whatever one of them raises ends here."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, of which flags take nothing."""
+        return _bare_flags(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
         with ending(ctx.meta), heeding():
             return super().invoke(ctx)
+
+
+def _bare_flags(parameters: list[Any]) -> list[Any]:
+    for one in parameters:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return parameters
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from ..conventions.replacements import put_method
 if TYPE_CHECKING:
     from .component import Component
 
+_KINDS = ("cpu", "cuda", "xpu")
+"""The methods of a module that move it to a device of a kind."""
 _GENERATE, _DECODE = "generate", "decode"
 
 
@@ -28,6 +30,8 @@ def put_methods(component: Component) -> list[nn.Module]:
     put_method(module, "load_state_dict", functools.partial(_load_state, component))
     for name in ("to", "enable_group_offload"):
         put_method(module, name, functools.partial(_move, component, name))
+    for name in _KINDS:
+        put_method(module, name, functools.partial(_move_to, component, name))
     if all(hasattr(type(component.module), name) for name in libraries.VAE_METHODS):
         put_method(component.module, _DECODE, functools.partial(_decode, component))
     found = (one for one in module.modules() if callable(getattr(type(one), _GENERATE, None)))
@@ -70,6 +74,14 @@ def _move(component: Component, name: str, original: Callable[..., Any], *args: 
         return component.module  # without touching weights that are not read yet
     with component.turn, component.alone(), component.view.bared():
         return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
+
+
+def _move_to(component: Component, name: str, _: Callable[..., Any], device: Any = None) -> Any:
+    """What `to` does of a device of a kind: `module.cuda()`, `module.cuda(1)`."""
+    claimed = _device_of(component.module)
+    if claimed is None or claimed.type != name or (device is not None and torch.device(name, device) != claimed):
+        raise UsageError(_immobile(component, name))
+    return component.module
 
 
 def _immobile(component: Component, name: str) -> str:

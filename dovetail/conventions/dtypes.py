@@ -17,6 +17,13 @@ _SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bflo
 Dtypes = torch.dtype | str | None | Mapping[str, "torch.dtype | str"]
 
 
+def one_dtype(dtype: Dtypes, torch_dtype: Dtypes) -> Dtypes:
+    """What was given of two names for one thing; raises UsageError where they say different things."""
+    if dtype is not None and torch_dtype is not None and read_dtypes(dtype) != read_dtypes(torch_dtype):
+        raise UsageError(f"dtype={dtype} and its older name torch_dtype={torch_dtype} contradict each other: give one")
+    return torch_dtype if dtype is None else dtype
+
+
 def read_dtypes(given: Any) -> Any:
     """One dtype, ``"auto"``, None, or a dict of them, out of what a person gave, in which dtypes may be names.
 

@@ -81,6 +81,23 @@ def is_group_offloaded(module: nn.Module) -> bool:
     return offloaded
 
 
+def tell_of_missing(name: str, why: Callable[[Any], str]) -> None:
+    """Has diffusers' pipelines that lack an attribute say why they do, in the AttributeError that is raised anyway."""
+    from diffusers import DiffusionPipeline
+
+    cls: Any = DiffusionPipeline
+    own = cls.__getattr__
+    if "__getattr__" in vars(cls):  # it does already
+        return
+
+    def missing(pipe: Any, key: str) -> Any:
+        if key == name:
+            raise AttributeError(why(pipe))
+        return own(pipe, key)
+
+    cls.__getattr__ = missing
+
+
 def execution_device(pipe: Any) -> torch.device:
     """The device on which a diffusers pipeline makes its own tensors."""
     device: torch.device = pipe._execution_device

@@ -167,6 +167,25 @@ class Request:
         switch_on(self.rig)
 
 
+def tell_unused_shares(request: Request, roles: Mapping[str, str]) -> None:
+    """Says where shares were asked for of all components, and each of them is on one device whatever is searched."""
+    if request.tensor_split.default is None or (not request.backend.default and len(request.rig.gpus) > 1):
+        return
+    devices = [request.devices_for(name, role) for name, role in roles.items()]
+    if devices and all(len(one) == 1 for one in devices):
+        _tell_unused(str(request.tensor_split), devices[0][0].name)
+
+
+@cache
+def _tell_unused(shares: str, device: str) -> None:
+    logger.warning(
+        "--tensor-split %s is not used, for each component is on one device (%s): name several in --backend, such as "
+        "sim0&sim1",
+        shares,
+        device,
+    )
+
+
 @cache
 def _tell_alone(attribute: str, device: str, what: str) -> None:
     """Says once that a way to split means nothing on one device."""

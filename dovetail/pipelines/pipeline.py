@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
@@ -35,6 +35,7 @@ from .pipeline_state import bring_state
 from .placed import Options, PlacedPipeline, give_back
 from .plan import modules_of, resting_in_memory, share_out
 from .subclass import become_as_before, become_compiled, handle_of
+from .wrong_calls import WRONG, wrong_calls_told
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from ..draw.page.page import Page
 
 logger = logging.getLogger(__name__)
-
-_WRONG = (TypeError, ValueError, AttributeError, LookupError)
-"""What a pipeline raises that is called with wrong arguments."""
 
 UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
@@ -87,7 +85,7 @@ class CompiledPipeline(PlacedPipeline):
         """
         self._check_there()
         try:
-            with self._told((*_WRONG, RuntimeError)):  # nothing is computed: it is the arguments that are wrong
+            with wrong_calls_told(self.name, kwargs, (*WRONG, RuntimeError)):  # as nothing is computed
                 return self._planner.plan(self, args, kwargs, strict=True)
         finally:
             self._planner.end()
@@ -202,6 +200,12 @@ class CompiledPipeline(PlacedPipeline):
         if old is not None and value is old.module:
             return
         new = self._joining(name, module) if module is not None else None
+        if new is not None and self.decision is not None:
+            logger.warning(
+                "the new %s takes the devices that were found for the pipeline as it was, and nothing is searched "
+                "again: for that, compile it again after pipe.dovetail.undo()",
+                name,
+            )
         before = weakref.ref(old.module) if old is not None else None
         put()
         self._planner.forget()
@@ -268,7 +272,12 @@ class CompiledPipeline(PlacedPipeline):
         base = getattr(type(self.pipe), "_dovetail_base", type(self.pipe))
         with self.running(), contextlib.suppress(DoesNotFitError):
             self.plan_ahead(args, kwargs)  # for tiles; what is not decoded need not fit
-        with self._told(), self.running(), isolated(self.pipe, base, args, kwargs, ()) as call, going_on_from(latents):
+        with (
+            wrong_calls_told(self.name, kwargs),
+            self.running(),
+            isolated(self.pipe, base, args, kwargs, ()) as call,
+            going_on_from(latents),
+        ):
             return call()
 
     @property
@@ -278,15 +287,6 @@ class CompiledPipeline(PlacedPipeline):
         With ``keeps_latents`` it is there after a call that succeeded too.
         """
         return dict(self._recovery.decoding)
-
-    @contextlib.contextmanager
-    def _told(self, errors: tuple[type[Exception], ...] = _WRONG) -> Iterator[None]:
-        """What the pipeline says of its arguments, as an error of ours."""
-        try:
-            yield
-        except errors as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UsageError(f"this {self.name} cannot be called so: {why}") from error
 
     def _check_there(self) -> None:
         """Raises UsageError where the pipeline is gone, or compiled by this no more."""

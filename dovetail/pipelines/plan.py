@@ -15,7 +15,7 @@ from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.residency import Residency
-from ..conventions.request import Request
+from ..conventions.request import Request, tell_unused_shares
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
     for name, setting in settings.items():
         for key in setting.unused(roles):
             logger.warning("this pipeline has no %s: what %s says of it is not used", key, name)
+    tell_unused_shares(request, roles)
     wrong = sorted(shapes.keys() - roles.keys())
     if wrong:
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")

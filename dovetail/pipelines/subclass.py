@@ -9,7 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ..compiler.errors import UsageError
+from ..components.calls import is_compiled
 from ..conventions import libraries
 from ..lora.stand_ins import on_stand_ins
 
@@ -31,7 +34,20 @@ def become_compiled(pipe: Any, handle: CompiledPipeline) -> None:
     """Gives a pipeline the class of a compiled one; what it has at ``pipe.dovetail`` must not keep it alive."""
     pipe.__dict__[MARK] = handle
     base: Any = type(pipe)
+    libraries.tell_of_missing("dovetail", _why_not_compiled)
     pipe.__class__ = _compiled(base)
+
+
+def _why_not_compiled(pipe: Any) -> str:
+    """Why a pipeline has nothing at ``pipe.dovetail``."""
+    name = type(pipe).__name__
+    placed = [key for key, part in pipe.components.items() if isinstance(part, nn.Module) and is_compiled(part)]
+    if placed:
+        return (
+            f"this {name} was not compiled itself: its {', '.join(placed)} are those of a compiled pipeline, whose "
+            ".dovetail says where they are"
+        )
+    return f"this {name} is not compiled, and neither is a copy of one that is: dovetail.compile_pipeline(pipe) does so"
 
 
 def become_as_before(pipe: Any) -> None:

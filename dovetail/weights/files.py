@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..compiler.checkpoints.entries import WeightEntry
 from ..compiler.checkpoints.index import WeightIndex
-from ..compiler.errors import WeightError
+from ..compiler.errors import NoWeightsError, WeightError
 from ..compiler.ir.program import Program
 from ..runtime.store.origin import FileOrigin
 from ..runtime.store.reader import WeightReader
@@ -32,6 +32,7 @@ def open_weights(given: Given) -> WeightIndex:
     if isinstance(given, WeightIndex):
         return given
     if isinstance(given, (str, os.PathLike)):
+        refuse_address(given)
         return _open_path(Path(given))
     indices = [_open_path(Path(path)) for path in given]
     if not indices:
@@ -44,11 +45,19 @@ def open_weights(given: Given) -> WeightIndex:
     return replace(indices[0], entries=entries)
 
 
+def refuse_address(given: object) -> None:
+    """Raises NoWeightsError for an address in the web in place of a file."""
+    if isinstance(given, str) and "://" in given:
+        raise NoWeightsError(
+            f"{given} is an address, and files are read from this machine: download it, and name the file"
+        )
+
+
 def _open_path(path: Path) -> WeightIndex:
     if path.is_dir():
         return _open_folder(path)
     if path.suffix.lower() in _PICKLES:
-        raise WeightError(f"{path} is a pickle, which can run code and is not read: convert it to safetensors first")
+        raise NoWeightsError(f"{path} is a pickle, which can run code and is not read: convert it to safetensors first")
     return WeightIndex.of_shards(path) if path.suffix.lower() == ".json" else WeightIndex.of_file(path)
 
 
@@ -58,7 +67,7 @@ def _open_folder(folder: Path) -> WeightIndex:
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     if len(listings) > 1 or not files:
         names = ", ".join(file.name for file in listings) or "no safetensors or GGUF file"
-        raise WeightError(f"{folder} should hold one checkpoint and has {names}: name the file")
+        raise NoWeightsError(f"{folder} should hold one checkpoint and has {names}: name the file")
     return _open_path(listings[0]) if listings else open_weights(files)
 
 

@@ -8,7 +8,7 @@ from ...compiler.errors import UsageError
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
-from ..options.subject import Subject, find_pipeline
+from ..options.subject import Whole, find_pipeline
 from ..options.weights import WeightFiles
 from ..output.progress import progress
 from ..output.results import print_json, print_table
@@ -23,7 +23,7 @@ def plan(
     sample: Sample,
     weights: WeightFiles,
     source: Source,
-    subject: Subject = "",
+    subject: Whole = "",
     dtype: Dtype = None,
     json: Json = False,
     debug: Debug = False,
@@ -33,6 +33,8 @@ def plan(
     Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
     rest is searched. The last line has the options that ask for the same. `generate --dry-run` says the same of a call.
     """
+    if subject.endswith(".json"):
+        raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
     pipeline = find_pipeline(subject, source)
     if pipeline.only:
         raise UsageError(f"{subject} is one component: name the folder of its pipeline, {pipeline.place}")

@@ -16,6 +16,7 @@ from ...compiler.errors import UsageError
 from .words import words_of
 
 PICTURE = "Picture"
+_DIGITS = 7
 _STEP_END = "callback_on_step_end"
 _SPELLINGS = {
     "guidance": ("guidance_scale", "true_cfg_scale"),
@@ -63,8 +64,10 @@ class Size:
         if not self.size:
             return None, None
         parts = self.size.lower().split("x")
-        if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-            raise UsageError(f"--size {self.size} is no size: write width and height, such as 512x768, or one number")
+        if len(parts) > 2 or not all(part.isdecimal() and len(part) < _DIGITS and int(part) for part in parts):
+            raise UsageError(
+                f"--size {self.size[:40]} is no size: write width and height, such as 512x768, or one number"
+            )
         return int(parts[0]), int(parts[-1])
 
 

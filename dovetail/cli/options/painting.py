@@ -26,7 +26,7 @@ def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> 
 class Painting:
     """What to paint and how, as it was typed."""
 
-    named_prompt: Annotated[str | None, typer.Option("-p", "--prompt", hidden=True)] = None
+    named_prompt: Annotated[str | None, _option("-p", "--prompt", metavar="TEXT", help="The same as PROMPT.")] = None
     steps: Annotated[int | None, _option("--steps", min=1, help="Denoising steps.")] = None
     seed: Annotated[int, _option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
     count: Annotated[

@@ -15,6 +15,7 @@ import typer
 from ... import demo
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
+from ...conventions.checked import PATH
 from ...conventions.hub import INDEX, remote_index
 from ...conventions.roles import role_for
 from .source import AS_IT_IS, Source
@@ -33,6 +34,10 @@ Subject = Annotated[
         metavar="[FOLDER|FILE|PLAN]",
         help="A pipeline's folder or single file, a component's folder, or a plan file; else the demo.",
     ),
+]
+Whole = Annotated[
+    str,
+    typer.Argument(metavar="[FOLDER|FILE]", help="A pipeline's folder, single file or hub id; else the demo."),
 ]
 Component = Annotated[str, typer.Option("--component", metavar="NAME", help="This component alone: transformer, vae …")]
 
@@ -73,6 +78,8 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
             dtype=demo.DTYPE,
             source=source,
         )
+    if not PATH.accepts(name):
+        raise UsageError(f"no folder can be called {name[:40]}…: name a pipeline's folder, a file or a hub id")
     folder = Path(name)
     if is_checkpoint(folder):
         return _of_file(name, source)
@@ -82,7 +89,8 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
         return Pipeline(name, *_read_index(folder), source=source)
     parent = folder.resolve().parent
     if (folder / "config.json").is_file() and (parent / INDEX).is_file():
-        return Pipeline(str(parent), *_read_index(parent), only=folder.resolve().name, source=source)
+        place = folder.parent if folder.name == folder.resolve().name else parent  # as it was typed, if it says so
+        return Pipeline(str(place), *_read_index(parent), only=folder.resolve().name, source=source)
     if folder.exists():
         raise UsageError(f"{name} is no pipeline: it has no {INDEX}; name the folder that save_pretrained wrote")
     if _HUB_ID.fullmatch(name):
@@ -99,7 +107,10 @@ def is_checkpoint(path: Path) -> bool:
 
 def _of_file(name: str, source: Source) -> Pipeline:
     """The pipeline of a single file, whose configs are those that were named, or are downloaded."""
+    from ...weights.files import refuse_address
+
     source.check_file(name)
+    refuse_address(name)
     if not Path(name).is_file():
         raise UsageError(f"there is no file {name}: name a pipeline's file or folder, or a hub id")
     quiet_libraries()

@@ -11,6 +11,8 @@ from ...progress.phases import READING, Phases
 if TYPE_CHECKING:
     from ...pipelines.pipeline import CompiledPipeline
 
+_ORDER = ("loading", "planning", "conditioning", "reading", "sampling", "decoding", "writing")
+
 
 def peaks_of(handle: CompiledPipeline) -> dict[str, int]:
     """The most bytes in use on each device of a pipeline, where the device counts them, and in the process."""
@@ -27,16 +29,21 @@ def peaks_of(handle: CompiledPipeline) -> dict[str, int]:
 def line_of(phases: Phases, peaks: Mapping[str, int]) -> str:
     """One line for people."""
     told = []
-    for name, seconds in phases.seconds.items():
+    for name, seconds in sorted(phases.seconds.items(), key=_place):
         told.append(f"{name} {seconds:.1f} s{_read(phases, name, seconds)}")
     return f"{', '.join(told)}; peak: {', '.join(f'{name} {format_bytes(peak)}' for name, peak in peaks.items())}"
 
 
 def document_of(phases: Phases, peaks: Mapping[str, int]) -> dict[str, Any]:
     """The same as data; sizes are in bytes."""
-    seconds = {name: round(seconds, 3) for name, seconds in phases.seconds.items()}
+    seconds = {name: round(seconds, 3) for name, seconds in sorted(phases.seconds.items(), key=_place)}
     during = {name: nbytes for name, nbytes in phases.read_during.items() if nbytes}
     return {"phases": seconds, "bytes_read": phases.bytes_read, "read_during": during, "peaks": dict(peaks)}
+
+
+def _place(item: tuple[str, float]) -> int:
+    """Where a phase stands in what is told; one that a pipeline begins twice stands where it ends."""
+    return _ORDER.index(item[0]) if item[0] in _ORDER else _ORDER.index("sampling")
 
 
 def _read(phases: Phases, name: str, seconds: float) -> str:

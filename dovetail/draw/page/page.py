@@ -14,9 +14,11 @@ import os
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ...compiler.atomic_write import written_beside
+from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
 from ...compiler.spec.speeds import Speeds
 from ...fitting.decide import speeds_here
@@ -39,9 +41,13 @@ class Page(str):
     __slots__ = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the page to a file, whole or not at all."""
-        with written_beside(path) as draft:
-            draft.write_text(self, encoding="utf-8")
+        """Writes the page to a file, whole or not at all; raises UsageError where that cannot be."""
+        try:
+            with written_beside(path) as draft:
+                draft.write_text(self, encoding="utf-8")
+        except OSError as error:
+            why = error.strerror if Path(path).absolute().parent.is_dir() else f"there is no folder {Path(path).parent}"
+            raise UsageError(f"cannot write {path}: {why}: name a file in a folder that can be written to") from error
 
     def _repr_html_(self) -> str:
         style = "width:100%;height:85vh;border:0"

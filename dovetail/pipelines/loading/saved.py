@@ -16,8 +16,8 @@ from ...compiler.spec.budget import MaxMemory
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.roles import role_of, role_of_component
 from ...conventions import libraries
-from ...conventions.checked import NAMED_FILES, checked
-from ...conventions.dtypes import Dtypes, dtype_of, read_dtypes, without_auto
+from ...conventions.checked import NAMED_FILES, SOURCE, checked
+from ...conventions.dtypes import Dtypes, dtype_of, one_dtype, read_dtypes, without_auto
 from ...conventions.hub import INDEX, pipeline_folder, read_json
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Budgets, Counts, Modes, Places, Shares, Tiling
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-@checked(weights=NAMED_FILES)
+@checked(source=SOURCE, weights=NAMED_FILES)
 def load_pipeline(
     source: str | os.PathLike[str],
     backend: Places | None = None,
@@ -108,7 +108,7 @@ def load_pipeline(
     loras = read_loras(lora)
     pipe, origins = open_pipeline(
         source,
-        dtype=dtype if dtype is not None else torch_dtype,
+        dtype=one_dtype(dtype, torch_dtype),
         variant=variant,
         pipeline_class=pipeline_class,
         components=components,

@@ -13,7 +13,7 @@ import torch
 from ...compiler.errors import UsageError
 from ...conventions import libraries
 from ...conventions.checked import FILES, NAMED_FILES, checked
-from ...conventions.dtypes import Dtypes
+from ...conventions.dtypes import Dtypes, one_dtype
 from ...conventions.hub import INDEX, configs_of, read_json
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Places
@@ -78,7 +78,7 @@ def load_single_file(
     pipe, origins = open_single_file(
         source,
         configs_for(source, config, hub),
-        dtype=dtype if dtype is not None else torch_dtype,
+        dtype=one_dtype(dtype, torch_dtype),
         pipeline_class=pipeline_class,
         components={**(components or {}), **pretrained.components},
         weights=weights,

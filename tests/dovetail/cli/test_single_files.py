@@ -70,14 +70,14 @@ def test_what_means_nothing_of_a_file_or_a_folder_is_refused(
     monkeypatch.chdir(sd)
     Path("old.ckpt").write_bytes(b"")
     told = run("plan", *words)
-    assert (told.exit_code, said in told.stderr) == (1 if "pickle" in said else 2, True), told.stderr
+    assert (told.exit_code, said in told.stderr) == (2, True), told.stderr
 
 
 def test_painting_with_one_components_folder_says_what_to_name_instead(sd: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(sd)
     told = run("generate", "x", "-m", "saved/unet")
     assert told.exit_code == 2
-    assert f"--model {sd / 'saved'}" in told.stderr
+    assert "--model saved," in told.stderr
     assert "--weights unet=saved/unet" in told.stderr
 
 

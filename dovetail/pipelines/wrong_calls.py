@@ -1,0 +1,32 @@
+"""What is said of a call of a pipeline that the pipeline itself refuses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..compiler.errors import UsageError
+
+WRONG = (TypeError, ValueError, AttributeError, LookupError)
+"""What a pipeline raises that is called with wrong arguments."""
+_NUMBERS = ("height", "width", "num_frames", "num_inference_steps", "num_images_per_prompt")
+"""The arguments of pipelines that are whole numbers in all of them."""
+
+
+@contextlib.contextmanager
+def wrong_calls_told(
+    name: str, given: Mapping[str, Any], errors: tuple[type[Exception], ...] = WRONG
+) -> Iterator[None]:
+    """Raises UsageError for what a pipeline of a class says of the arguments that it is given by name."""
+    try:
+        yield
+    except errors as error:
+        why = _no_number(given) or (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"this {name} cannot be called so: {why}") from error
+
+
+def _no_number(given: Mapping[str, Any]) -> str:
+    """The first argument that should be a number and is none; empty where there is none such."""
+    wrong = (name for name in _NUMBERS if not isinstance(given.get(name) or 0, (int, float)))
+    return next((f"{name} is {given[name]!r}, and no whole number" for name in wrong), "")
