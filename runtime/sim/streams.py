@@ -121,7 +121,7 @@ class Stream:
         priority: accepted for likeness, and of no effect.
     """
 
-    __slots__ = ("_host_version", "clock", "device", "hazards", "now", "number")
+    __slots__ = ("_changes", "_host_version", "_settled", "clock", "device", "hazards", "now", "number")
 
     def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
         self.device = torch.device("sim", index_of(device))
@@ -129,6 +129,7 @@ class Stream:
         self.clock: Clock = {}
         self.hazards: list[tuple[int, int]] = []
         self._host_version = 0
+        self._changes = self._settled = 0
         with _lock:
             _all.append(self)
             self.number = len(_all)
@@ -142,6 +143,7 @@ class Stream:
             self._host_version = HOST.version
             _merge(self.clock, HOST.clock)
         self.now += 1
+        self._changes += 1
         return self.now
 
     def has_waited(self, number: int, time: int) -> bool:
@@ -156,6 +158,7 @@ class Stream:
         """Makes what comes next wait for everything in `clock`."""
         sweep()  # what is gone went before
         _merge(self.clock, clock)
+        self._changes += 1
 
     def wait_stream(self, stream: Stream) -> None:
         """Makes what comes next wait for all that is on another stream."""
@@ -173,7 +176,10 @@ class Stream:
 
     def synchronize(self) -> None:
         """Blocks the host until all that is on the stream is done."""
-        HOST.join(self.everything())
+        changes = self._changes
+        if changes != self._settled or HOST.pending:  # otherwise the host has waited for it
+            HOST.join(self.everything())
+            self._settled = changes
 
     def query(self) -> bool:
         """Waits for the work and says that it is done, since simulated devices do theirs while the host waits."""
