@@ -5,16 +5,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import settings
 
 from dovetail.runtime import sim
 
 GIB = 2**30
 
 collect_ignore = [] if find_spec("triton") else ["quantized/test_fused.py"]
-
-settings.register_profile("on any machine", deadline=None)
-settings.load_profile("on any machine")
 
 
 @pytest.fixture
