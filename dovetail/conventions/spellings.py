@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceLike: TypeAlias = "str | int | torch.device | Device"
 """A device, such as ``"cuda0"``, ``"cuda:0"``, ``0``, ``torch.device("cuda", 0)``."""

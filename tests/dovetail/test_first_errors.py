@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,20 @@ import diffusers
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import dovetail
-from dovetail.compiler.errors import UsageError, WeightError
+from dovetail.cli.app import app
+from dovetail.cli.options.inputs import Inputs
+from dovetail.cli.options.painting import Painting
+from dovetail.cli.options.source import Source
+from dovetail.cli.options.weights import WeightFiles
+from dovetail.cli.output.figures import document_of, line_of
+from dovetail.compiler.errors import SpecError, UsageError, WeightError
+from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.conventions.request import Request, tell_unused_shares
 from dovetail.draw.page.page import Page
+from dovetail.progress.phases import Phases
 from testbed.pipelines import tiny_pipelines
 
 CALL = {"height": 16, "width": 16, "num_inference_steps": 1}
@@ -148,3 +159,107 @@ def test_a_component_that_takes_another_ones_place_after_a_search_is_said_to_tak
     assert pipe.dovetail.decision is not None
     pipe.vae = copy.deepcopy(pipe.vae)
     assert "the new vae takes the devices that were found" in caplog.text
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "plan.json"), "plan.json is a plan, and this makes one: dovetail show plan.json shows it"),
+        (("generate", "x", "--model", "m" * 3000), "no folder can be called mmmm"),
+        (("generate", "x", "--model", "https://a.b/c.safetensors"), "is an address"),
+        (("generate", "x", "--size", "9" * 3000), "is no size"),
+        (("generate", "x", "--backend", "&".join(["sim0"] * 3000)), "…\n       ^^^^\n"),
+        (("generate", "x", "--backend", "sim0", "--tensor-split", "1e308,1e308"), "'1e308' is too large a share"),
+        (("plan", "--backend", "sim0+sim1", "--tensor-split", "diffusion=3,1"), "joined by ':' (vae=1:1); a comma"),
+    ],
+    ids=lambda value: value[-1][:20] if isinstance(value, tuple) else "",
+)
+def test_what_is_typed_wrongly_gets_a_short_message_and_the_exit_code_of_usage(
+    words: tuple[str, ...], said: str
+) -> None:
+    told = typed(*words)
+    assert told.exit_code == 2
+    assert said in told.stderr
+    assert len(told.stderr) < 500
+
+
+def test_a_gpu_that_is_not_here_is_answered_with_what_is_here_and_how_to_plan_for_it() -> None:
+    rig = Rig({Device("cpu"): Memory(2**30, 2**30)}, present=True)
+    with pytest.raises(
+        SpecError, match=r"cpu \(1\.0 GiB\), .* \(sim0\); PyTorch sees no GPU .* --rig cuda0=24GiB plans"
+    ):
+        rig.find("cuda:0")
+    with pytest.raises(SpecError) as caught:
+        Rig(rig.memory, present=False).find("cuda0")
+    assert "PyTorch sees" not in str(caught.value)
+
+
+def test_shares_that_no_component_can_use_are_said_to_be_unused(caplog: pytest.LogCaptureFixture) -> None:
+    request = Request.parse(tensor_split="5,2", rig="cpu=1GiB")
+    tell_unused_shares(request, {"unet": "diffusion", "vae": "vae"})
+    assert "--tensor-split 5:2 is not used, for each component is on one device (cpu)" in caplog.text
+    caplog.clear()
+    tell_unused_shares(Request.parse(tensor_split="5,2", rig="cuda0=1GiB,cuda1=1GiB"), {"unet": "diffusion"})
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:-200], r"damaged: line \d+, column \d+ is no JSON"),
+        (lambda text: text.replace('"version": 4', '"version": 99'), r"version should be 4"),
+        (lambda text: text.replace('"return [', '"turn ['), r"plan\.json is damaged: program: line \d+"),
+        (lambda text: text.replace('"program": [', '"program": [7,'), r"program\[0\] is no text"),
+        (lambda text: text.replace('"torch"', '"troch"'), r"torch is missing"),
+        (lambda text: text.replace('"rig": "', '"rig": "x'), r"plan\.json is damaged: rig: "),
+    ],
+)
+def test_a_damaged_plan_is_told_with_the_place(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
+    dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0").save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    assert change(text) != text
+    (tmp_path / "plan.json").write_text(change(text))
+    told = typed("show", str(tmp_path / "plan.json"))
+    assert told.exit_code == 1
+    assert re.search(said, told.stderr)
+    assert "Input should" not in told.stderr
+
+
+def test_what_goes_on_from_latents_names_all_that_the_call_began_with() -> None:
+    inputs = Inputs(image=Path("a.png"), mask=Path("b.png"), control_net=Path("net"))
+    assert inputs.words() == ["--image", "a.png", "--mask", "b.png", "--control-net", "net"]
+    assert WeightFiles(weights=["vae=v.gguf"], t5xxl="t.gguf").words() == [
+        "--weights",
+        "vae=v.gguf",
+        "--t5xxl",
+        "t.gguf",
+    ]
+    source = Source(config="folder", revision="v2", variant="fp16")
+    assert source.words() == ["--config", "folder", "--revision", "v2", "--variant", "fp16"]
+
+
+def test_phases_are_told_in_the_order_of_a_call_also_where_a_picture_is_encoded_first() -> None:
+    phases = Phases()
+    with phases.watching():
+        for name in ("loading", "decoding", "conditioning", "prior", "sampling", "decoding", "writing"):
+            phases.turn_to(name)
+    told = re.findall(r"(\w+) \d", line_of(phases, {}))
+    assert told == ["loading", "conditioning", "prior", "sampling", "decoding", "writing"]
+    assert list(document_of(phases, {})["phases"]) == told
+
+
+def test_an_empty_prompt_is_a_prompt() -> None:
+    assert Painting(named_prompt="").prompt(None) == ""
+    assert Painting().prompt("") == ""
+    assert Painting().prompt(None) is None
+    with pytest.raises(UsageError, match="two prompts"):
+        Painting(named_prompt="").prompt("x")
+
+
+@pytest.mark.parametrize("command", ["generate", "plan", "show", "convert"])
+def test_help_shows_no_value_for_a_flag(command: str) -> None:
+    assert "bool" not in typed(command, "--help").stdout.lower()
