@@ -59,6 +59,11 @@ def test_public_names_stand_in_the_reference(site: Path, name: str) -> None:
     assert f'id="dovetail.{name}"' in (site / "python-api.html").read_text()
 
 
+def test_no_docstring_of_a_property_is_taken_for_a_type(site: Path) -> None:
+    """What stands before a colon in its first line would be."""
+    assert 'Type<span class="colon">' not in (site / "python-api.html").read_text()
+
+
 def test_signatures_say_types_by_name(site: Path) -> None:
     html = (site / "python-api.html").read_text()
     assert "ForwardRef" not in html

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -120,6 +123,25 @@ def test_a_pass_that_an_installed_package_names_is_known(monkeypatch: pytest.Mon
     monkeypatch.setattr(pipeline, "entry_points", lambda group: [entry] if group == pipeline.ENTRY_POINTS else [])
     assert parse_passes("slimmer") == (Simplify(),)
     assert "slimmer" in known_passes()
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_a_pass_that_an_installed_package_names(tmp_path: Path) -> None:
+    code = FENCE.search(PAGE.read_text())
+    assert code
+    (tmp_path / "merging.py").write_text(code[2].replace("@register\n", ""))
+    installed = tmp_path / "merging-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: merging\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[{pipeline.ENTRY_POINTS}]\nmerge = merging:Merge\n")
+    steps = ["simplify", "merge{most=1MiB}", *map(str, default_passes()[1:])]
+    asked = ["--component", "transformer", "--backend", "sim0&sim1", "--passes", ",".join(steps), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PAGE.parents[1]), str(tmp_path)])}
+    for command in (["passes"], ["compile", *asked]):
+        call = [sys.executable, "-m", "dovetail", *command]
+        done = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert "transformer" in done.stdout
 
 
 @pytest.mark.parametrize("value", ["nowhere:Merge", "dovetail.passes.pipeline:lowered"])
