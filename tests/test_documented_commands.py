@@ -67,10 +67,17 @@ def commands_of(page: Path, folder: Path) -> Iterator[list[str]]:
             yield command
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where commands keep what they have traced for those after them."""
+    return tmp_path_factory.mktemp("traces")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda one: one.name)
-def test_documented_commands_run(page: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+def test_documented_commands_run(page: Path, tmp_path: Path, traces: Path) -> None:
+    kept = {"DOVETAIL_CACHE": "1", "DOVETAIL_CACHE_DIR": str(traces)}
+    environment = {**os.environ, **kept, "PYTHONPATH": str(HOME)}
     for command in commands_of(page, tmp_path):
         call = [sys.executable, "-m", "dovetail", *command]
         done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
