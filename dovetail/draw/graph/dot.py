@@ -55,7 +55,8 @@ def _cluster(place: str, number: int, drawn: Sequence[Outline]) -> list[str]:
         return []
     light, dark = _LIGHT[number % len(_LIGHT)], _DARK[number % len(_DARK)]
     style = f'style="rounded,filled"; fillcolor="{light}"; color="{dark}"; fontcolor="{dark}"; margin=14;'
-    head = [f"  subgraph {_quoted(f'cluster_{place}')} {{", f"    label={_quoted(place)}; {style}"]
+    name = f"label={_quoted(place)}; labelloc=b; labeljust=l;"
+    head = [f"  subgraph {_quoted(f'cluster_{place}')} {{", f"    {name} {style}"]
     return [*head, *inside, "  }"]
 
 
