@@ -342,6 +342,7 @@ def _fetched(
 def _refuse_foreign(one: StoredWeight, device: torch.device, error: Exception) -> None:
     if library := foreign_library(one.tensor):
         raise WeightError(
-            f"{one.name} of {one.owner} is a {type(one.tensor).__name__} of {library}, which does not go to {device}: "
-            f"{error}: load the component without, and give the file of its quantized weights to dovetail (weights=…)"
+            f"{one.name} of {one.owner} is a {type(one.tensor).__name__} of {library}, which does not go to "
+            f"{canonical_name(device)}: load the component without, and give the file of its quantized weights to "
+            "dovetail (weights=…)"
         ) from error

@@ -16,6 +16,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import dovetail
+from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.cli.options.inputs import Inputs
 from dovetail.cli.options.painting import Painting
@@ -25,6 +26,7 @@ from dovetail.cli.output.figures import document_of, line_of
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.compiler.spec.devices import Device, Memory, Rig
 from dovetail.conventions.request import Request, tell_unused_shares
+from dovetail.convert import plan_conversion
 from dovetail.draw.page.page import Page
 from dovetail.progress.phases import Phases
 from testbed.pipelines import tiny_pipelines
@@ -146,6 +148,22 @@ def test_an_address_is_no_file_of_weights() -> None:
     ):
         with pytest.raises(WeightError, match=r"^https://a\.b/c\.safetensors is an address, .*: download it"):
             call("https://a.b/c.safetensors")
+
+
+@pytest.mark.slow
+def test_a_transformer_that_diffusers_quantized_is_refused_with_the_way_to_load_it(tmp_path: Path) -> None:
+    home = demo.folder() / "transformer"
+    plan_conversion(home, tmp_path / "transformer.gguf", "q4_k").run()
+    quantized = diffusers.FluxTransformer2DModel.from_single_file(
+        str(tmp_path / "transformer.gguf"),
+        config=str(home),
+        quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=torch.float32),
+        torch_dtype=torch.float32,
+    )
+    pipe = diffusers.DiffusionPipeline.from_pretrained(demo.folder(), transformer=quantized, torch_dtype=torch.float32)
+    dovetail.compile_pipeline(pipe, "sim0&sim1")
+    with pytest.raises(WeightError, match=r"^\S+ of \S+ is a GGUFParameter of diffusers, [^\n]*weights=…\)$"):
+        pipe("a red circle", **{**demo.CALL_DEFAULTS, "num_inference_steps": 1})
 
 
 @pytest.mark.slow
