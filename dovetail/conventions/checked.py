@@ -86,7 +86,9 @@ def _is_text(value: Any) -> bool:
 PATH = Kind(_is_path, "a path")
 SOURCE = Kind(_is_path, "a folder, or a name on the Hub; compile_pipeline takes pipelines")
 FILES = Kind(_is_files, "a path of a file of weights, or a list of its parts")
-NAMED_FILES = Kind(functools.partial(_is_named, accepts=_is_files), "a dict of component and files of weights")
+NAMED_FILES = Kind(
+    functools.partial(_is_named, accepts=_is_files), "a dict such as {'transformer': 'x.gguf'}, of component and files"
+)
 WEIGHTS = Kind(
     lambda value: _is_module(value) or isinstance(value, Mapping) or _is_files(value),
     "a module, its state dict, or files of weights",

@@ -57,10 +57,16 @@ def _download(
     try:
         folder = Path(cls.download(name, variant=variant, **hub, **dict.fromkeys([*given, *replaced])))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot download {name}: {error}") from error
+        raise UsageError(cannot_download(name, error)) from error
     for part in replaced:
         _fetch(name, f"{part}/config.json", hub)
     return folder
+
+
+def cannot_download(what: str, error: Exception) -> str:
+    """What is said where the Hub, the network or the name is at fault: the library's first words, and a way out."""
+    why = (str(error).strip() or type(error).__name__).splitlines()[0].partition(" (")[0].rstrip(".")
+    return f"cannot download {what}: {why}: check its name and the network, or name a folder"
 
 
 def remote_index(name: str, hub: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def configs_of(name: str, hub: Mapping[str, Any]) -> Path:
     try:
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, **given))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot download the configs of {name}: {error}") from error
+        raise UsageError(cannot_download(f"the configs of {name}", error)) from error
     return folder
 
 
@@ -95,7 +101,7 @@ def _fetch(name: str, file: str, hub: Mapping[str, Any]) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(name, file, **{key: hub[key] for key in _OF_FILES if key in hub}))
     except (OSError, ValueError) as error:  # what the library raises for the Hub, the network and names
-        raise UsageError(f"cannot download {file} of {name}: {error}") from error
+        raise UsageError(cannot_download(f"{file} of {name}", error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

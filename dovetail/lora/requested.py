@@ -38,7 +38,8 @@ class Lora:
         """
         if not PATH.accepts(text):
             raise UsageError(
-                f"a LoRA is a text, NAME:SCALE, or a path, and no {type(text).__name__}: {str(text)[:40]!r}"
+                f"a LoRA is a text, NAME:SCALE, or a path, and no {type(text).__name__} such as {str(text)[:40]!r}: "
+                "write style.safetensors:0.8"
             )
         spelled = os.fspath(text)
         name, colon, tail = spelled.rpartition(":")

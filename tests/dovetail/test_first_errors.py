@@ -65,8 +65,11 @@ def test_load_pipeline_takes_what_from_pretrained_takes(folder: Path, taken: dic
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"weights": "x.gguf"}, "takes for weights a dict of component and files"),
-        ({"lora": [("x", 0.8)]}, "a LoRA is a text, NAME:SCALE, or a path, and no tuple"),
+        ({"weights": "x.gguf"}, "takes for weights a dict such as {'transformer': 'x.gguf'}, of component and files"),
+        (
+            {"lora": [("x", 0.8)]},
+            "a LoRA is a text, NAME:SCALE, or a path, and no tuple .*: write style.safetensors:0.8",
+        ),
         ({"lora": {"x": 0.8}}, "a LoRA is a text, NAME:SCALE, or a path, and no dict"),
         ({"variant": "fp16"}, "no file in .* is of variant 'fp16': leave variant out"),
         ({"dtype": torch.float16, "torch_dtype": torch.float32}, "its older name .* contradict each other: give one"),
@@ -80,7 +83,7 @@ def test_load_pipeline_refuses_what_cannot_be_meant(folder: Path, wrong: dict[st
 
 def test_a_repository_without_a_network_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"^cannot download owner/model: [^\n]*$"):
+    with pytest.raises(UsageError, match=r"^cannot download owner/model: [^\n]*: check its name and the network, or"):
         dovetail.load_pipeline("owner/model", cache_dir=tmp_path)
 
 

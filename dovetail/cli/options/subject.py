@@ -16,7 +16,7 @@ from ... import demo
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
 from ...conventions.checked import PATH
-from ...conventions.hub import INDEX, remote_index
+from ...conventions.hub import INDEX, cannot_download, remote_index
 from ...conventions.roles import role_for
 from .source import AS_IT_IS, Source
 
@@ -162,7 +162,7 @@ def located(pipeline: Pipeline) -> Pipeline:
         folder = DiffusionPipeline.download(pipeline.place, variant=pipeline.variant, **pipeline.source.hub)
         return replace(find_pipeline(folder), source=pipeline.source)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot download {pipeline.place}: {error}") from error
+        raise UsageError(cannot_download(pipeline.place, error)) from error
 
 
 def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
