@@ -28,5 +28,10 @@ def wrong_calls_told(
 
 def _no_number(given: Mapping[str, Any]) -> str:
     """The first argument that should be a number and is none; empty where there is none such."""
-    wrong = (name for name in _NUMBERS if not isinstance(given.get(name) or 0, (int, float)))
-    return next((f"{name} is {given[name]!r}, and no whole number" for name in wrong), "")
+    there = ((name, given[name]) for name in _NUMBERS if given.get(name) is not None)
+    wrong = ((name, value) for name, value in there if not isinstance(value, (int, float)))
+    return next((f"{name} is {_named(value)}, and no whole number" for name, value in wrong), "")
+
+
+def _named(value: object) -> str:
+    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
