@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.demo.check import read
+from scripts import split_figure
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 SPLIT = "diffusion=sim0&sim1,te=sim1,vae=sim0"
@@ -264,8 +265,8 @@ def test_the_first_command_of_the_readme_paints_what_it_says(tmp_path: Path, mon
 
 def test_the_readme_shows_the_placement_of_its_first_command() -> None:
     words = first_command()
-    drawn = done("show", "--backend", words[words.index("--backend") + 1], "--format", "mermaid")
-    assert f"```mermaid\n{drawn}```" in README.read_text()
+    assert (words[1], words[words.index("--backend") + 1]) == (split_figure.PROMPTS[0], split_figure.BACKEND)
+    assert f'src="{split_figure.FIGURE.relative_to(README.parent)}"' in README.read_text()
 
 
 def first_command() -> list[str]:
