@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -47,8 +48,11 @@ def program_of(
     module: nn.Module, args: tuple[Any, ...], passes: str = ALL, devices: int = 3, rests: str = ""
 ) -> Program:
     """A traced module after some passes, over up to three simulated devices."""
+    return _after(passes, trace(module, args), devices, rests)
+
+
+def _after(passes: str, program: Program, devices: int = 3, rests: str = "") -> Program:
     sim.enable({device.index: RIG[device].total for device in RIG})
-    program = trace(module, args)
     program.rig = RIG.only(DEVICES[:devices])
     program.keep(Residency(rests or "device"))
     return PassManager(parse_passes(passes)).run(program)
@@ -56,6 +60,10 @@ def program_of(
 
 def sample(passes: str = ALL, rests: str = "") -> Program:
     """The small module after some passes; wide enough to be split by rows if they are to do that."""
+    return _after(passes, _traced(256 if "rows" in passes else 8).copy(), rests=rests)
+
+
+@functools.cache
+def _traced(width: int) -> Program:
     torch.manual_seed(0)
-    width = 256 if "rows" in passes else 8
-    return program_of(Sample(width), sample_call(width), passes, rests=rests)
+    return trace(Sample(width), sample_call(width))

@@ -19,9 +19,11 @@ from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.demo.check import read
 from scripts import split_figure
+from tests.cases import slow_but
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 SPLIT = "diffusion=sim0&sim1,te=sim1,vae=sim0"
+INTERRUPT = ("SIGINT", "interrupted", 130)
 COMPONENTS = ["text_encoder", "text_encoder_2", "transformer", "vae.decode"]
 
 
@@ -306,7 +308,7 @@ def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "word", "code"),
-    [("SIGINT", "interrupted", 130), ("SIGTERM", "terminated", 143), ("SIGHUP", "hung up", 129)],
+    slow_but({INTERRUPT}, [INTERRUPT, ("SIGTERM", "terminated", 143), ("SIGHUP", "hung up", 129)]),
 )
 def test_a_signal_ends_a_command_quietly_and_leaves_no_file(tmp_path: Path, sent: str, word: str, code: int) -> None:
     process = shell("generate", "x", "--steps", "5000", "-o", str(tmp_path / "out.png"), "--debug")
