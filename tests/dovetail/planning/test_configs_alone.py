@@ -67,6 +67,6 @@ def test_the_command_line_says_in_which_type_it_plans(tmp_path: Path) -> None:
     stated, wide = (CliRunner().invoke(app, [*plan, *dtype]) for dtype in ((), ("--dtype", "float32")))
     assert (stated.exit_code, wide.exit_code) == (0, 0), stated.stderr
     assert "bfloat16" in stated.stderr
-    assert wide.stderr == ""
+    assert [line for line in wide.stderr.splitlines() if not line.endswith(" s so far")] == []  # progress, if slow
     counted = [json.loads(one.stdout)["transformer"]["weight_bytes"]["cuda0"] for one in (stated, wide)]
     assert counted[1] == 2 * counted[0]
