@@ -113,21 +113,23 @@ def _read(path: str | os.PathLike[str]) -> Plan:
         raise NoPlanError(f"{path} is no plan: name a file that dovetail compile -o wrote")
     try:
         return Plan.model_validate(json.loads(text))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanFileError(f"{path} is damaged: {_place(error)}: compile it again") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = clipped("".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])[1:])
         told = _TOLD.get(first["type"], "cannot be such").format(**{"expected": "", **first.get("ctx", {})})
         why = f"{path} is not a plan of this version of dovetail: {where or 'the whole'} {told}"
         raise PlanFileError(f"{why}: compile it again") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{path} is damaged: {_place(error)}: compile it again") from error
 
 
 def _place(error: Exception) -> str:
     """Where a file stops to be JSON."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})"
-    return "it is no text of UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text of UTF-8"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else "a number in it has too many digits"
 
 
 def _read_tensors(path: str | os.PathLike[str], plan: Plan, program: Program) -> dict[str, torch.Tensor]:

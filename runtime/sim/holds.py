@@ -7,6 +7,7 @@ would never be given back. So the callback here is a function of C, which puts t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -35,9 +36,10 @@ def sweep() -> None:
     if not _gone:
         return
     with _lock:
-        while _gone:
-            last = _gone[0]
-            if last in _alive:
-                _alive[last]()
-                _alive.pop(last, None)
-            _gone.popleft()
+        for one in list(_gone):
+            leave = _alive.get(one)
+            if leave is not None:
+                leave()
+                _alive.pop(one, None)
+            with contextlib.suppress(ValueError):  # a finalizer that ran meanwhile has swept too
+                _gone.remove(one)

@@ -97,6 +97,7 @@ def change(plan: Path, **fields: Any) -> None:
         lambda plan: plan.write_text(""),
         lambda plan: plan.write_text("{"),
         lambda plan: plan.write_text("[]"),
+        lambda plan: plan.write_text('{"format": "dovetail plan", "torch": ' + 5000 * "9" + "}"),
         lambda plan: plan.write_bytes(b"\x80\x02}q\x00."),
         lambda plan: plan.unlink(),
         lambda plan: change(plan, version=99),

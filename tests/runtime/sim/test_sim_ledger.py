@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.runtime import sim
+from dovetail.runtime.sim.holds import Hold, _alive, _gone, sweep
 
 Tensors = list[torch.Tensor]
 MODES = [torch.inference_mode, torch.no_grad, torch.enable_grad]
@@ -188,3 +190,21 @@ def test_an_interrupt_is_never_swallowed_and_leaves_nothing_in_use():
         assert sim.stats(0).in_use == before
         place += 1
     assert place > 50
+
+
+def test_a_finalizer_that_sweeps_in_the_midst_of_a_sweep_leaves_nothing_behind():
+    left: list[str] = []
+
+    def leave(name: str, again: list[None]) -> None:
+        left.append(name)
+        if again:
+            again.pop()
+            sweep()  # as a finalizer does that the garbage collector runs here
+
+    sweep()
+    holds = [Hold(functools.partial(leave, name, [None])) for name in "abc"]
+    holds.clear()
+    sweep()
+    assert set(left) == set("abc")
+    assert not _gone
+    assert not [one for one in _alive if one() is None]
