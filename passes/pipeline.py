@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import logging
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -32,6 +34,8 @@ from .rewrites.lower_packed import Quantize
 from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
+
+logger = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=Pass)
 
@@ -61,7 +65,8 @@ _OWN = frozenset(PASSES)
 ENTRY_POINTS = "dovetail.passes"
 """The group of entry points by which an installed package names passes of its own."""
 
-_ITEM = re.compile(r"\s*([a-z_-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
+_NAME = re.compile(r"[\w-]+")
+_ITEM = re.compile(rf"\s*({_NAME.pattern})\s*(?:\{{([^}}]*)\}})?\s*(?:,|$)")
 
 
 def default_passes(
@@ -126,30 +131,61 @@ def with_assignment(steps: Sequence[Pass], assignment: Assignment) -> list[Pass]
 def register(step: type[P]) -> type[P]:
     """Makes a pass known by its name, so that texts can name it: a decorator for its class.
 
-    Raises UsageError for the name of a pass of dovetail's own.
+    Raises UsageError for the name of a pass of dovetail's own, for a name that no text can have, and for no pass.
     """
-    if step.name in _OWN:
-        raise UsageError(f"there is a pass {step.name} already: give yours another name")
-    PASSES[step.name] = step
+    name = _checked(step).name
+    if name in _OWN:
+        raise UsageError(f"there is a pass {name} already: give yours another name")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"no pass can be called {name!r}: give yours a name of letters, digits, _ and -")
+    PASSES[name] = step
     return step
 
 
 def known_passes() -> dict[str, type[Pass]]:
     """All passes by name: dovetail's own, registered ones, and those that installed packages name.
 
-    Raises PassError for an entry point that names no pass, or cannot be imported.
+    One of a package that cannot be imported is left out, and this is said.
     """
-    others = {one.name: one for one in entry_points(group=ENTRY_POINTS) if one.name not in PASSES}
-    return {**PASSES, **{name: _loaded(one) for name, one in others.items()}}
+    found = dict(PASSES)
+    for name, entries in _others().items():
+        try:
+            found[name] = _loaded(entries)
+        except PassError as error:
+            logger.warning("%s", error)
+    return found
 
 
-def _loaded(entry: EntryPoint) -> type[Pass]:
+def _others() -> dict[str, list[EntryPoint]]:
+    """The entry points of installed packages that name passes which are not registered, by name."""
+    found: dict[str, list[EntryPoint]] = {}
+    for one in entry_points(group=ENTRY_POINTS):
+        if one.name not in PASSES:
+            found.setdefault(one.name, []).append(one)
+    return found
+
+
+def _loaded(entries: Sequence[EntryPoint]) -> type[Pass]:
+    """The pass of all entry points of one name; raises PassError where it is none, or not the same of all."""
+    entry, places = entries[0], {one.value for one in entries}
+    if len(places) > 1:
+        raise PassError(
+            f"installed packages have several passes {entry.name} ({', '.join(sorted(places))}): keep one of them"
+        )
     try:
-        step = entry.load()
+        return _checked(entry.load())
+    except UsageError as error:
+        raise PassError(f"pass {entry.name} of {entry.value} is no class of passes: {error}") from error
     except Exception as error:
         raise PassError(f"pass {entry.name} cannot be imported from {entry.value}: {error}") from error
+
+
+def _checked(step: type[P]) -> type[P]:
+    """A class of passes with a name and a ``run``; raises UsageError for anything else."""
     if not (isinstance(step, type) and issubclass(step, Pass)):
-        raise PassError(f"pass {entry.name} of {entry.value} is no class of passes: derive it from Pass")
+        raise UsageError(f"{step!r} is no pass: derive its class from Pass")
+    if not isinstance(getattr(step, "name", None), str) or inspect.isabstract(step):
+        raise UsageError(f"{step.__name__} is no whole pass: give it a name, a text, and a method run")
     return step
 
 
@@ -170,11 +206,7 @@ def parse_passes(text: str) -> tuple[Pass, ...]:
 
 
 def _make(name: str, options: str) -> Pass:
-    step = PASSES.get(name) or known_passes().get(name)
-    if step is None:
-        near = difflib.get_close_matches(name, PASSES, 1)
-        hint = f", did you mean {near[0]}?" if near else "."
-        raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(known_passes())}")
+    step = _named(name)
     known = {field.name: field for field in fields(step)}
     given: dict[str, Any] = {}
     for option in filter(None, (part.strip() for part in options.split(","))):
@@ -182,7 +214,23 @@ def _make(name: str, options: str) -> Pass:
         if key not in known:
             raise UsageError(f"pass {name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
         given[key] = _read(name, key, value)
+    for key, one in known.items():
+        if key not in given and one.default is MISSING and one.default_factory is MISSING:
+            raise UsageError(f"pass {name} needs the option {key}: write {name}{{{key}=…}}")
     return step(**given)
+
+
+def _named(name: str) -> type[Pass]:
+    """The pass of a name; of others' packages only the one that has it is imported."""
+    if name in PASSES:
+        return PASSES[name]
+    others = _others()
+    if name in others:
+        return _loaded(others[name])
+    there = [*PASSES, *others]
+    near = difflib.get_close_matches(name, there, 1)
+    hint = f", did you mean {near[0]}?" if near else "."
+    raise UsageError(f"no pass is called {name!r}{hint} There are: {', '.join(there)}")
 
 
 def _read(name: str, key: str, value: str) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from hypothesis import given, settings
 from dovetail import demo
 from dovetail.compiler.errors import PassError, UsageError, VerificationError
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes import pipeline
-from dovetail.passes.infra.base import Pass
+from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, known_passes, parse_passes, register
 from dovetail.passes.rewrites.simplify import Simplify
@@ -150,3 +153,81 @@ def test_an_entry_point_that_is_no_pass_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pipeline, "entry_points", lambda group: [entry])
     with pytest.raises(PassError, match="pass mine"):
         parse_passes("mine")
+
+
+def entries_of(monkeypatch: pytest.MonkeyPatch, *named: tuple[str, str]) -> None:
+    entries = [EntryPoint(name, value, pipeline.ENTRY_POINTS) for name, value in named]
+    monkeypatch.setattr(pipeline, "entry_points", lambda group: entries)
+
+
+SIMPLIFY = f"{Simplify.__module__}:Simplify"
+
+
+def test_a_pass_of_a_package_works_beside_one_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries_of(monkeypatch, ("broken", "nowhere:Merge"), ("slimmer", SIMPLIFY))
+    assert parse_passes("slimmer") == (Simplify(),)
+    assert "slimmer" in known_passes()
+    assert "broken" not in known_passes()
+    assert "pass broken cannot be imported from nowhere:Merge" in caplog.text
+
+
+def test_a_misspelled_name_is_compared_with_the_names_of_packages_and_imports_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries_of(monkeypatch, ("broken", "nowhere:Merge"))
+    with pytest.raises(UsageError, match=r"no pass is called 'brokem', did you mean broken\?"):
+        parse_passes("brokem")
+
+
+def test_two_packages_with_a_pass_of_one_name_are_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries_of(monkeypatch, ("mine", SIMPLIFY), ("mine", "nowhere:Merge"))
+    with pytest.raises(PassError, match="several passes mine"):
+        parse_passes("mine")
+    assert parse_passes("simplify") == (Simplify(),)
+
+
+def test_a_package_cannot_take_the_name_of_a_pass_of_dovetail(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries_of(monkeypatch, ("simplify", "nowhere:Merge"))
+    assert known_passes()["simplify"] is Simplify
+    assert parse_passes("simplify") == (Simplify(),)
+
+
+def test_a_name_with_a_digit_can_be_registered_and_written() -> None:
+    class Second(MERGE):  # type: ignore[misc, valid-type]
+        name = "Merge_2"
+
+    register(Second)
+    assert parse_passes("simplify,Merge_2") == (Simplify(), Second())
+
+
+class Unnamed(Pass):
+    def run(self, program: Program) -> Change:
+        return Change(0, "nothing")
+
+
+class Idle(Pass):
+    name = "idle"
+
+
+class Spaced(Unnamed):
+    name = "two words"
+
+
+@pytest.mark.parametrize("step", [Unnamed, Idle, Spaced, int, "merge"])
+def test_what_no_text_can_name_or_run_is_not_registered(step: Any) -> None:
+    with pytest.raises(UsageError, match="pass"):
+        register(step)
+
+
+def test_an_option_that_a_pass_needs_is_asked_for() -> None:
+    @register
+    @dataclass(frozen=True)
+    class Needy(Unnamed):
+        name: ClassVar[str] = "needy"
+        most: int
+
+    assert parse_passes("needy{most=2KiB}") == (Needy(2048),)
+    with pytest.raises(UsageError, match="needs the option most"):
+        parse_passes("needy")
