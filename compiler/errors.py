@@ -133,6 +133,12 @@ class PassError(DovetailError):
     exit_code = 2
 
 
+class FailedPassError(PassError):
+    """A pass raised, or did not do what it ensures."""
+
+    exit_code = 1
+
+
 class SideEffectError(TraceError):
     """A module changes itself at each call, so that a program, or a rehearsal, is not what the call is."""
 

@@ -77,9 +77,10 @@ def _move(component: Component, name: str, original: Callable[..., Any], *args: 
 
 
 def _move_to(component: Component, name: str, _: Callable[..., Any], device: Any = None) -> Any:
-    """What `to` does of a device of a kind: `module.cuda()`, `module.cuda(1)`."""
+    """What `to` does of a device of a kind: `module.cuda()`, `module.cuda(1)`, `module.cuda("cuda:1")`."""
     claimed = _device_of(component.module)
-    if claimed is None or claimed.type != name or (device is not None and torch.device(name, device) != claimed):
+    asked = torch.device(name, device) if isinstance(device, int) else device and torch.device(device)
+    if claimed is None or claimed.type != name or (asked is not None and asked != claimed):
         raise UsageError(_immobile(component, name))
     return component.module
 

@@ -28,7 +28,7 @@ def _is_path(value: Any) -> bool:
     text = os.fspath(value)
     if not isinstance(text, str) or "\0" in text:
         return False
-    return all(len(os.fsencode(part)) < 256 for part in PurePath(text).parts)
+    return len(os.fsencode(text)) < 4096 and all(len(os.fsencode(part)) < 256 for part in PurePath(text).parts)
 
 
 def _is_files(value: Any) -> bool:

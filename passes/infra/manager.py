@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...compiler.errors import DovetailError, PassError, VerificationError
+from ...compiler.errors import DovetailError, FailedPassError, PassError, VerificationError
 from ...compiler.ir.program import Program
 from ..verify.postconditions import POSTCONDITIONS
 from ..verify.snapshot import Violation
@@ -64,7 +64,7 @@ def _check_done(step: Pass, program: Program, before: Reading | None) -> Reading
     missing = frozenset(fact for fact in step.ensures if fact in POSTCONDITIONS and not POSTCONDITIONS[fact](program))
     if missing:
         history = " → ".join(program.history) or "no pass"
-        raise PassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")
+        raise FailedPassError(f"pass {step.name} ensures {_words(missing)}, which the program is not after {history}")
     if before is None:
         return None
     after = read(program, before.table)
@@ -80,7 +80,7 @@ def _guarded(step: Pass, program: Program) -> Change:
         raise
     except Exception as error:
         history = " → ".join(program.history) or "no pass"
-        raise PassError(f"pass {step.name} failed after {history}: {type(error).__name__}: {error}") from error
+        raise FailedPassError(f"pass {step.name} failed after {history}: {type(error).__name__}: {error}") from error
 
 
 def _words(facts: frozenset[str]) -> str:

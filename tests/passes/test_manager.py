@@ -53,6 +53,7 @@ def test_a_failing_pass_is_named_with_its_history_and_the_cause() -> None:
     with pytest.raises(PassError, match=message) as caught:
         PassManager([Fails()]).run(sample("simplify,blocks"))
     assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.exit_code == 1  # nobody asked for it in a wrong way
 
 
 def test_an_error_with_a_message_of_its_own_passes_through() -> None:

@@ -10,8 +10,9 @@ from ...conventions.hub import INDEX
 from ..options.call import Sample
 from ..options.shared import Where
 from ..options.source import Source
-from ..options.subject import check_component, find_pipeline, is_checkpoint
+from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint
 from ..options.weights import WeightFiles
+from ..options.words import words_of
 from ..output.progress import progress
 from .loading import Loading
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 class Parts(dict[str, "CompiledModule"]):
     """What was compiled, by name, and of a pipeline what else is known.
 
-    ``pipe`` is the pipeline, whose modules have the buffers that are in no file, and ``account`` the plan of its call.
+    ``pipe`` is the pipeline, whose modules have the buffers that are in no file, ``place`` is its folder where that of
+    a component was named, and ``account`` the plan of its call.
     """
 
     pipe: Any = None
+    place: str = ""
     account: Account | None = None
 
 
@@ -39,16 +42,23 @@ def compiled_parts(
     weights: WeightFiles,
     source: Source,
     dtype: str | None = None,
+    *,
+    in_one_step: bool = False,
 ) -> Parts:
     """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
 
-    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16.
+    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16. It is
+    planned for the steps that are asked for; where none are, ``in_one_step`` is enough to know what is called.
     """
+    check_path(subject)
     path = Path(subject)
     files = _plans(path) if subject else []
     if files:
         if weights.are_named:
             raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
+        typed = [*where.typed, *sample.words(), *source.words(), *words_of({"--dtype": dtype})]
+        if typed:
+            raise UsageError(f"{path} is read as a plan, in which this is decided: leave out {typed[0]}")
         return _of_plans(files, component)
     if path.suffix == ".json" and not path.exists():
         raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
@@ -56,7 +66,7 @@ def compiled_parts(
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing the components"):
-        return _plan(Loading(pipeline, where, weights, dtype), wanted, sample)
+        return _plan(Loading(pipeline, where, weights, dtype), wanted, sample.one_step() if in_one_step else sample)
 
 
 def _plans(path: Path) -> list[Path]:
@@ -79,6 +89,7 @@ def _of_plans(files: list[Path], component: str) -> Parts:
 
 def read_plans(place: str) -> dict[str, Program]:
     """The programs of a plan file or of a folder of them, by name; raises UsageError where there is none."""
+    check_path(place)
     files = _plans(Path(place))
     if not files:
         raise UsageError(f"there is no plan in {place}: dovetail compile MODEL_FOLDER -o FOLDER writes some")
@@ -95,5 +106,6 @@ def _plan(loading: Loading, wanted: str, sample: Sample) -> Parts:
         )
     parts = Parts(chosen)
     parts.pipe = dry.pipe
+    parts.place = loading.pipeline.place if loading.pipeline.only else ""
     parts.account = dry.account(generation) if generation is not None else None
     return parts

@@ -68,5 +68,5 @@ def show(
     programs = {name: part.program for name, part in parts.items()}
     typed = {"--rig": where.rig, "--dtype": dtype}
     asked = [*sample.words(), *weights.words(), *source.words(), *words_of(typed)]
-    scene = Scene(programs, parts.account, subject, asked, depth or "segments")
+    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
     put(FORMS["full" if full else wanted](scene), output)

@@ -36,7 +36,7 @@ def verify(
 
     The first rule that is broken is named, with the lines around the place, and the exit code is 4.
     """
-    parts = compiled_parts(subject, component, where, sample.one_step(), weights, source, dtype)
+    parts = compiled_parts(subject, component, where, sample, weights, source, dtype, in_one_step=True)
     from ...passes.verify.verifier import RULES
     from ...passes.verify.verifier import verify as check
 

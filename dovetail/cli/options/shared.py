@@ -107,6 +107,11 @@ class Where:
             "inductor": self.inductor,
         }
 
+    @property
+    def typed(self) -> list[str]:
+        """The options that were typed."""
+        return [f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name) != one.default]
+
     def check(self, components: Mapping[str, str]) -> Request:
         """The request for a pipeline of these components (attribute name → role), once tiles are read too.
 

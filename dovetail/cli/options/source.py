@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,9 +52,11 @@ class Source:
             )
 
     def check_file(self, file: str) -> None:
-        """Raises UsageError for an option that means nothing of a single file."""
+        """Raises UsageError for an option that means nothing of a single file, or of where its configs are."""
         if self.variant:
             raise UsageError(f"{file} is a single file, which has no variants: leave out --variant {self.variant}")
+        if self.revision and self.config and Path(self.config).is_dir():
+            raise UsageError(f"{self.config} is a folder, which has no revisions: leave out --revision {self.revision}")
 
 
 AS_IT_IS = Source()

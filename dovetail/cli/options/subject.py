@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHECKPOINTS = (".safetensors", ".gguf", ".ckpt")
+_CHECKPOINTS = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Subject = Annotated[
@@ -78,17 +78,16 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
             dtype=demo.DTYPE,
             source=source,
         )
-    if not PATH.accepts(name):
-        raise UsageError(f"no folder can be called {name[:40]}…: name a pipeline's folder, a file or a hub id")
+    check_path(name)
     folder = Path(name)
     if is_checkpoint(folder):
         return _of_file(name, source)
-    if folder.exists():
-        source.check_folder(name)
     if (folder / INDEX).is_file():
+        source.check_folder(name)
         return Pipeline(name, *_read_index(folder), source=source)
     parent = folder.resolve().parent
     if (folder / "config.json").is_file() and (parent / INDEX).is_file():
+        source.check_folder(name)
         place = folder.parent if folder.name == folder.resolve().name else parent  # as it was typed, if it says so
         return Pipeline(str(place), *_read_index(parent), only=folder.resolve().name, source=source)
     if folder.exists():
@@ -98,6 +97,12 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
         index = remote_index(name, source.hub)
         return Pipeline(name, _parts(index), str(index.get("_class_name", "")), source=source)
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
+
+
+def check_path(name: str) -> None:
+    """Raises UsageError for what no file or folder can be called."""
+    if not PATH.accepts(name):
+        raise UsageError(f"no folder can be called {name[:40]}…: name a pipeline's folder, a file or a hub id")
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -21,6 +21,7 @@ class Scene:
     """Programs by the names of their components, and of a pipeline the plan of its call, where that is known.
 
     ``subject`` and ``asked`` are what was typed besides the placement, and ``depth`` is how deep pictures go.
+    ``place`` is the folder of the pipeline where ``subject`` is that of a component, of which no plan is made.
     """
 
     programs: Mapping[str, Program]
@@ -28,6 +29,7 @@ class Scene:
     subject: str = ""
     asked: Sequence[str] = ()
     depth: str = "segments"
+    place: str = ""
 
     @property
     def line(self) -> str:
@@ -37,7 +39,7 @@ class Scene:
 
             return command_for(self.programs)
         line = [self.account.line] if self.account.settings else []
-        subject = [self.subject] if self.subject else []
+        subject = [self.place or self.subject] if self.subject else []
         return " ".join(["dovetail plan", *map(shlex.quote, subject), *line, *map(shlex.quote, self.asked)])
 
 

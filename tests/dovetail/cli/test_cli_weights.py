@@ -87,6 +87,22 @@ def test_a_plan_takes_no_weights(tmp_path: Path) -> None:
     assert "is a plan, which has no weights: leave out --weights" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--backend", "sim1"), ("--clip-on-cpu",), ("--size", "64"), ("--steps", "3"), ("--config", "folder"),
+     ("--revision", "v2"), ("--dtype", "float16")],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["show", "explain", "verify", "compile"])
+def test_what_a_plan_decides_cannot_be_asked_for_beside_it(
+    tmp_path: Path, command: str, words: tuple[str, ...]
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    result = run(command, str(plan), *words)
+    assert result.exit_code == 2
+    assert f"is read as a plan, in which this is decided: leave out {words[0]}" in " ".join(result.stderr.split())
+
+
 def test_stable_diffusion_cpps_names_mean_the_text_encoders_of_their_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

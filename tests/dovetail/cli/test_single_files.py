@@ -101,3 +101,37 @@ def test_a_single_file_is_computed_in_the_type_that_it_has(sd: Path) -> None:
     pipeline = find_pipeline(str(sd / "unet.safetensors"), Source(config=str(sd / "configs")))
     assert str(dtype_of(pipeline)) == "torch.float32"
     assert str(dtype_of(pipeline, "float16")) == "torch.float16"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("unet.safetensors", "--config", "configs", "--revision", "v2"),
+            "configs is a folder, which has no revisions",
+        ),
+        (("empty.safetensors", "--config", "configs"), "empty.safetensors is no pipeline"),
+        (("notes.txt",), "notes.txt is no p"),  # pipeline, or plan
+        (("old.pt", "--config", "configs"), "old.pt is a pickle"),
+        (("a/" * 3000,), "no folder can be called"),
+        (("a" * 300,), "no folder can be called"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "show"])
+def test_what_is_said_of_a_name_is_true(
+    sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any, said: str, command: str
+) -> None:
+    (tmp_path / "empty.safetensors").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "old.pt").touch()
+    (tmp_path / "configs").symlink_to(sd / "configs")
+    (tmp_path / "unet.safetensors").symlink_to(sd / "unet.safetensors")
+    monkeypatch.chdir(tmp_path)
+    told = run(command, *words)
+    assert told.exit_code == 2
+    assert said in " ".join(told.stderr.split())
+
+
+def test_the_line_of_a_component_s_folder_names_the_pipeline_that_can_be_planned(sd: Path) -> None:
+    told = done("show", str(sd / "configs" / "vae"), *SMALL)
+    assert f"dovetail plan {sd / 'configs'} --backend" in told
