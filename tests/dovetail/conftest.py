@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,23 +26,32 @@ def clean_sims() -> Iterator[None]:
     sim.enable()
 
 
-@pytest.fixture(scope="session")
-def _kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
+TRACED_ONCE = {
+    "explain", "fitting", "lora", "pipelines", "planning", "plans", "recovery",
+    "test_cli_plan", "test_inputs", "test_matrix", "test_state",
+}  # fmt: skip
+"""Folders and files whose tests call the same few models in many ways, and are not about tracing them."""
 
 
-@pytest.fixture
-def kept_traces(_kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The cache of traces, for tests that call one model in many ways: it is traced once for all of them."""
-    monkeypatch.setenv("DOVETAIL_CACHE", "1")
-    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(_kept))
-    yield
-    traces.wait()
+@pytest.fixture(autouse=True, scope="module")
+def _kept_traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of traces that all tests of a run share, those of other workers too: a model is traced once for them."""
+    if not TRACED_ONCE & {request.path.parent.name, request.path.stem}:
+        yield
+        return
+    own = tmp_path_factory.getbasetemp()
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # its folder is that of all workers
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("DOVETAIL_CACHE", "1")
+        monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(run / "traces"))
+        yield
+        traces.wait()
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the classes that were really traced, one after another."""
+    """The names of the classes that were really traced, one after another; without a cache each of them is."""
+    monkeypatch.setenv("DOVETAIL_CACHE", "0")
     found: list[str] = []
     own = tracing.trace
 

@@ -53,8 +53,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def traced(cache: Path, traced: list[str]) -> list[str]:
+def traced(cache: Path, traced: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the classes that were really traced while there is a cache, one after another."""
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
     return traced
 
 

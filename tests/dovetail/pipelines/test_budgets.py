@@ -55,7 +55,6 @@ def resting(pipe: Any) -> int:
     return sum(tensor.nbytes for tensor in held if tensor.device == HOST)
 
 
-@pytest.mark.usefixtures("kept_traces")
 @pytest.mark.parametrize(("name", "parts"), slow_but([SAMPLE], CASES))
 def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_holds_what_was_planned(
     name: str, parts: tuple[float, ...]
@@ -98,7 +97,6 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     pipe.dovetail.undo()
 
 
-@pytest.mark.usefixtures("kept_traces")
 def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planned() -> None:
     pipe, call = EVERY_PIPELINE["sdxl"]()
     pipe.set_progress_bar_config(disable=True)
@@ -118,7 +116,6 @@ def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planne
     pipe.dovetail.undo()
 
 
-@pytest.mark.usefixtures("kept_traces")
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = bytes_of(pipe) // 20
@@ -144,7 +141,6 @@ def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(p
     pipe.dovetail.undo()
 
 
-@pytest.mark.usefixtures("kept_traces")
 def test_preparing_keeps_the_budget_though_each_component_would_fill_it() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = int(0.3 * bytes_of(pipe))

@@ -13,7 +13,7 @@ from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE
 from tests.cases import slow_but
 
-pytestmark = pytest.mark.usefixtures("clean_sims", "kept_traces")
+pytestmark = pytest.mark.usefixtures("clean_sims")
 
 RIGS = ("sim0=300KiB,sim1=300KiB", "sim0=600KiB,cpu=4GiB", "sim0=1GiB")
 
