@@ -34,9 +34,6 @@ from .weights.name_matching import Wanted
 
 logger = logging.getLogger(__name__)
 
-_OF_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU)
-"""What PyTorch itself has that computes something else in training."""
-
 
 @checked(module=MODULE, weights=FILES)
 def compile(
@@ -180,7 +177,7 @@ def compile(
 
 def _check_call(module: nn.Module, args: Sequence[object] | torch.Tensor, kwargs: Mapping[str, object]) -> None:
     """Raises UsageError where an example is no call of a module, by the names of its arguments alone."""
-    if isinstance(args, torch.Tensor):  # tracing says so
+    if isinstance(args, torch.Tensor) or module._forward_pre_hooks:  # tracing says so; a hook gives other arguments
         return
     try:
         inspect.signature(module.forward).bind(*args, **kwargs)
@@ -195,8 +192,7 @@ def _check_call(module: nn.Module, args: Sequence[object] | torch.Tensor, kwargs
 
 def _tell_of_training(module: nn.Module) -> None:
     """Says where a module would compute otherwise by itself, for it is in training mode."""
-    found = [one for one in module.modules() if one.training and isinstance(one, _OF_TRAINING)]
-    differ = [one for one in found if getattr(one, "p", None) != 0]
+    differ = [one for one in module.modules() if one.training and _is_other_in_training(one)]
     if differ:
         logger.warning(
             "%s is in training mode and is compiled as in eval mode, in which its %s computes something else: call "
@@ -204,6 +200,17 @@ def _tell_of_training(module: nn.Module) -> None:
             type(module).__name__,
             type(differ[0]).__name__,
         )
+
+
+def _is_other_in_training(module: nn.Module) -> bool:
+    """Whether a module of PyTorch's own computes something else in training."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return module.track_running_stats
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, nn.RReLU) or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0)
 
 
 def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has_files: bool) -> Residency:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -375,3 +376,35 @@ def test_a_module_in_training_mode_is_compiled_as_in_eval_mode_and_that_is_said_
         "Sequential is in training mode and is compiled as in eval mode, in which its Dropout" in caplog.text
     ) is training
     assert torch.equal(compiled(x), module.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "is_told"),
+    [
+        (nn.BatchNorm1d(4), True),
+        (nn.BatchNorm1d(4, track_running_stats=False), False),
+        (nn.InstanceNorm1d(4, track_running_stats=True), True),
+        (nn.InstanceNorm1d(4), False),
+        (nn.Dropout(0.0), False),
+        (nn.RNN(5, 5, 2, batch_first=True, dropout=0.5), True),
+        (nn.RNN(5, 5, 2, batch_first=True), False),
+    ],
+    ids=str,
+)
+def test_training_mode_is_spoken_of_where_it_computes_otherwise_and_nowhere_else(
+    module: nn.Module, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(2, 4, 5)
+    with torch.no_grad():
+        trained, evaluated = (copy.deepcopy(module).train(mode)(x) for mode in (True, False))
+    trained, evaluated = (one if isinstance(one, torch.Tensor) else one[0] for one in (trained, evaluated))
+    assert torch.equal(trained, evaluated) is not is_told
+    dovetail.compile(module, (x,), backend="cpu")
+    assert ("is in training mode" in caplog.text) is is_told
+
+
+def test_an_example_that_a_hook_completes_is_a_call() -> None:
+    module = nn.Bilinear(4, 4, 4).eval()
+    module.register_forward_pre_hook(lambda _, args: (args[0], args[0]))
+    x = torch.randn(2, 4)
+    assert torch.equal(dovetail.compile(module, (x,), backend="sim0")(x), module(x))

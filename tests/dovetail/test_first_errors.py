@@ -98,6 +98,8 @@ def test_a_repository_without_a_network_is_an_error_of_ours(monkeypatch: pytest.
             lambda pipe: pipe.unet.cuda(),
             r"unet\.cuda\(\) cannot move this component: dovetail placed its weights on sim0",
         ),
+        (lambda pipe: pipe.unet.cuda("cuda:1"), r"unet\.cuda\(\) cannot move this component"),
+        (lambda pipe: pipe.unet.cuda(torch.device("cuda", 1)), r"unet\.cuda\(\) cannot move this component"),
         (lambda pipe: pipe.to(torch.float16), "load it in that dtype"),
         (lambda pipe: pickle.dumps(pipe.dovetail), "copy the pipeline, and compile the copy"),
         (lambda pipe: pipe.dovetail.prepare("x", **{**CALL, "height": "x"}), "height is 'x', and no whole number"),
