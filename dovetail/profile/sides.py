@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from ..compiler.ir.program import Program
 from ..compiler.spec.speeds import Speeds
@@ -58,12 +59,27 @@ def _measured(
     for call in calls:
         name = _name(call, names)
         yield Slice(MEASURED, CALLS, name, call.start - begin, call.end - begin, name)
-    starts = [call.start for call in calls]
+    call_at = _finder(calls)
     for one in sorted(spans, key=lambda one: one.start):
-        latest = bisect_right(starts, one.start) - 1
-        is_within = latest >= 0 and one.start <= calls[latest].end
-        name = _name(calls[latest], names) if is_within else ""
+        within = call_at(one.start)
+        name = _name(within, names) if within else ""
         yield Slice(MEASURED, one.lane, one.what, one.start - begin, one.end - begin, name)
+
+
+def _finder(calls: Sequence[MeasuredCall]) -> Callable[[float], MeasuredCall | None]:
+    """Finds the call that a moment is in, of several the one that began last; calls are sorted by their starts."""
+    starts = [call.start for call in calls]
+    until = list(accumulate((call.end for call in calls), max))
+
+    def find(moment: float) -> MeasuredCall | None:
+        index = bisect_right(starts, moment) - 1
+        while index >= 0 and moment <= until[index]:
+            if moment <= calls[index].end:
+                return calls[index]
+            index -= 1
+        return None
+
+    return find
 
 
 def _name(call: MeasuredCall, names: Mapping[Program, str]) -> str:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import UsageError
+from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Load, Run
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.components.compiled import CompiledModule
 from dovetail.profile.chrome import MEASURED, PREDICTED, Slice, read_trace, trace_of
 from dovetail.profile.compare import compared
-from dovetail.profile.sides import predicted_slices, slices_of
-from dovetail.runtime.devices.recording import Recording, recording
+from dovetail.profile.sides import _measured, predicted_slices, slices_of
+from dovetail.runtime.devices.recording import Measured, MeasuredCall, Recording, recording
 
 X = torch.ones(4, 64)
 
@@ -148,3 +152,28 @@ def test_a_generation_is_profiled_and_its_profile_compared(tmp_path: Path) -> No
     assert any(line.startswith("transformer") and "segment 0" in line for line in table)
     rows = json.loads(CliRunner().invoke(app, ["profile", str(file), "--json"]).stdout)
     assert all(row["measured"] and row["predicted"] is not None for row in rows)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a call knows of its program."""
+
+    name: str
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6), st.lists(st.integers(0, 20), max_size=9))
+def test_what_is_measured_belongs_to_the_latest_call_that_it_began_in(
+    lengths: list[tuple[int, int]], moments: list[int]
+) -> None:
+    """Calls of several threads overlap, and one may be within another."""
+    calls = [
+        MeasuredCall(cast("Program", Named(str(number))), start, start + length)
+        for number, (start, length) in enumerate(sorted(lengths))
+    ]
+    spans = [Measured("sim0", "segment", moment, moment + 1) for moment in moments]
+    found = [one for one in _measured(calls, spans, {}, 0) if one.lane == "sim0"]
+    assert [one.start for one in found] == sorted(moments)
+    for one in found:
+        within = [call for call in calls if call.start <= one.start <= call.end]
+        latest = {call.program.name for call in within if call.start == within[-1].start}
+        assert one.program in (latest or {""})
