@@ -100,6 +100,44 @@ def test_a_block_of_the_ribbon_opens_in_the_tree(view: Opened) -> None:
     assert view.page.locator("[role=treeitem][aria-selected=true]").get_attribute("aria-expanded") == "true"
 
 
+def test_blocks_are_gone_through_and_opened_by_keys_alone(view: Opened) -> None:
+    view.page.locator(".ribbon").focus()
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        view.page.keyboard.press(key)
+    told = view.page.locator("#tip").inner_text()
+    assert view.page.locator(".block.now").count() == 1
+    assert "operations" in told
+    view.page.keyboard.press("Enter")
+    opened_now = view.page.locator("[role=treeitem][aria-selected=true]")
+    assert opened_now.locator("b").inner_text() == told.splitlines()[0]
+    view.page.keyboard.press("Escape")
+    assert view.page.locator("#tip").is_hidden()
+
+
+def test_the_time_line_is_gone_through_and_zoomed_by_keys_and_by_dragging(view: Opened) -> None:
+    def said() -> str:
+        return str(view.page.locator(".timeline").get_attribute("aria-label"))
+
+    whole = said()
+    view.page.locator(".timeline").focus()
+    view.page.keyboard.press("End")
+    assert " to " in view.page.locator("#tip").inner_text()
+    view.page.keyboard.press("+")
+    assert said() != whole
+    assert view.page.evaluate("document.activeElement.classList.contains('timeline')")
+    view.page.keyboard.press("0")
+    assert said() == whole
+    box = view.page.locator(".timeline").bounding_box()
+    assert box is not None
+    view.page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 10)
+    view.page.mouse.down()
+    view.page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 10)
+    view.page.mouse.up()
+    assert said() != whole
+    view.page.locator(".timeline").dblclick(position={"x": 5, "y": 5})
+    assert said() == whole
+
+
 def test_components_are_chosen_by_arrow_keys(view: Opened) -> None:
     view.page.get_by_role("tab", name="transformer").focus()
     view.page.keyboard.press("ArrowRight")

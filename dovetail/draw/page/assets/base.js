@@ -50,6 +50,34 @@ const dovetail = {};
   };
   dovetail.hush = () => { tip.hidden = true; };
 
+  // What a picture shows can be pointed at; the tab key stops at the picture, and arrow keys go from mark to mark in it.
+  // A mark is {node, lines, open}: what is drawn, a function that gives the text on it, and what Enter or a click does.
+  dovetail.marks = (picture, marks) => {
+    let now = -1;
+    const leave = () => { if (now >= 0) marks[now].node.classList.remove("now"); dovetail.hush(); };
+    const go = (index) => {
+      leave();
+      now = Math.max(0, Math.min(marks.length - 1, index));
+      const {node, lines} = marks[now], box = node.getBoundingClientRect();
+      node.classList.add("now");
+      dovetail.tell(lines(), {clientX: box.left + box.width / 2, clientY: box.bottom - 12});
+    };
+    for (const {node, lines, open} of marks) {
+      node.addEventListener("pointermove", (event) => dovetail.tell(lines(), event));
+      node.addEventListener("pointerleave", dovetail.hush);
+      if (open) node.addEventListener("click", open);
+    }
+    picture.setAttribute("tabindex", "0");
+    picture.addEventListener("blur", leave);
+    picture.addEventListener("keydown", (event) => {
+      const to = {ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: marks.length - 1}[event.key];
+      if (to !== undefined && marks.length) { go(to); event.preventDefault(); }
+      if ((event.key === "Enter" || event.key === " ") && now >= 0 && marks[now].open) { marks[now].open(); event.preventDefault(); }
+      if (event.key === "Escape") leave();
+    });
+    return () => (now < 0 ? null : marks[now]);
+  };
+
   // A row of buttons of which one is chosen; arrow keys go from one to the next.
   dovetail.tabs = (label, names, choose) => {
     const buttons = names.map((name, index) => dovetail.el("button", {

@@ -19,13 +19,14 @@
       boxes.push({x, wide, one});
       x += wide;
     }
-    const picture = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, class: "ribbon", role: "img",
-      "aria-label": `${graph.blocks.length} blocks on ${lanes.join(" and ")}`});
+    const picture = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, class: "ribbon", role: "group",
+      "aria-label": `${graph.blocks.length} blocks on ${lanes.join(" and ")}; arrow keys go through them`});
     lanes.forEach((name, row) => picture.append(
       svg("rect", {x: LEFT, y: top(row), width: width - LEFT - 10, height: BAR, class: "lane-bed", rx: 5}),
       svg("text", {x: LEFT - 10, y: top(row) + BAR / 2 + 4, class: "lane", "text-anchor": "end"}, name)));
     const blockAt = (node) => boxes.findIndex(({one}) => one[2] <= node && node < one[3]);
     if (!program.sliced) arrows(picture, graph, boxes, lanes, blockAt, top);
+    const marks = [];
     boxes.forEach(({x: start, wide, one}, index) => {
       for (const name of text(one[1]).split(" & ")) {
         const row = lanes.indexOf(name);
@@ -33,13 +34,12 @@
           svg("rect", {x: start + 0.5, y: top(row), width: Math.max(1, wide - 1), height: BAR, rx: Math.min(4, wide / 3),
             class: index % 2 ? "odd" : "even"}));
         label(group, text(one[0]), start, wide, top(row) + BAR / 2 + 4);
-        group.addEventListener("pointermove", (event) => dovetail.tell([text(one[0]), text(one[1]),
-          `${one[3] - one[2]} operations, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click to see its operations"], event));
-        group.addEventListener("pointerleave", dovetail.hush);
-        group.addEventListener("click", () => open(index));
+        marks.push({node: group, open: () => open(index), lines: () => [text(one[0]), text(one[1]),
+          `${one[3] - one[2]} operations, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click or Enter shows its operations"]});
         picture.append(group);
       }
     });
+    dovetail.marks(picture, marks);
     host.replaceChildren(picture);
   };
 
