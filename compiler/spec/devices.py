@@ -26,6 +26,7 @@ KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
 _UNIFIED = ("mps",)
 _EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
+_SIZED = "a device and its size, such as cuda0=16GiB,cuda1=10GiB"
 _CONTEXT = 6 * 2**30 // 10
 _LACKING = {
     "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
@@ -342,7 +343,7 @@ def _read_device(item: Span) -> tuple[Device, Memory]:
     key, size = item.partition("=")
     device = _read(key.value.strip().lower())
     if device is None:
-        raise key.error(f"{key.value!r} is not the name of a device", _EXAMPLES, KINDS)
+        raise key.error(f"{key.value!r} is not the name of a device", _SIZED, KINDS)
     if size is not None:
         size, card = size.partition("@")
         free, total = size.partition("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..compiler.errors import DoesNotFitError, DovetailError
+from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
 from .signals import heeding, told
 
@@ -24,7 +25,18 @@ _OF_THE_EXTRA = {
 
 
 class Command(TyperCommand):
-    """A command whose help shows no value for flags."""
+    """A command whose help shows no value for flags, and which says how several words are one argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads what was typed; raises UsageError for more arguments than the command takes."""
+        ctx.allow_extra_args = True
+        more = super().parse_args(ctx, args)
+        if more and not ctx.resilient_parsing:
+            raise UsageError(
+                f"{self.name} has no use for {shlex.join(more)}: leave it out, or write words that belong together "
+                "in quotes, as in 'a red circle'"
+            )
+        return more
 
     def get_params(self, ctx: Any) -> Any:
         """The parameters, of which flags take nothing."""

@@ -32,7 +32,7 @@ def explain_plan(account: Account) -> Iterator[str]:
         weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
         what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
-    yield from (f"{note[:1].upper()}{note[1:]}." for note in account.notes)
+    yield from (f"{note}." for note in account.notes)
     if account.decision is not None:
         yield from what_if(account.decision)
     elif account.line:

@@ -17,6 +17,8 @@ from .words import words_of
 
 PICTURE = "Picture"
 _DIGITS = 7
+_LARGEST = 2**15
+"""Pixels of the longest side: planning makes the latents of a picture, and those of a mistyped size fill the memory."""
 _STEP_END = "callback_on_step_end"
 _SPELLINGS = {
     "guidance": ("guidance_scale", "true_cfg_scale"),
@@ -43,8 +45,12 @@ class Size:
     size: Annotated[
         str, typer.Option(metavar="WxH", help="Width and height: 512x768, 512.", rich_help_panel=PICTURE)
     ] = ""
-    height: Annotated[int | None, typer.Option(help="Height in pixels.", min=1, rich_help_panel=PICTURE)] = None
-    width: Annotated[int | None, typer.Option(help="Width in pixels.", min=1, rich_help_panel=PICTURE)] = None
+    height: Annotated[
+        int | None, typer.Option(help="Height in pixels.", min=1, max=_LARGEST, rich_help_panel=PICTURE)
+    ] = None
+    width: Annotated[
+        int | None, typer.Option(help="Width in pixels.", min=1, max=_LARGEST, rich_help_panel=PICTURE)
+    ] = None
     frames: Annotated[int | None, typer.Option(help="Frames of a video.", min=1, rich_help_panel=PICTURE)] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -68,7 +74,10 @@ class Size:
             raise UsageError(
                 f"--size {self.size[:40]} is no size: write width and height, such as 512x768, or one number"
             )
-        return int(parts[0]), int(parts[-1])
+        width, height = int(parts[0]), int(parts[-1])
+        if max(width, height) > _LARGEST:
+            raise UsageError(f"--size {self.size} has a side of more than {_LARGEST} pixels: ask for a smaller picture")
+        return width, height
 
 
 SAMPLE = "a picture"

@@ -7,10 +7,11 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ...compiler.errors import UsageError
 from ...compiler.printable import printable
 from ...compiler.spec import with_cpu_flags, with_offload_flag
 from ...conventions.request import Request
@@ -18,6 +19,9 @@ from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling
 
 PLACEMENT = "Placement"
+_DTYPES = {
+    "fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16",
+}  # fmt: skip
 
 
 def _note_debug(context: typer.Context, asked: bool) -> bool:
@@ -30,8 +34,24 @@ def _note_debug(context: typer.Context, asked: bool) -> bool:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, and show where an error came from.", callback=_note_debug)
 ]
+
+
+def _full_name(dtype: str | None) -> str | None:
+    """The name of a dtype in full; raises UsageError for one that nothing computes in."""
+    if dtype is None:
+        return None
+    named = dtype.lower()
+    found = _DTYPES.get(named, named)
+    if found not in _DTYPES.values():
+        raise UsageError(f"--dtype {dtype} is no type to compute in: give {', '.join(dict.fromkeys(_DTYPES.values()))}")
+    return found
+
+
 Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None, typer.Option("--dtype", help="The type to compute in.")
+    str | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="The type to compute in: float32, bfloat16, float16.", callback=_full_name
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Rig = Annotated[

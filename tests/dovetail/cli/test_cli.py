@@ -148,6 +148,12 @@ def test_another_seed_paints_another_picture(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "1.png").tobytes() != Image.open(tmp_path / "2.png").tobytes()
 
 
+@pytest.mark.parametrize("short", ["bf16", "BFloat16"])
+def test_a_dtype_may_be_named_as_other_programs_do(short: str) -> None:
+    typed = ["plan", "--rig", "cuda0=1GiB", "--size", "64", "--steps", "1", "--dtype"]
+    assert done(*typed, short).splitlines()[1:5] == done(*typed, "bfloat16").splitlines()[1:5]
+
+
 def test_what_a_device_cannot_hold_exits_with_3_and_leaves_no_file(tmp_path: Path) -> None:
     rig = ["--backend", "sim0", "--rig", "sim0=24MiB"]
     result = run("generate", "x", "--steps", "1", "--size", "512", "-o", str(tmp_path / "out.png"), *rig)

@@ -65,6 +65,11 @@ def test_every_component_and_every_device_has_a_sentence(split: Any) -> None:
     assert told[-1].startswith("No other placement was searched, for devices were given: --backend")
 
 
+def test_notes_spell_a_device_as_options_do(split: Any) -> None:
+    account = replace(split[0], notes=("cuda1 has no part of vae",))
+    assert "cuda1 has no part of vae." in list(explain_plan(account))
+
+
 def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: Any) -> None:
     account, _ = found
     decision: Decision = account.decision
