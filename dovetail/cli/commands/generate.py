@@ -15,7 +15,7 @@ from ...recovery.latents import Latents, read_latents
 from ..options.call import Size, call_arguments
 from ..options.inputs import Inputs
 from ..options.lora import Loras
-from ..options.painting import Painting, class_of, without_size
+from ..options.painting import ANY_SEED, Painting, class_of, without_size
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Pipeline, find_pipeline
@@ -111,7 +111,7 @@ def generate(
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
         print_json({**told, **document_of(phases, peaks), "call": _told(arguments)})
     else:
-        print(line_of(phases, peaks), file=sys.stderr)
+        print(line_of(phases, peaks) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
 
 
 def _whole(pipeline: Pipeline, model: str) -> Pipeline:

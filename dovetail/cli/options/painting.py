@@ -14,6 +14,8 @@ from .call import PICTURE, check_options, takes
 from .inputs import Inputs
 from .subject import Pipeline, quiet_libraries
 
+ANY_SEED = -1
+"""What is typed for a seed that is drawn."""
 _SEEDS = 2**31
 _MOST_SEEDS = 2**64
 
@@ -72,7 +74,7 @@ class Painting:
 
     def seeds(self, first: int) -> range:
         """The seeds of the pictures, the first of which may be any."""
-        first = random.randrange(_SEEDS) if first == -1 else first
+        first = random.randrange(_SEEDS) if first == ANY_SEED else first
         return range(first, first + self.count)
 
     def use_threads(self) -> None:

@@ -228,6 +228,13 @@ def test_any_seed_is_told(tmp_path: Path) -> None:
     assert min(seeds) >= 0
 
 
+def test_the_last_line_says_which_seed_was_drawn_and_it_paints_the_same(tmp_path: Path) -> None:
+    words = ["generate", "a red circle", "--steps", 1, "--size", 64]
+    last = done(*words, "-s", -1, "-o", tmp_path / "a.png").stderr.splitlines()[-1]
+    done(*words, "-s", last.rpartition("; seed ")[2], "-o", tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
 @pytest.mark.slow
 def test_progress_is_told_as_events_with_json(tmp_path: Path) -> None:
     told = done("generate", "a red circle", "--steps", 2, "--json", "-o", tmp_path / "a.png").stderr
