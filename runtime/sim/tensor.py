@@ -73,9 +73,9 @@ class SimTensor(torch.Tensor):
         return self._inner.data_ptr()
 
     @property
-    def memory(self) -> Buffer:
-        """The ledger entry of its storage, which tells it from any other."""
-        return self._buffer
+    def memory(self) -> tuple[Buffer, int | torch.SymInt]:
+        """The ledger entry of its storage, which tells it from any other, and where in it the tensor begins."""
+        return self._buffer, self.storage_offset()
 
     @property
     def data(self) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The weights that modules held at one look, to tell at the next whether somebody changed them.
 
-A look compares objects, addresses and counters, never numbers: what is written through ``.data`` is not seen.
+A look compares objects, addresses, strides and counters, never numbers: what is written through ``.data`` is not seen.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.frontend.trace_lock import alone
 from .source import tensors_of_module
-from .stored_weight import ORDINARY, Data, memory_of, storage_of, version_of
+from .stored_weight import ORDINARY, Data, Layout, memory_of, storage_of, version_of
 
 _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+_STRIDES, _COUNT = torch.Tensor.stride, torch.Tensor.numel
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Seen:
     values: list[Any]
     tensors: list[torch.Tensor]
     memory: list[Any]
+    layouts: list[Layout]
     versions: list[int]
     storages: list[StorageWeakRef | None]
     wanting: list[bool]
@@ -54,7 +56,8 @@ class Seen:
         memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
         are_plain = all(type(one) in ORDINARY and not one.is_inference() for one in tensors)
         storages = list(map(storage_of, tensors))
-        return cls(modules, places, values, tensors, memory, versions, storages, _wanting(tensors), are_plain)
+        layouts = _layouts(tensors)
+        return cls(modules, places, values, tensors, memory, layouts, versions, storages, _wanting(tensors), are_plain)
 
     def is_current(self) -> bool:
         """Whether the dictionaries still hold the same tensors, and nobody has written these."""
@@ -64,6 +67,7 @@ class Seen:
                 _are(_held(self.places), self.values)
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
+                and _layouts(self.tensors) == self.layouts
                 and not any(map(StorageWeakRef.expired, filter(None, self.storages)))
             )
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
@@ -71,7 +75,7 @@ class Seen:
 
     def data(self) -> Iterator[tuple[Data, int]]:
         """The data of each tensor, and how often it had been written."""
-        return zip(zip(self.memory, self.storages, strict=True), self.versions, strict=True)
+        return zip(zip(self.memory, self.layouts, self.storages, strict=True), self.versions, strict=True)
 
     def wants_the_same(self) -> bool:
         """Whether the same tensors require gradients."""
@@ -84,6 +88,10 @@ def _held(places: list[dict[str, Any]]) -> list[Any]:
 
 def _are(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _layouts(tensors: list[torch.Tensor]) -> list[Layout]:
+    return list(zip(map(_STRIDES, tensors), map(_COUNT, tensors), strict=True))
 
 
 def _wanting(tensors: list[torch.Tensor]) -> list[bool]:

@@ -130,8 +130,11 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 ORDINARY = (torch.Tensor, nn.Parameter)
 
-Data = tuple[Any, StorageWeakRef | None]
-"""Which memory a tensor has, in terms that no other memory ever has while this is held."""
+Layout = tuple[tuple[int, ...], int]
+"""The strides of a tensor, and how many numbers it has."""
+
+Data = tuple[Any, Layout | None, StorageWeakRef | None]
+"""Which memory a tensor has and how it reads it, in terms that no other memory ever has while this is held."""
 
 
 def memory_of(tensor: torch.Tensor | None) -> Any:
@@ -147,8 +150,8 @@ def storage_of(tensor: torch.Tensor | None) -> StorageWeakRef | None:
 
 
 def data_of(tensor: torch.Tensor | None) -> Data:
-    """What tells the memory of a tensor from any other, also from one that takes its address when it is freed."""
-    return memory_of(tensor), storage_of(tensor)
+    """What tells the data of a tensor from other data, also at the same address, or in another layout."""
+    return memory_of(tensor), None if tensor is None else (tensor.stride(), tensor.numel()), storage_of(tensor)
 
 
 def version_of(tensor: torch.Tensor | None) -> int:

@@ -38,12 +38,28 @@ def _swapped_within_a_block(model: Any) -> None:
     one.weight, other.weight = other.weight, one.weight
 
 
+def _transposed(model: Any) -> None:
+    model.first.weight.data = model.first.weight.data.t()
+
+
+def _one_number_for_all(model: Any) -> None:
+    model.blocks[1].scale.data = model.blocks[1].scale.data[:1].expand(WIDTH)
+
+
+def _moved_on(model: Any) -> None:
+    """Other numbers of the same storage."""
+    scale = model.blocks[1].scale
+    scale.data = torch.cat([scale.data, -scale.data])[:WIDTH]
+    scale.data = torch.as_strided(scale.data, (WIDTH,), (1,), WIDTH)
+
+
 def _swapped_and_back(model: Any) -> None:
     _swapped(model)
     _swapped(model)
 
 
-CHANGES = (_frozen, _one_frozen, _swapped, _swapped_within_a_block, _swapped_and_back)
+READ_OTHERWISE = (_transposed, _one_number_for_all, _moved_on)
+CHANGES = (_frozen, _one_frozen, _swapped, _swapped_within_a_block, _swapped_and_back, *READ_OTHERWISE)
 WAYS: tuple[tuple[dict[str, Any], Any], ...] = (
     ({"params_backend": "cpu"}, Block),
     ({"split_mode": "row"}, Block),
@@ -53,7 +69,10 @@ WAYS: tuple[tuple[dict[str, Any], Any], ...] = (
 
 @pytest.mark.parametrize(
     ("change", "options", "kind"),
-    [*((one, {}, Block) for one in CHANGES), *((one, *way) for one in (_frozen, _swapped) for way in WAYS)],
+    [
+        *((one, {}, Block) for one in CHANGES),
+        *((one, *way) for one in (_frozen, _swapped, *READ_OTHERWISE) for way in WAYS),
+    ],
 )
 def test_what_is_changed_on_weights_changes_the_next_call_as_it_changes_eager(
     change: Callable[[Any], None], options: dict[str, Any], kind: type[Block]
