@@ -1,7 +1,7 @@
 """Where each part of a component runs its own Python, and which device each weight gets that is compiled by parts.
 
 Which device each weight gets is decided once for the whole component, from the names of its weights
-(``passes/by_name``), so that parts that are compiled at different times agree.
+(``passes/placement/by_name``), so that parts that are compiled at different times agree.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given, settings
 
 from dovetail import demo
+from dovetail.cli.commands.passes import _facts as facts
 from dovetail.compiler.errors import PassError, UsageError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
@@ -231,3 +233,4 @@ def test_an_option_that_a_pass_needs_is_asked_for() -> None:
     assert parse_passes("needy{most=2KiB}") == (Needy(2048),)
     with pytest.raises(UsageError, match="needs the option most"):
         parse_passes("needy")
+    assert json.loads(json.dumps(facts(Needy)))["options"] == {"most": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from ..options.shared import Debug, Json
@@ -26,11 +26,18 @@ def passes(json: Json = False, debug: Debug = False) -> None:
             print(f"    {{{option}=…}}, {default if default not in (None, ()) else 'chosen by the pass'} if left out")
 
 
+def _shown(default: Any) -> Any:
+    """A default as JSON takes it; None where there is none."""
+    if default is MISSING:
+        return None
+    return default if isinstance(default, (bool, int, float, str, tuple, type(None))) else str(default)
+
+
 def _facts(step: Any) -> dict[str, Any]:
     text = getattr(inspect.getmodule(step), "__doc__", None) or step.__doc__ or ""
     return {
         "what": " ".join(text.partition("\n\n")[0].split()),
-        "options": {field.name: field.default for field in fields(step)},
+        "options": {field.name: _shown(field.default) for field in fields(step)},
         "requires": sorted(step.requires),
         "ensures": sorted(step.ensures),
         "refuses": sorted(step.refuses),
