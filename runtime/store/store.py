@@ -144,8 +144,8 @@ class Store:
 
     def show(self, one: StoredWeight, device: torch.device) -> None:
         """Lets modules hold one number that looks like all of a weight without data, and lies on a device."""
-        number = torch.zeros((), dtype=one.tensor.dtype, device=device).expand(one.tensor.shape)
-        one.shown = nn.Parameter(number, requires_grad=one.tensor.requires_grad)
+        number = fetched(partial(torch.zeros, (), dtype=one.tensor.dtype, device=device))
+        one.shown = nn.Parameter(number.expand(one.tensor.shape), requires_grad=one.tensor.requires_grad)
         self._hand_out(one, one.shown)
 
     def _hand_out(self, one: StoredWeight, tensor: torch.Tensor) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -141,3 +142,25 @@ def test_an_error_while_weights_are_put_in_place_for_others_leaves_all_as_they_w
     assert [(one.tensor.device, one.shown is None) for one in view.weights()] == before
     shown = [one.shown if one.shown is not None else one.tensor for one in view.weights()]
     assert all(map(operator.is_, shown, model.state_dict(keep_vars=True).values()))
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Python collects circles of objects only where it is told to."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("clean_sims", "uncollected")
+def test_what_nobody_holds_any_more_is_collected_where_it_is_in_the_way_of_a_stand_in() -> None:
+    view = ModuleView(Model().eval())
+    sim.enable({0: 2**20})
+    dropped: list[Any] = [torch.zeros(2**18, device="sim:0")]
+    dropped.append(dropped)
+    del dropped
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1, device="sim:0")
+    for one in view.weights():
+        view.store.show(one, torch.device("sim", 0))
+    assert all(one.shown is not None for one in view.weights())

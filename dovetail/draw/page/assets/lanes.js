@@ -39,12 +39,16 @@
   };
 
   function zoomed(picture, {from, to, all, left, wide}, chosen, draw) {
-    const timeAt = (event) => from + ((to - from) * Math.max(0, event.clientX - picture.getBoundingClientRect().left - left)) / wide;
-    const show = (start, end) => draw(Math.max(0, start), Math.min(all, end));
+    const within = (part) => Math.max(0, Math.min(1, part));
+    const timeAt = (event) => from + (to - from) * within((event.clientX - picture.getBoundingClientRect().left - left) / wide);
+    const show = (start, end) => {
+      const least = all / 1e6, middle = (start + end) / 2, half = Math.max(least, end - start) / 2;
+      return draw(Math.max(0, Math.min(middle - half, all - least)), Math.min(all, Math.max(middle + half, least)));
+    };
     picture.addEventListener("keydown", (event) => {
-      const factor = {"+": 0.5, "=": 0.5, "-": 2, "0": Infinity}[event.key];
+      const factor = {"+": 0.5, "=": 0.5, "-": 2, "0": all / (to - from)}[event.key];
       if (!factor || event.ctrlKey || event.metaKey) return;
-      const middle = chosen() ? chosen().middle : (from + to) / 2, half = ((to - from) * factor) / 2;
+      const middle = event.key === "0" ? all / 2 : chosen() ? chosen().middle : (from + to) / 2, half = ((to - from) * factor) / 2;
       show(middle - half, middle + half).focus();
       event.preventDefault();
     });
