@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -180,10 +181,13 @@ def compile_by_parts(
 
 @contextlib.contextmanager
 def _told_afterwards() -> Iterator[None]:
-    """Holds back what is said of how a module is compiled until its example call has succeeded."""
+    """Holds back what is said in this thread of how a module is compiled until its example call has succeeded."""
     records: list[logging.LogRecord] = []
+    here = threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:
+        if record.thread != here:
+            return True
         records.append(record)
         return False
 
