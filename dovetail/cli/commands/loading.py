@@ -60,7 +60,7 @@ class Loading:
         from ...pipelines.loading.saved import open_pipeline
         from ...pipelines.loading.single_file import open_single_file
 
-        pipeline = located(self.pipeline)
+        pipeline = located(self.pipeline, with_weights=False)
         options = {**self._opening(pipeline), "needs_files": False}
         pipe, origins = (
             open_single_file(pipeline.file, pipeline.place, **options)

@@ -16,7 +16,7 @@ from ... import demo
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
 from ...conventions.checked import PATH
-from ...conventions.hub import INDEX, cannot_download, remote_index
+from ...conventions.hub import INDEX, cannot_download, configs_of, remote_index
 from ...conventions.roles import role_for
 from .source import AS_IT_IS, Source
 
@@ -153,14 +153,17 @@ def check_component(pipeline: Pipeline, component: str) -> str:
     return wanted
 
 
-def located(pipeline: Pipeline) -> Pipeline:
+def located(pipeline: Pipeline, *, with_weights: bool = True) -> Pipeline:
     """The pipeline in its folder, downloaded as diffusers does it when it was named by its hub id.
 
-    Of its weights those of its variant are downloaded, where there are such.
+    Of its weights those of its variant are downloaded, where there are such; to plan, its configs will do.
     """
     quiet_libraries()
     if Path(pipeline.place).is_dir():
         return pipeline
+    if not with_weights:
+        folder = str(configs_of(pipeline.place, pipeline.source.hub))
+        return replace(find_pipeline(folder), source=pipeline.source)
     from diffusers import DiffusionPipeline
 
     try:

@@ -175,6 +175,7 @@ def open_pipeline(
         return _by_component(weights or {}, list(own_parts(listing)))
 
     folder = pipeline_folder(cls, source, variant, hub or {}, given, with_files if weights else None)
+    variant = _variant_in(folder, variant)
     listing = read_json(folder / INDEX)
     own = own_parts(listing)
     parts_there = [name for name, value in listing.items() if isinstance(value, list)]
@@ -235,7 +236,6 @@ def _build_all(
 ) -> dict[str, Built]:
     built: dict[str, Built] = {}
     reader = WeightReader()
-    _check_variant(folder, variant)
     for name in (name for name in indices if not (folder / name).is_dir()):
         raise WeightError(f"{folder} has no {name}: its config.json says what the weights given belong to: download it")
     for name, (library, cls) in classes.items():
@@ -270,6 +270,10 @@ def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, A
         raise WeightError(f"diffusers cannot load {folder}: {(str(error).splitlines() or [''])[0]}") from error
 
 
-def _check_variant(folder: Path, variant: str | None) -> None:
-    if variant and not any(folder.glob(f"*/*.{variant}[.-]*")):
+def _variant_in(folder: Path, variant: str | None) -> str | None:
+    """The variant, or None in a folder without weights, which has none; raises UsageError for a wrong one."""
+    if not variant or not any(any(folder.glob(f"*/*.{ending}")) for ending in ("safetensors", "bin")):
+        return None
+    if not any(folder.glob(f"*/*.{variant}[.-]*")):
         raise UsageError(f"no file in {folder} is of variant {variant!r}: leave variant out, or name another")
+    return variant

@@ -11,8 +11,10 @@ import diffusers
 import huggingface_hub
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import dovetail
+from dovetail.cli.app import app
 from dovetail.cli.options.source import Source
 from dovetail.cli.options.subject import find_pipeline, located
 from dovetail.compiler.errors import UsageError
@@ -50,7 +52,16 @@ def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tu
                 shutil.copytree(saved / part, local / part, dirs_exist_ok=True)
         return str(local)
 
+    def snapshot(name: str, allow_patterns: list[str], **options: Any) -> str:
+        asked.append(("configs", options))
+        some = [file for file in saved.rglob("*") if any(file.match(pattern) for pattern in allow_patterns)]
+        for file in some:
+            (local / file.relative_to(saved)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, local / file.relative_to(saved))
+        return str(local)
+
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(diffusers.DiffusionPipeline, "download", classmethod(download))
     return asked
 
@@ -82,6 +93,16 @@ def test_the_command_line_knows_the_components_of_a_repository(hub: Any) -> None
 
     assert find_pipeline("owner/sd").components["text_encoder"] == "te"
     assert [file for file, _ in hub] == ["model_index.json"]
+
+
+@pytest.mark.parametrize("options", [[], ["--variant", "fp16", "--revision", "v2"]])
+def test_a_plan_of_a_repository_downloads_its_configs_alone(hub: Any, tmp_path: Path, options: list[str]) -> None:
+    line = ["plan", "owner/sd", "--rig", "cuda0=1GiB", "--size", "16", "--steps", "1", *options]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert "unet" in done.stdout
+    assert {what for what, _ in hub} == {"model_index.json", "configs"}
+    assert not list((tmp_path / "snapshot").rglob("*.safetensors"))
 
 
 def test_a_component_that_a_pipeline_does_not_have_is_refused(saved: Path) -> None:
