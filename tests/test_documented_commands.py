@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from dovetail import demo
 from dovetail.cli.app import app
@@ -75,13 +73,13 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda one: one.name)
-def test_documented_commands_run(page: Path, tmp_path: Path, traces: Path) -> None:
-    kept = {"DOVETAIL_CACHE": "1", "DOVETAIL_CACHE_DIR": str(traces)}
-    environment = {**os.environ, **kept, "PYTHONPATH": str(HOME)}
+def test_documented_commands_run(page: Path, tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(traces))
     for command in commands_of(page, tmp_path):
-        call = [sys.executable, "-m", "dovetail", *command]
-        done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr[-2000:]}"
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, f"{shlex.join(command)}\n{done.output[-2000:]}"
 
 
 def test_most_documented_commands_run_here(tmp_path: Path) -> None:
