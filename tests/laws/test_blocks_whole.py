@@ -19,7 +19,7 @@ from .modules import ModuleCase, module_cases
 from .oracles import Clockwork
 from .test_modules import equal
 
-few = settings(max_examples=settings().max_examples // 8)
+few = settings(max_examples=max(6, settings().max_examples // 8))
 
 
 def compiled(case: ModuleCase, **options: object) -> CompiledModule:

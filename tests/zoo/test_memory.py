@@ -62,7 +62,7 @@ class Case:
         return CompiledModule(program, rig, weights)
 
 
-@pytest.mark.parametrize(("name", "mode"), slow_but([(CLASSES[0], "layer"), ("SD3Transformer2DModel", "row")], CASES))
+@pytest.mark.parametrize(("name", "mode"), slow_but([("T5EncoderModel", "layer")], CASES))
 def test_the_predicted_peak_is_the_measured_one(name: str, mode: str, tmp_path: Path) -> None:
     gc.collect()
     sim.enable({0: 2**34, 1: 2**34})

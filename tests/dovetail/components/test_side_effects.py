@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import diffusers
+import pytest
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.attention_processor import AttnProcessor
@@ -68,6 +69,7 @@ def test_a_block_that_counts_its_calls_goes_on_counting() -> None:
         assert all(torch.equal(one.cpu(), other) for one, other in zip(mine.seen, theirs.seen, strict=True))
 
 
+@pytest.mark.slow
 def test_an_attention_processor_that_collects_goes_on_collecting() -> None:
     pipe, call = tiny_pipelines.sd()
     eager = copy.deepcopy(pipe)

@@ -130,6 +130,7 @@ def test_a_plan_for_another_machine_reads_nothing() -> None:
     assert all(one.is_meta for part in dry.components.values() for one in part.module.parameters())
 
 
+@pytest.mark.slow
 def test_chunks_that_are_left_open_are_found_with_the_devices_and_stand_in_the_line() -> None:
     pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
     pipe.set_progress_bar_config(disable=True)

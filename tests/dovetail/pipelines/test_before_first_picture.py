@@ -81,7 +81,7 @@ def embed(pipe: Any) -> torch.Tensor:
     return found.cpu()
 
 
-@pytest.mark.parametrize("rests", slow_but(["*=disk"], RESTS))
+@pytest.mark.parametrize("rests", slow_but([], RESTS))
 def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_path: Path) -> None:
     eager, call = tiny_pipelines.sd()
     eager.save_pretrained(tmp_path)

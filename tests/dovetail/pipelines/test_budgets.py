@@ -97,6 +97,7 @@ def paints_within(part: float, pipe: Any, call: dict[str, Any], expected: list[t
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planned() -> None:
     pipe, call = EVERY_PIPELINE["sdxl"]()
     pipe.set_progress_bar_config(disable=True)
@@ -128,6 +129,7 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> 
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.5])
 def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(part: float) -> None:
     pipe, call = EVERY_PIPELINE["sd_img2img"]()

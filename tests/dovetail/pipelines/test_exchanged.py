@@ -122,6 +122,7 @@ def test_a_refused_exchange_changes_nothing() -> None:
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
+@pytest.mark.slow
 def test_a_vae_gets_the_tiles_that_were_asked_for_and_the_old_one_its_own_back() -> None:
     pipe, call = tiny_pipelines.sd()
     call = {**call, "height": 64, "width": 64}

@@ -32,7 +32,7 @@ def configs(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("params_backend", [None, "*=disk"])
-@pytest.mark.parametrize("name", slow_but(["flux", "wan"], tiny_pipelines.PIPELINES))
+@pytest.mark.parametrize("name", slow_but(["flux"], tiny_pipelines.PIPELINES))
 def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
     call = configs(name, tmp_path)
     pipe, origins = open_pipeline(tmp_path, dtype=torch.bfloat16, needs_files=False)
@@ -41,6 +41,7 @@ def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path
     assert any(name.startswith("vae") for name in dry.plans())
 
 
+@pytest.mark.slow
 def test_a_plan_without_weights_is_that_with_weights(tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.flux()
     pipe.save_pretrained(tmp_path)
@@ -61,6 +62,7 @@ def test_a_picture_needs_weights(tmp_path: Path) -> None:
         open_pipeline(tmp_path, dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_in_which_type_it_plans(tmp_path: Path) -> None:
     configs("flux", tmp_path)
     plan = "compile", str(tmp_path), "--size", "16", "--json", "--rig", "cuda0=1GiB,cuda1=1GiB"

@@ -54,6 +54,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
     return seen
 
 
+@pytest.mark.slow
 def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
     fetched = counted(monkeypatch, stores, "_fetched")

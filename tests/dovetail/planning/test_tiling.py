@@ -110,6 +110,7 @@ def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch
     assert plan.tiles["vae"].height < refused[0].height
 
 
+@pytest.mark.slow
 def test_the_picture_in_tiles_is_that_of_diffusers_in_these_tiles() -> None:
     pipe, call = sd()
     dovetail.compile_pipeline(pipe, **SMALL)

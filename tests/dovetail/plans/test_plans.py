@@ -110,6 +110,7 @@ def test_other_devices_than_those_of_the_plan_are_said(
     assert set(homes(pipe)["transformer"].values()) == {"sim0"}
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_traced_although_there_is_a_plan(folder: Path, plans: Path, traced: list[str]) -> None:
     pipe = dovetail.load_pipeline(folder, plans=plans)
     pipe.transformer.time_text_embed.time_proj.scale = 2.0

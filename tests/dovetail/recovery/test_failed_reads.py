@@ -54,6 +54,7 @@ def painted(saved: Saved, reads: Reads) -> tuple[torch.Tensor, int]:
     return paint(pipe, saved.call).cpu(), reads.count
 
 
+@pytest.mark.slow
 def test_a_read_that_fails_in_the_midst_ends_with_one_error_and_nothing_is_left_of_dropped_pipelines(
     saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
