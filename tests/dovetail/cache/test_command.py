@@ -66,6 +66,7 @@ def test_a_size_that_is_none_is_an_error(cache: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_second_picture_is_painted_without_a_trace(cache: Path, traced: list[str], tmp_path: Path) -> None:
     pictures: list[Any] = []
     for name in ("one.png", "two.png"):

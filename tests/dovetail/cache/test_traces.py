@@ -233,6 +233,7 @@ print(torch.equal(dovetail.compile(model, (x,), backend="cpu")(x)["y"], model(x)
 """
 
 
+@pytest.mark.slow
 def test_another_process_takes_what_one_has_traced(load: Load, cache: Path) -> None:
     load()
     (cache.parent / "script.py").write_text(SCRIPT)

@@ -148,7 +148,7 @@ def test_another_seed_paints_another_picture(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "1.png").tobytes() != Image.open(tmp_path / "2.png").tobytes()
 
 
-@pytest.mark.parametrize("short", ["bf16", "BFloat16"])
+@pytest.mark.parametrize("short", ["BFloat16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_dtype_may_be_named_as_other_programs_do(short: str) -> None:
     typed = ["plan", "--rig", "cuda0=1GiB", "--size", "64", "--steps", "1", "--dtype"]
     assert done(*typed, short).splitlines()[1:5] == done(*typed, "bfloat16").splitlines()[1:5]

@@ -65,8 +65,7 @@ def resident(pipe: Any) -> int:
 @pytest.mark.parametrize(
     ("name", "rests"),
     [
-        ("flux", "te=disk"),
-        *slow_but([], [("flux", "*=cpu"), *((name, "*=disk") for name in ("flux", "sd", "wan"))]),
+        *slow_but([], [("flux", "te=disk"), ("flux", "*=cpu"), *((name, "*=disk") for name in ("flux", "sd", "wan"))]),
         *slow_but([], [(name, "te=cpu,vae=disk,diffusion=cpu") for name in ("flux", "sd", "wan")]),
     ],
 )

@@ -154,6 +154,7 @@ def test_a_damaged_plan_is_an_error_and_a_damaged_trace_is_said(
         dovetail.load_pipeline(folder, plans=tmp_path)
 
 
+@pytest.mark.slow
 def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_path: Path) -> None:
     words = ("generate", "a picture", "--model", str(folder), "--size", "16", "--steps", "2")
     done(*words, "--plans", str(plans), "-o", str(tmp_path / "one.png"))
