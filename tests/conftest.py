@@ -14,7 +14,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 
 settings.register_profile("dev", deadline=None, max_examples=30, suppress_health_check=QUIET)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
-settings.register_profile("thorough", settings.get_profile("dev"), max_examples=200)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
