@@ -140,6 +140,7 @@ def _devices(
 def _program(name: str, program: Program, account: Account | None, seen: Profile | None) -> dict[str, Any]:
     part = _part_of(program, account)
     line = seen.timeline.seconds if seen else 0.0
+    by_device = outline(program, name, "devices")
     return {
         "name": name,
         "class": program.name,
@@ -150,8 +151,8 @@ def _program(name: str, program: Program, account: Account | None, seen: Profile
         "weights": sum(weight.nbytes for weight in program.weights.values()),
         "operations": sum(len(segment.nodes) for segment in program.segments),
         "segments": len(program.segments),
-        "crosses": sum(edge.nbytes for edge in outline(program, name, "devices").edges if edge.crosses)
-        + sum(one.inside for one in outline(program, name, "devices").parts),
+        "crosses": sum(edge.nbytes for edge in by_device.edges if edge.crosses)
+        + sum(one.inside for one in by_device.parts),
         "sliced": program.is_sliced,
         "devices": [device.name for device in program.devices],
         "why": reason_for(account, part) if account and part else "",
