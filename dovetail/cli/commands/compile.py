@@ -9,13 +9,13 @@ import typer
 
 from ...compiler.errors import UsageError
 from ...compiler.spec.units import format_bytes
+from ..opening.parts import compiled_parts
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..output.results import check_writable, print_json, print_table
-from .parts import compiled_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

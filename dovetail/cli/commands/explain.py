@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from ..opening.parts import compiled_parts
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Subject
 from ..options.weights import WeightFiles
 from ..output.results import print_json
-from .parts import compiled_parts
 
 WIDTH = 100
 
@@ -51,7 +51,7 @@ def diff(
 ) -> None:
     """Say what differs between two placements, as plan files or folders of them: devices, weights, peaks, seconds."""
     from ...explain.differences import differences
-    from .parts import read_plans
+    from ..opening.parts import read_plans
 
     told = list(differences(read_plans(first), read_plans(second)))
     if json:

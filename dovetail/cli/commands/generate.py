@@ -12,6 +12,8 @@ import typer
 from ...compiler.errors import NotHereError, UsageError
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
+from ..opening.garbage import collect_from_now
+from ..opening.loading import Loading
 from ..options.call import Size, call_arguments
 from ..options.inputs import Inputs
 from ..options.lora import Loras
@@ -24,8 +26,6 @@ from ..output.figures import document_of, line_of, peaks_of
 from ..output.progress import progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
-from .garbage import collect_from_now
-from .loading import Loading
 from .plan import print_account
 from .profile import profiled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...compiler.errors import UsageError
+from ..opening.loading import Loading
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
@@ -12,7 +13,6 @@ from ..options.subject import Whole, find_pipeline
 from ..options.weights import WeightFiles
 from ..output.progress import progress
 from ..output.results import print_json, print_table
-from .loading import Loading
 
 if TYPE_CHECKING:
     from ...planning.table import Account

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ...compiler.errors import UsageError
+from ..opening.parts import compiled_parts
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
@@ -16,7 +17,6 @@ from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.results import check_writable, json_text, put
 from ..output.shown import FORMS, PICTURES, Scene
-from .parts import compiled_parts
 
 SCHEMA = "json-schema"
 Form = Annotated[

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..opening.parts import compiled_parts
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..output.results import print_json, print_table
-from .parts import compiled_parts
 
 if TYPE_CHECKING:
     from ...compiler.ir.program import Program
