@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +40,7 @@ from ..compiler.ir.split import pieces
 from ..compiler.ir.staging import slot_bytes
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
+from . import grouped_mm as grouped_mm  # registers its kernel
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
 from .block_kernels import block_calls, made_in
@@ -104,10 +105,15 @@ class Executor:
         }
         self._make_steps()
 
-    def rebind(self) -> None:
-        """Fetches the weights of adapters again, which were exchanged, and leaves all others."""
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """The weights that stay with it on devices; a scale of an adapter may be a plain number."""
+        return [one for one in self._held.values() if isinstance(one, torch.Tensor)]
+
+    def rebind(self, names: Collection[str]) -> None:
+        """Fetches weights again that were exchanged, and leaves all others."""
         for weight, device in self._resident():
-            if weight.kind == "adapter":
+            if weight.whole in names:
                 self._held[weight.name, device] = self._fetch(weight, device)
         self._make_steps()
 

@@ -57,6 +57,6 @@ def _told(where: str, error: Exception) -> DovetailError:
             "DOVETAIL_RESERVE)"
         )
     if came_late(error):
-        told += ": devices report such errors late, an operation before this one may be to blame: "
-        told += "CUDA_LAUNCH_BLOCKING=1 shows which"
+        told += ": devices report such errors late, an operation before this one may be to blame"
+        told += ": CUDA_LAUNCH_BLOCKING=1 shows which" * ("CUDA" in str(error))
     return ExecutionError(told)

@@ -21,19 +21,11 @@ from ..compiler.ir.layouts import decides
 from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.split import members
 from ..compiler.spec.devices import Device
+from ..compiler.switches import read_switches
 
 Op: TypeAlias = Callable[..., Any]
 Layouts: TypeAlias = tuple[Any, ...]
 """The strides of the inputs of a call, their sizes where those vary, and which kernels are switched on."""
-
-_SWITCHES = (
-    torch.backends.cuda.flash_sdp_enabled,
-    torch.backends.cuda.mem_efficient_sdp_enabled,
-    torch.backends.cuda.math_sdp_enabled,
-    torch.backends.cuda.cudnn_sdp_enabled,
-    torch.are_deterministic_algorithms_enabled,
-)
-"""What picks kernels, apart from the tensors."""
 
 
 @dataclass(frozen=True)
@@ -131,4 +123,4 @@ def layouts_of(inputs: Sequence[Any], with_sizes: bool) -> Layouts:
     """What kernels choose strides by, in a program whose weights and static sizes are given."""
     strides = [x.stride() for x in inputs]
     sizes = [x.shape for x in inputs] if with_sizes else ()
-    return (*strides, *sizes, *[asked() for asked in _SWITCHES])
+    return (*strides, *sizes, *read_switches())

@@ -19,25 +19,40 @@ _COUNTABLE = 2**59  # numbers of up to 16 bytes, in bytes that PyTorch can count
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file as it was when its header was read; ``modified`` is in nanoseconds."""
+    """A file as it was when its header was read; ``modified`` is in nanoseconds.
+
+    Who copies over a file may keep its time (``cp -p``, ``rsync --inplace -t``): ``changed`` has the time that nobody
+    sets, and what else that one tells of: links, mode and owner.
+    """
 
     path: Path
     nbytes: int
     modified: int
+    changed: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, path: Path, descriptor: int) -> StoredFile:
         """A file that is open, as it is now."""
         found = os.fstat(descriptor)
-        return cls(path, found.st_size, found.st_mtime_ns)
+        beside = found.st_nlink, found.st_mode, found.st_uid, found.st_gid
+        return cls(path, found.st_size, found.st_mtime_ns, (found.st_ctime_ns, *beside))
 
     def check(self, descriptor: int) -> None:
         """Raises WeightError when the file is not what it was any more."""
         now = StoredFile.of(self.path, descriptor)
         if now.nbytes != self.nbytes:
             raise WeightError(f"{self.path} has {now.nbytes} bytes now, it had {self.nbytes}: load it again")
-        if now.modified != self.modified:
+        if now.modified != self.modified or (now.changed != self.changed and now._is_as_linked(self)):
             raise WeightError(f"{self.path} was written to since its header was read: load it again")
+
+    def _is_as_linked(self, before: StoredFile) -> bool:
+        """Whether nothing but a write tells of a change: one that was removed, replaced or made read-only is whole."""
+        if self.changed[1:] != before.changed[1:]:
+            return False
+        try:
+            return os.stat(self.path).st_ctime_ns == self.changed[0]  # else it was moved
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from ..compiler.errors import UsageError
 AUTO = "auto"
 """Each component in the dtype of its files."""
 
-_SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+_SMALLEST = 2
+"""Bytes of a number in which models compute; no product of matrices is of smaller floats alone."""
+
+_SHORT = {"fp8": "float8_e4m3fn", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 Dtypes = torch.dtype | str | None | Mapping[str, "torch.dtype | str"]
 
@@ -49,6 +52,11 @@ def _read(given: Any) -> torch.dtype | str:
 def _floating(found: Any, given: Any) -> torch.dtype:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UsageError(f"{given!r} is no floating dtype: give torch.bfloat16, 'float16', 'float32' or 'auto'")
+    if found.itemsize < _SMALLEST:
+        raise UsageError(
+            f"{given!r} is a dtype to keep weights in, and nothing computes in it: give torch.bfloat16, and files of "
+            "quantized weights (dovetail convert --type q8_0, weights=…)"
+        )
     return found
 
 

@@ -7,10 +7,13 @@ versions that pyproject.toml declares and on the newest too.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+
+NAMES = frozenset({"diffusers", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors"})
+"""Libraries of models: whose they are, wherever they lie, as where one is installed from a checkout."""
 
 # diffusers and accelerate
 
@@ -48,11 +54,20 @@ model."""
 END_OF_CALL = "maybe_free_model_hooks"
 """The method that every diffusers pipeline calls at the end of a call."""
 
+EXECUTION_DEVICE = "_execution_device"
+"""The property of a pipeline that says where it makes its own tensors."""
+
+REMOVE_HOOKS = "remove_all_hooks"
+"""The method of a pipeline that takes accelerate's hooks off its components."""
+
 DEVICE_MAP, RESET_DEVICE_MAP = "hf_device_map", "reset_device_map"
 """Where a pipeline keeps the devices of its components, and its method that forgets them."""
 
 VAE_METHODS = ("_encode", "_decode")
 """What a VAE's ``encode`` and ``decode`` call for one tile, or for the whole."""
+
+OWN_METHODS = ("scale", "unscale", "post_process_latents")
+"""What pipelines call of a component beside ``forward``, to compute with tensors that it holds itself."""
 
 LOAD_IP_ADAPTER = "_load_ip_adapter_weights"
 """The method of a model that takes the weights of an IP-Adapter; every pipeline's load_ip_adapter calls it."""
@@ -71,6 +86,13 @@ def wrapped_forward(module: nn.Module) -> tuple[Any, str] | None:
         return None
     innermost = registry._fn_refs[0]
     return innermost, "forward" if innermost.original_forward is None else "original_forward"
+
+
+def take_hooks_off(module: nn.Module) -> None:
+    """Takes the hooks of accelerate off a module and its parts, which have their own forwards again."""
+    from accelerate.hooks import remove_hook_from_module
+
+    remove_hook_from_module(module, recurse=True)
 
 
 def is_group_offloaded(module: nn.Module) -> bool:
@@ -98,9 +120,26 @@ def tell_of_missing(name: str, why: Callable[[Any], str]) -> None:
     cls.__getattr__ = missing
 
 
+def when_registered(tell: Callable[[Any], object]) -> None:
+    """Has a function be told of each diffusers pipeline that has registered its modules, from now on."""
+    from diffusers import DiffusionPipeline
+
+    cls: Any = DiffusionPipeline
+    own = cls.register_modules
+    if hasattr(own, "__wrapped__"):  # it does already
+        return
+
+    @functools.wraps(own)
+    def register(pipe: Any, **modules: Any) -> None:
+        own(pipe, **modules)
+        tell(pipe)
+
+    cls.register_modules = register
+
+
 def execution_device(pipe: Any) -> torch.device:
     """The device on which a diffusers pipeline makes its own tensors."""
-    device: torch.device = pipe._execution_device
+    device: torch.device = getattr(pipe, EXECUTION_DEVICE)
     return device
 
 
@@ -246,6 +285,29 @@ def mark_initialized(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def returns_caches(model: nn.Module) -> bool:
+    """Whether a model whose configuration says so returns keys and values for the next token; encoders do not."""
+    config: Any = model.config
+    is_encoder = getattr(config, "is_decoder", None) is False and getattr(config, "add_cross_attention", None) is False
+    if is_encoder and not config.is_encoder_decoder:
+        return False
+    parameters: Any = inspect.signature(type(model).forward).parameters
+    return bool("use_cache" in parameters)
+
+
+def is_called_by_diffusers() -> bool:
+    """Whether the code that calls a model is a pipeline's, which reads no more than it asks for."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if library not in _BETWEEN:
+            return library == "diffusers"
+        frame = frame.f_back
+    return False
+
+
+_BETWEEN = ("dovetail", "torch", "transformers", "accelerate", "contextlib", "functools")
+
 # peft
 
 _PLAIN_LORA = ("Linear", "Conv1d", "Conv2d", "Conv3d")
@@ -271,6 +333,13 @@ def lora_parts(layer: Any, adapter: str) -> tuple[dict[str, Any], dict[str, Any]
 def has_lora(layer: Any, adapter: str) -> bool:
     """Whether a LoRA layer has an adapter of that name."""
     return adapter in layer._modules["lora_A"]._modules
+
+
+FUSES = ("fuse_lora", "unfuse_lora")
+"""The methods of pipelines and of their models that merge adapters into weights, and take them out."""
+
+FUSED = "_merged_adapters"
+"""The attribute in which a pipeline counts the adapters that are merged."""
 
 
 def adapters_to_merge(layer: Any, names: Sequence[str] | None) -> list[str]:

@@ -46,7 +46,8 @@ REFUSED = {
     "sess_options": "dovetail compiles PyTorch's modules, and this is of ONNX: leave it out",
     "use_flashpack": "dovetail reads safetensors and GGUF: leave it out",
     "dduf_file": "diffusers reads no DDUF file any more: give the folder of the pipeline",
-    "quantization_config": "dovetail takes GGUF's types: make a file with dovetail convert, and give it as weights",
+    "quantization_config": "dovetail reads GGUF's types: make a file with dovetail convert --type q8_0, and give it as "
+    f"weights; or {_DIFFUSERS}, which runs torchao's weights as they are",
     "load_connected_pipeline": f"it loads a second pipeline: {_DIFFUSERS}",
     "output_loading_info": "diffusers has it for models and not for pipelines: leave it out",
     "original_config": f"dovetail reads diffusers' configs: {_CONFIG}",

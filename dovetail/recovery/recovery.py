@@ -39,6 +39,8 @@ class Recovery:
         self._components = components
         self.decoding: dict[str, torch.Tensor] = {}
         """What VAEs were given to decode in this call, by component and number; kept where the call failed then."""
+        self.is_called = False
+        """Whether a call of the pipeline runs; what is decoded outside of one is the caller's, and is not noted."""
 
     def begin(self) -> None:
         """Forgets the latents of an earlier call."""
@@ -60,7 +62,11 @@ class Recovery:
             streams = component.stream()
         except DoesNotFitError:
             streams = False
-        how = "its weights rest in host memory from now on, and come block by block" if streams else "all else is freed"
+        how = (
+            "its weights rest in host memory while there is no room for them, and come block by block"
+            if streams
+            else "all else is freed"
+        )
         logger.warning("%s ran out of memory and runs once more: %s: %s", component.name, how, _first_line(error))
         return True
 
@@ -129,7 +135,7 @@ class Recovery:
     def _note(self, component: Component, args: Sequence[Any]) -> str:
         count = sum(name.partition(".")[0] == component.name for name in self.decoding)
         key = f"{component.name}.{count}"
-        if args and isinstance(args[0], torch.Tensor):
+        if self.is_called and args and isinstance(args[0], torch.Tensor):
             self.decoding[key] = args[0]
         return key
 

@@ -34,6 +34,8 @@ class Accelerator:
     """
 
     is_host = False
+    has_host_kernels = False
+    """Whether the host computes what is computed here, so that numbers come out as there."""
     has_streams = False
     runs_triton = False
     """Whether Triton compiles for devices of this type, where it is installed."""
@@ -123,6 +125,7 @@ class Host(Accelerator):
     """The CPU, which runs the program and needs none of this."""
 
     is_host = True
+    has_host_kernels = True
 
     def host_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Gives the tensor itself."""
@@ -250,6 +253,7 @@ class StreamAccelerator(Accelerator):
 class SimAccelerator(StreamAccelerator):
     """A simulated device: what is pinned for it is a note, and a self-test leaves no trace in its counters."""
 
+    has_host_kernels = True
     runs_triton = False
     probe_bytes = 256
 

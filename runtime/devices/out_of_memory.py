@@ -9,21 +9,26 @@ from typing import TypeVar
 
 import torch
 
+from ...compiler.spec.devices import KINDS
+
 T = TypeVar("T")
 
 _EXHAUSTED = re.compile(
     r"out of memory|cannot allocate memory|can't allocate memory|_ALLOC_FAILED|cudaErrorMemoryAllocation"
-    r"|Failed to allocate memory|Invalid buffer size",
+    r"|Failed to allocate memory|Invalid buffer size|ERROR_OUT_OF_(?:DEVICE_MEMORY|HOST_MEMORY|RESOURCES)",
     re.IGNORECASE,
 )
-_LATE = re.compile(r"device-side assert|illegal memory access|unspecified launch failure|misaligned address")
+_LATE = re.compile(
+    r"device-side assert|illegal memory access|unspecified launch failure|misaligned address"
+    r"|Native API failed|UR_RESULT_ERROR|PI_ERROR|level_zero backend failed"
+)
 
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error means that memory ran out: PyTorch has a class for it on CUDA alone.
 
     MPS raises RuntimeError ("MPS backend out of memory"), cuBLAS and cuDNN report ALLOC_FAILED, pinning host memory
-    raises AcceleratorError.
+    raises AcceleratorError, and XPU's driver has names of its own ("Native API returns: 39 (UR_RESULT_ERROR_…)").
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
@@ -46,14 +51,14 @@ def fetched(fetch: Callable[[], T]) -> T:
         if not ran_out(error):
             raise
     gc.collect()
-    if torch.accelerator.is_available():
-        _empty_caches()
+    _empty_caches()
     return fetch()
 
 
 def _empty_caches() -> None:
-    """Gives back what PyTorch's allocators hold without using it; devices that hold nothing back know no way to."""
-    module = getattr(torch, str(torch.accelerator.current_accelerator()).partition(":")[0], None)
-    empty = getattr(module, "empty_cache", None)
-    if empty is not None:
-        empty()
+    """Gives back what PyTorch's allocators hold without using it, on devices of all kinds that there are."""
+    for kind in KINDS:
+        module = getattr(torch, kind, None)
+        empty = getattr(module, "empty_cache", None)
+        if module is not None and empty is not None and module.is_available():
+            empty()

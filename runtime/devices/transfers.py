@@ -20,6 +20,7 @@ import torch
 
 from .accelerator import Accelerator, Event, accelerator_of
 from .fork import renew_after_fork
+from .wrapped import is_wrapped, rewrapped
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     here, there = accelerator_of(tensor.device), accelerator_of(device)
     if here.is_host or there.is_host:
         return tensor.detach().to(device, non_blocking=there.has_streams)
+    if is_wrapped(tensor):
+        return rewrapped(tensor, lambda inside: moved(inside, device))
     return start_copy(tensor.detach(), device).wait()
 
 
@@ -201,7 +204,7 @@ def _send(
     with ExitStack() as streams:
         streams.enter_context(here.use(side_here))
         streams.enter_context(there.use(side_there))
-        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=True)
+        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=_may_lag(here, there))
         here.keep(value, side_here)
         if into is not None:
             there.keep(into, side_there)
@@ -224,8 +227,13 @@ def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.T
         arrived = here.empty_on_host(sent.size(), sent.stride(), value.dtype)
     else:
         arrived = torch.empty_strided(sent.size(), sent.stride(), dtype=value.dtype, device=there.device)
-    arrived.copy_(sent, non_blocking=here.has_streams or there.has_streams)
+    arrived.copy_(sent, non_blocking=_may_lag(here, there))
     return arrived if sent is value else arrived.as_strided(size, stride, 0)
+
+
+def _may_lag(here: Accelerator, there: Accelerator) -> bool:
+    """Whether a copy may go on behind the host: only where a stream tells when it has read its source."""
+    return here.has_streams or there.has_streams
 
 
 def _without_repeats(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Ops that take tensors with dimensions from the host beside those of a device, as CUDA's do."""
+"""Ops that take what CUDA's do: tensors with dimensions from the host beside those of a device, integers to count."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def install() -> None:
         HANDLERS[func] = _index
     HANDLERS[aten.tensor_split.tensor_indices_or_sections] = _split
     HANDLERS[aten._pack_padded_sequence.default] = _pack
+    HANDLERS[aten.histc.default] = _count
 
 
 def _index(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -48,3 +49,10 @@ def _pack(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"_pack_padded_sequence takes lengths from the CPU, and they are on {args[1].device}")
     packed, sizes = compute(func, (args[0], args[1].to(args[0].device), *args[2:]), kwargs)
     return packed, sizes.cpu()
+
+
+def _count(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Counts integers as accelerators do; the CPU's kernel counts numbers with a fraction alone."""
+    if args[0].dtype.is_floating_point:
+        return compute(func, args, kwargs)
+    return compute(func, (args[0].double(), *args[1:]), kwargs).to(args[0].dtype)

@@ -61,7 +61,7 @@ class SimDevice:
         if self.counts and self._in_use + size > self.capacity:
             raise torch.OutOfMemoryError(
                 f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self._in_use)} of its "
-                f"{_text(self.capacity)} are in use: give it less, or enable it with a larger capacity"
+                f"{_text(self.capacity)} are in use"
             )
 
     def take(self, buffer: Buffer, size: int) -> None:

@@ -17,6 +17,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from ...compiler.frontend.fakes import STANDS_IN
 from .generators import require_generator_of
 from .holds import Hold
 from .ledger import Buffer, SimDevice, device_of
@@ -40,7 +41,9 @@ class SimTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Runs one ATen op."""
+        """Runs one ATen op, unless another class knows better what it is to do."""
+        if len(types) > 1 and any(hasattr(kind, STANDS_IN) for kind in types):
+            return NotImplemented
         return dispatch(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
@@ -108,6 +111,9 @@ class SimTensor(torch.Tensor):
     def tolist(self) -> Any:
         """Returns the values as a number or as nested lists."""
         return self.cpu().tolist()
+
+    def __format__(self, spec: str) -> str:
+        return object.__format__(self, spec) if self.dim() else format(self.item(), spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if self._buffer.coming:

@@ -1,9 +1,9 @@
-"""Where the numbers of a weight come from: a tensor, a range of files, or updates that are added to one of these."""
+"""Where the numbers of a weight come from: a tensor, a range of files, or one of these with updates, or rounded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -139,6 +139,14 @@ class FileOrigin:
         dense: torch.Tensor = torch.ops.dovetail.dequantize(packed, self.entry.quant, dtype)
         return moved(dense, device)
 
+    def can_view(self, dtype: torch.dtype) -> bool:
+        """Whether all of it in a dtype, in host memory, is a view of the file, which takes none."""
+        return self.reader.can_view(self.entry, dtype)
+
+    def is_exact_in(self, dtype: torch.dtype) -> bool:
+        """Whether a dtype has all numbers that the file may have; what is packed is unpacked in any."""
+        return self.entry.is_packed or torch.promote_types(self.entry.dtype, dtype) == dtype
+
     def fitting(self, weight: Weight) -> WeightEntry:
         """The range of what a program knows as a weight: its rows, its bytes."""
         entry = self.entry
@@ -208,4 +216,56 @@ class MergedOrigin:
     def _updated(self, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
         for update in self.updates:
             data = (data + moved(update.rows(rows), data.device)).to(data.dtype)
+        return data
+
+
+@dataclass(frozen=True)
+class RoundedOrigin:
+    """An origin whose numbers go through dtypes, one after the other, before they are taken in that of the weight."""
+
+    base: Origin
+    through: tuple[torch.dtype, ...]
+
+    @classmethod
+    def of(cls, origin: Origin, was: torch.dtype, now: torch.dtype) -> Origin:
+        """What gives in one dtype the numbers that an origin gives in another; itself where that rounds once."""
+        base, dtypes = (origin.base, origin.through) if isinstance(origin, cls) else (origin, ())
+        through = (*dtypes, was)
+        if isinstance(base, FileOrigin) and base.is_exact_in(through[0]):
+            through = through[1:]
+        return cls(base, through) if through else base
+
+    @property
+    def file(self) -> FileOrigin | None:
+        """That of the base."""
+        return self.base.file
+
+    def quant_of(self, weight: Weight) -> str:
+        """Nothing: numbers are rounded."""
+        return ""
+
+    def check(self, weight: Weight) -> None:
+        """Raises WeightError where the base does, or where bytes are asked for."""
+        self.base.check(replace(weight, dtype=self.through[0]))
+        if weight.quant:
+            raise WeightError(
+                f"weight {weight.name} was converted, and the program was compiled for {weight.quant}: compile again"
+            )
+
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The numbers of the base, or rows of them, rounded."""
+        self.check(weight)
+        return self._rounded(self.base.read(replace(weight, dtype=self.through[0]), device), weight.dtype)
+
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """The numbers of the base, rounded in host memory."""
+        land(self.read(weight, HOST), place)
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """All numbers of the base, rounded."""
+        return self._rounded(self.base.whole(self.through[0], device), dtype)
+
+    def _rounded(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        for dtype in (*self.through[1:], dtype):  # noqa: B020
+            data = data.to(dtype)
         return data

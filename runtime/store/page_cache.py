@@ -70,7 +70,7 @@ def read_uncached(file: int, start: int, end: int, buffer: bytearray | None = No
         start, end: the range in bytes.
         buffer: is overwritten; one is made where it is needed.
 
-    Raises OSError where the file cannot be read.
+    Raises OSError where the file cannot be read, or ends before the range does.
     """
     if not hasattr(os, "preadv"):
         return
@@ -78,7 +78,16 @@ def read_uncached(file: int, start: int, end: int, buffer: bytearray | None = No
         stop = min(at + _WINDOW, end)
         if not (_is_cached(file, at) and _is_cached(file, stop - 1)):
             buffer = buffer or bytearray(_WINDOW)
-            os.preadv(file, [memoryview(buffer)[: stop - at]], at)
+            _read_whole(file, at, memoryview(buffer)[: stop - at])
+
+
+def _read_whole(file: int, at: int, memory: memoryview) -> None:
+    """Fills memory with what stands at a place of a file; a read may give less than it was asked for."""
+    while memory:
+        count = os.preadv(file, [memory], at)
+        if not count:
+            raise OSError(f"it ends at byte {at}, {len(memory)} bytes too early")
+        at, memory = at + count, memory[count:]
 
 
 def _is_cached(file: int, at: int) -> bool:

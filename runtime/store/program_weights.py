@@ -13,19 +13,20 @@ from torch import nn
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
 from ...compiler.ir.program import Program
-from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
+from .adapter_weights import AdapterWeights
 from .origin import HOST, FileOrigin
 from .reader import WeightReader
+from .scheduled import kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
 from .staging import SlotSizes, StagedLoad, Staging
 from .store import Store
-from .stored_weight import StoredWeight
+from .stored_weight import Numbers, StoredWeight
 
 Find = Callable[[], Mapping[str, StoredWeight]]
 """Gives the weights that a program may read, by name."""
@@ -51,11 +52,11 @@ class ProgramWeights(WeightSource):
         staging: Staging | None = None,
     ) -> None:
         self.store = store
-        self.adapters: Mapping[str, torch.Tensor] = {}
         self._program = program
         self._find = find
         self._module = module
         self._staging = staging or Staging()
+        self.adapters = AdapterWeights(store, program, self._staging)
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
@@ -110,7 +111,9 @@ class ProgramWeights(WeightSource):
         self._look()
         assert self._found is not None
         there = {name for name, one in self._found.items() if one.has_data}
-        return [name for name, weight in program.weights.items() if name not in there and not self._is_adapter(weight)]
+        return [
+            name for name, weight in program.weights.items() if name not in there and not self.adapters.known(weight)
+        ]
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """The weight on a device: its own, rows of it, or a copy where another device reads it too.
@@ -202,20 +205,20 @@ class ProgramWeights(WeightSource):
             homes[weight.name] = home
             if weight.rows:
                 slices[weight.whole].append(weight)
-        self._readers, self._staying = _readers(self._program), _staying(self._program)
-        self._kept = _kept(self._program)
+        self._readers, self._staying = readers(self._program), staying(self._program)
+        self._kept = kept(self._program)
         self._slices, self._homes, self._found = slices, homes, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
-        if self._is_adapter(weight):
-            return StoredWeight(weight.name, self.adapters[weight.whole], owner=self._program.name, borrowed=True)
+        if (adapter := self.adapters.known(weight)) is not None:
+            return adapter
         if self._found is None:
             self._look()
         assert self._found is not None
         if weight.whole not in self._found:
             raise WeightError(
-                f"weight {weight.name} is not among the weights given: load the weights first, or give them to "
-                "dovetail.load"
+                f"weight {weight.name} is not among the weights given: give those of the whole module, or name the "
+                "files that have them (weights=…)"
             )
         return self._found[weight.whole]
 
@@ -223,9 +226,11 @@ class ProgramWeights(WeightSource):
         """What this program reads of a weight on a device, brought there unless it is there."""
         program, store = self._program, self.store
         self._check_whole(one, weight)
+        if weight.kind == "adapter":
+            return self.adapters.on(one, weight, device, self._staying)
         if one.borrowed:
             one.check(weight)
-            return one.tensor if weight.is_number else store.fetch(one, weight, device)
+            return store.fetch(one, weight, device)
         home = self._home(weight)
         if program.stages(weight, next((d for d in program.devices if d.torch == device), home)):
             if (weight.name, device) in self._staying:
@@ -254,7 +259,7 @@ class ProgramWeights(WeightSource):
         for other in self._slices[weight.whole]:
             self.store.part(one, other, self._home(other).torch)
         if one.home is None:
-            self.store.take_out(one)
+            self.store.take_out(one, one.origin)
 
     def _home(self, weight: Weight) -> Device:
         """The device that the weight was given, or the first that reads it when that one does not."""
@@ -266,16 +271,13 @@ class ProgramWeights(WeightSource):
         """The files from which weights are read, that are nowhere else."""
         for weight in weights:
             one = self._stored(weight)
-            if one.file is not None and one.tensor.is_meta and not one.is_held(weight, HOST):
+            if one.file is not None and not one.is_here and not one.is_held(weight, HOST):
                 yield one.file, weight
 
     def _requires_grad(self, weight: Weight) -> bool:
         """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
         one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
         return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
-
-    def _is_adapter(self, weight: Weight) -> bool:
-        return weight.kind == "adapter" and weight.whole in self.adapters
 
 
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:
@@ -302,31 +304,4 @@ def _in_file(weight: Weight, origin: FileOrigin, program: Program) -> StoredWeig
     if weight.kind == "parameter":
         tensor = nn.Parameter(tensor, weight.requires_grad)
     residency = program.residency.get(weight.name, Residency.DEVICE)
-    return StoredWeight(weight.whole, tensor, origin, program.name, residency)
-
-
-def _readers(program: Program) -> dict[str, list[Device]]:
-    """The devices that read each weight, by name."""
-    readers: dict[str, list[Device]] = defaultdict(list)
-    for item in program.schedule or ():
-        if isinstance(item, Load):
-            for name in item.weights:
-                readers[name].append(item.device)
-    return readers
-
-
-def _staying(program: Program) -> frozenset[tuple[str, torch.device]]:
-    """The weights that the schedule keeps for the program, with the device of each."""
-    loads = (one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM)
-    return frozenset((name, load.device.torch) for load in loads for name in load.weights)
-
-
-def _kept(program: Program) -> dict[str, set[tuple[tuple[int, int] | None, torch.device]]]:
-    """The rows that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
-    known = pieces(program)
-    kept: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = defaultdict(set)
-    for load in program.schedule or ():
-        if isinstance(load, Load) and load.lifetime is Lifetime.PHASE:
-            for weight in (known[name][0] for name in load.weights):
-                kept[weight.whole].add((weight.rows, load.device.torch))
-    return kept
+    return StoredWeight(weight.whole, tensor, Numbers(origin=origin), program.name, residency)

@@ -55,7 +55,7 @@ class WeightReader:
 
         Raises WeightError when the file has changed or cannot be read, or when the weight is packed (`packed`).
         """
-        if accelerator_of(device).is_host and self._can_view(entry, dtype):
+        if accelerator_of(device).is_host and self.can_view(entry, dtype):
             return self._view(entry)
         target = torch.empty(entry.shape, dtype=dtype, device=device)
         self.read_into(entry, target)
@@ -80,7 +80,7 @@ class WeightReader:
 
         Raises WeightError as `read`.
         """
-        if not self._can_view(entry, dtype):
+        if not self.can_view(entry, dtype):
             return None
         view = self._view(entry)
         self._open(entry.pieces[0].file).bring(entry.pieces[0].start, entry.pieces[0].end)
@@ -101,7 +101,8 @@ class WeightReader:
         for piece in _pieces(entries):
             self._open(piece.file).release(piece.start, piece.end, streams)
 
-    def _can_view(self, entry: WeightEntry, dtype: torch.dtype) -> bool:
+    def can_view(self, entry: WeightEntry, dtype: torch.dtype) -> bool:
+        """Whether what a weight is on the host is a view of its file."""
         is_matrix = len(entry.shape) > 1 and entry.dtype.itemsize >= 4
         alignment = _ALIGNMENT if is_matrix else entry.dtype.itemsize
         aligned = len(entry.pieces) == 1 and entry.pieces[0].start % alignment == 0

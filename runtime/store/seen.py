@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.frontend.trace_lock import alone
 from .source import tensors_of_module
-from .stored_weight import ORDINARY, Data, Layout, memory_of, storage_of, version_of
+from .stored_weight import ORDINARY, Data, Layout, memory_of, stands_in, storage_of, version_of
 
 _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+_IS_TENSOR = torch.Tensor.__instancecheck__
 _STRIDES, _COUNT = torch.Tensor.stride, torch.Tensor.numel
 
 
@@ -27,13 +27,16 @@ _STRIDES, _COUNT = torch.Tensor.stride, torch.Tensor.numel
 class Seen:
     """Some modules, the dictionaries that hold weights, what is in them, and where and how new the data of each was.
 
+    ``tensors`` are those with data: a stand-in is what it is until another tensor takes its place, or its object
+    becomes another one (`torch.utils.swap_tensors`), which ``kinds`` tell.
     ``storages`` tell that this data is still there: when it is freed, other data may come to lie in its place.
-    ``wanting`` tells which of them required gradients. ``are_plain`` tells that C can ask all of them at once.
+    ``wanting`` tells which of all required gradients. ``are_plain`` tells that C can ask all of them at once.
     """
 
     modules: list[nn.Module]
     places: list[dict[str, Any]]
     values: list[Any]
+    kinds: list[type]
     tensors: list[torch.Tensor]
     memory: list[Any]
     layouts: list[Layout]
@@ -52,12 +55,14 @@ class Seen:
     def within(cls, modules: list[nn.Module], places: list[dict[str, Any]]) -> Seen:
         """The weights in some dictionaries of modules."""
         values = _held(places)
-        tensors = [value for value in values if value is not None]
+        tensors = [value for value in values if value is not None and not stands_in(value)]
         memory, versions = list(map(memory_of, tensors)), list(map(version_of, tensors))
         are_plain = all(type(one) in ORDINARY and not one.is_inference() for one in tensors)
         storages = list(map(storage_of, tensors))
         layouts = _layouts(tensors)
-        return cls(modules, places, values, tensors, memory, layouts, versions, storages, _wanting(tensors), are_plain)
+        kinds = list(map(type, values))
+        wanting = _wanting(values)
+        return cls(modules, places, values, kinds, tensors, memory, layouts, versions, storages, wanting, are_plain)
 
     def is_current(self) -> bool:
         """Whether the dictionaries still hold the same tensors, and nobody has written these."""
@@ -65,6 +70,7 @@ class Seen:
         try:
             return (
                 _are(_held(self.places), self.values)
+                and list(map(type, self.values)) == self.kinds
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
                 and _layouts(self.tensors) == self.layouts
@@ -73,13 +79,14 @@ class Seen:
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False
 
-    def data(self) -> Iterator[tuple[Data, int]]:
-        """The data of each tensor, and how often it had been written."""
-        return zip(zip(self.memory, self.layouts, self.storages, strict=True), self.versions, strict=True)
+    def data(self) -> dict[int, tuple[Data, int] | None]:
+        """The data of each tensor and how often it had been written, by the tensor's id; None for a stand-in."""
+        data = zip(zip(self.memory, self.layouts, self.storages, strict=True), self.versions, strict=True)
+        return dict.fromkeys(map(id, self.values)) | dict(zip(map(id, self.tensors), data, strict=True))
 
     def wants_the_same(self) -> bool:
         """Whether the same tensors require gradients."""
-        return _wanting(self.tensors) == self.wanting
+        return _wanting(self.values) == self.wanting
 
 
 def _held(places: list[dict[str, Any]]) -> list[Any]:
@@ -94,8 +101,8 @@ def _layouts(tensors: list[torch.Tensor]) -> list[Layout]:
     return list(zip(map(_STRIDES, tensors), map(_COUNT, tensors), strict=True))
 
 
-def _wanting(tensors: list[torch.Tensor]) -> list[bool]:
-    return list(map(_WANTS, tensors))
+def _wanting(values: list[Any]) -> list[bool]:
+    return list(map(_WANTS, filter(_IS_TENSOR, values)))
 
 
 class ModuleWeights:

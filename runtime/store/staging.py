@@ -11,6 +11,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -120,11 +121,19 @@ class StagedLoad:
             self._ready.set()
 
 
+class Kept(Protocol):
+    """Keeps weights on devices for a phase, besides those in slots."""
+
+    def end_phase(self) -> None:
+        """Lets go of them."""
+
+
 class Staging:
     """The slots of all devices that a component, or a program, brings weights through; one call uses them at a time."""
 
     def __init__(self) -> None:
         self._turn = ForkSafeLock()
+        self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self.renew()
         renew_after_fork(self)
 
@@ -133,6 +142,10 @@ class Staging:
         self._owner: weakref.ref[object] | None = None  # which has this
         self._slots: dict[torch.device, list[Slot]] = {}
         self._loads: list[StagedLoad] = []
+
+    def tell(self, kept: Kept) -> None:
+        """Has somebody hear of the end of each phase, who keeps weights for it."""
+        self._kept.add(kept)
 
     def enter(self, owner: object) -> bool:
         """Notes whose call comes, and whether another's came before; then the slots of that are gone."""
@@ -168,10 +181,12 @@ class Staging:
         return load
 
     def drop(self) -> None:
-        """Lets go of all slots, unless a call uses them now."""
+        """Lets go of all slots, and of what is kept for a phase besides, unless a call uses them now."""
         if self._turn.acquire(blocking=False):
             try:
                 self._slots.clear()
+                for one in list(self._kept):
+                    one.end_phase()
             finally:
                 self._turn.release()
 

@@ -9,31 +9,28 @@ the segment that reads them, and stay until they are released.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...compiler.errors import DoesNotFitError, WeightError
-from ...compiler.frontend.refusals import foreign_library
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device, canonical_name
+from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency, evenly
-from ...compiler.spec.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
-from ..devices.out_of_memory import fetched, ran_out
 from ..devices.transfers import land, moved
+from ..devices.wrapped import is_wrapped
+from .fetching import WAY_OUT, fetched_weight, has_bits, once, reread
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
-from .stored_weight import Part, StoredWeight, data_of, version_of
+from .stand_in import StandIn, laid_bare
+from .stored_weight import Numbers, StoredWeight, data_of, stands_in, version_of
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
-
-_WAY_OUT = "list more devices, or give {device} a smaller share (tensor_split, max_vram)"
 
 
 class Store:
@@ -52,6 +49,8 @@ class Store:
         self._weights: dict[int, StoredWeight] = {}
         self._readers: set[WeightReader] = set()
         self._coming: set[torch.device] = set()
+        self.room_for: Callable[[Sequence[StoredWeight]], None] = lambda _: None
+        """Raises DoesNotFitError where host memory has no room for weights that somebody writes."""
 
     def adopt(self, one: StoredWeight) -> StoredWeight:
         """Takes in a weight that no module holds."""
@@ -89,8 +88,25 @@ class Store:
                     for key, tensor in place.items():
                         if tensor is not None:
                             name = self.name_of(f"{path}.{key}" if path else key)
-                            one = self._note(known, tensor, name, origins, residency, type(module).__name__)
+                            held = place[key] = self._settled(known, tensor)
+                            one = self._note(known, held, name, origins, residency, type(module).__name__)
                             one.places.append((place, key))
+        self._stand_in()
+
+    def _settled(self, known: Mapping[int, StoredWeight], tensor: torch.Tensor) -> torch.Tensor:
+        """What a module shall hold that holds a tensor: of a stand-in that somebody put there, the weight's tensor.
+
+        A part of a weight that was put there has memory of that weight.
+        """
+        if not isinstance(tensor, StandIn) or id(tensor) in known:
+            return tensor
+        one = tensor.numbers.stored
+        if tensor.steps or tensor.numbers.data is not None:
+            data = tensor.write()
+            return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+        if one is None:
+            return tensor
+        return one.tensor if one.keeper is not None and one.keeper() is self else tensor.write()
 
     def _note(
         self,
@@ -104,12 +120,21 @@ class Store:
         if id(tensor) in self._weights:
             return self._weights[id(tensor)]
         one = known.get(id(tensor))
-        if one is None:
+        has_data = not tensor.is_meta and not stands_in(tensor)
+        if one is None or (has_data and not one.is_here):  # other data came into the object (swap_tensors)
             rests = residency if isinstance(tensor, nn.Parameter) else Residency.DEVICE
-            one = self.adopt(StoredWeight(name, tensor, origins.get(name), owner, rests))
+            origin = origins.get(name) if tensor.is_meta else None
+            one = self.adopt(StoredWeight(name, tensor, Numbers(origin=origin), owner, rests))
+            one.keeper = weakref.ref(self)
         one.places = []
-        self._weights[id(tensor)] = self._weights[id(one.tensor)] = one
+        self._weights[id(tensor)] = one
         return one
+
+    def _stand_in(self) -> None:
+        """Puts stand-ins into the places of weights that have numbers, and none in their tensors."""
+        for one in list(self._weights.values()):
+            if one.tensor.is_meta and one.origin is not None:
+                self._lay_bare(one, one.origin)
 
     def of(self, tensor: torch.Tensor) -> StoredWeight:
         """The weight that a tensor of a module is; looks again where it is not known."""
@@ -121,56 +146,107 @@ class Store:
         """The weight that a tensor of a module was at the last look, or None."""
         return self._weights.get(id(tensor))
 
-    def behind(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor of a module stands for: a weight without data is on meta, in the strides that it has."""
-        one = self._weights.get(id(tensor))
-        return tensor if one is None else one.tensor
-
     def put(self, one: StoredWeight, data: torch.Tensor) -> torch.Tensor:
-        """Has other data, or a stand-in, be a weight's tensor wherever modules hold it; returns what they hold now."""
-        one.before = one.before or one.tensor.device
+        """Has data be a weight's tensor wherever modules hold it, and no origin any more; returns what they hold now.
+
+        The numbers are those that it had: they are brought, or moved.
+        """
+        one.before = one.before or one.lies_on
+        source = one.source
         if isinstance(one.tensor, nn.Parameter) and not isinstance(data, nn.Parameter):
             data = nn.Parameter(data, requires_grad=one.tensor.requires_grad)
-        self.restore(one, data)
+        self._hold(one, data)
+        one.origin, one.read_from = None, source
         return data
 
-    def restore(self, one: StoredWeight, tensor: torch.Tensor) -> None:
-        """Lets modules hold a tensor that they held before."""
+    def write(self, one: StoredWeight, is_lent: bool = False) -> torch.Tensor:
+        """What somebody may write of a weight: its tensor, with its numbers in host memory if it had none.
+
+        Copies beside it are let go of, and what was brought from a file is taken for the file's no more. Where the
+        memory is ``is_lent``, to be read or written, it may be a view of the file, and is compared with that later.
+        Raises DoesNotFitError, before anything changes, where the host has no room.
+        """
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            if not one.is_here:
+                if not (is_lent and isinstance(one.origin, FileOrigin) and one.origin.can_view(one.tensor.dtype)):
+                    self.room_for([one])
+                self.put(one, one.numbers.owned(is_lent))
+            one.parts.clear()
+            one.staged.clear()
+            one.noted = None
+            one.read_from = one.read_from if is_lent else None
+            return one.tensor
+
+    def renew(self, one: StoredWeight, origin: Origin) -> None:
+        """Has another origin give the numbers of a weight that has no data: its own, with an update."""
+        assert not one.is_here
+        one.parts.clear()
+        one.staged.clear()
+        self._lay_bare(one, origin)
+        one.noted = None
+
+    def exchange(self, one: StoredWeight, other: torch.Tensor) -> None:
+        """Has somebody else's data be a weight's; of a stand-in that belongs to no module the origin, and no data."""
+        one.parts.clear()
+        one.staged.clear()
+        if isinstance(other, StandIn) and not other.steps and other.numbers.stored is None and other.numbers.origin:
+            self._lay_bare(one, other.numbers.origin, other.like)
+        else:
+            self.put(one, other.write() if isinstance(other, StandIn) else other.detach())
+        one.noted = one.read_from = None
+
+    def _hold(self, one: StoredWeight, tensor: torch.Tensor) -> None:
+        """Lets modules hold a tensor in the place of the one before."""
         self._weights.pop(id(one.tensor), None)
-        self._weights.pop(id(one.shown), None)
-        one.tensor, one.shown = tensor, None
-        one.noted = data_of(tensor), version_of(tensor)
-        self._hand_out(one, tensor)
-
-    def show(self, one: StoredWeight, device: torch.device) -> None:
-        """Lets modules hold one number that looks like all of a weight without data, and lies on a device."""
-        number = fetched(partial(torch.zeros, (), dtype=one.tensor.dtype, device=device))
-        one.shown = nn.Parameter(number.expand(one.tensor.shape), requires_grad=one.tensor.requires_grad)
-        self._hand_out(one, one.shown)
-
-    def _hand_out(self, one: StoredWeight, tensor: torch.Tensor) -> None:
+        one.tensor, one.noted = tensor, (data_of(tensor), version_of(tensor))
+        one.numbers.data = None if tensor.is_meta or stands_in(tensor) else tensor
         if one.places:
             self._weights[id(tensor)] = one
         for place, key in one.places:
             place[key] = tensor
 
-    def take_out(self, one: StoredWeight) -> None:
-        """Takes the data of a weight out of its tensor, and leaves a stand-in."""
-        if not one.tensor.is_meta:
-            self.put(one, torch.empty_like(one.tensor, device="meta"))
+    def claim(self, one: StoredWeight, device: torch.device) -> None:
+        """Has what stands for a weight without data report a device."""
+        changes, one.claimed = one.claimed != device, device
+        if changes and isinstance(one.tensor, StandIn):
+            self._lay_bare(one, one.origin)
+
+    def take_out(self, one: StoredWeight, origin: Origin | None) -> None:
+        """Takes the data of a weight out of its tensor, and leaves a stand-in.
+
+        Its numbers are those of an origin from now on, or lie in its parts if there is none.
+        """
+        if one.is_here:
+            one.before = one.before or one.lies_on
+            self._lay_bare(one, origin)
+
+    def _lay_bare(self, one: StoredWeight, origin: Origin | None, like: torch.Tensor | None = None) -> None:
+        one.numbers.like = torch.empty_like(one.tensor, device="meta") if like is None else like
+        bare = one.numbers.like
+        if isinstance(one.tensor, nn.Parameter):
+            bare = nn.Parameter(bare, one.tensor.requires_grad)
+        self._hold(one, laid_bare(bare, one.numbers, one.claimed) if one.places else bare)
+        one.origin, one.read_from = origin, None
+
+    def put_back(
+        self, one: StoredWeight, tensor: torch.Tensor, origin: Origin | None, read_from: Origin | None
+    ) -> None:
+        """Has modules hold a tensor again that they held before, with what was known of its numbers."""
+        self._hold(one, tensor)
+        one.origin, one.read_from = origin, read_from
 
     def drop(self, one: StoredWeight) -> None:
         """Lets go of what was brought of a weight that lies in a file, unless modules hold it."""
         if one.places or one.file is None:
             return
-        self.take_out(one)
+        self.take_out(one, one.source)
         one.parts.clear()
         one.staged.clear()
 
     def forget_parts(self, one: StoredWeight) -> None:
         """Lets go of what lies beside the modules; rows that lie nowhere else go back into them, to host memory."""
-        if one.tensor.is_meta and one.origin is None and one.parts:
-            self.put(one, one.gathered().to(one.tensor.dtype))
+        if not one.is_here and one.origin is None and one.parts:
+            self.put(one, one.numbers.gathered().to(one.tensor.dtype))
         one.parts.clear()
         one.staged.clear()
 
@@ -178,23 +254,23 @@ class Store:
         """The weight on its device, where it is from now on; raises DoesNotFitError when there is no room."""
         one.home = one.home or device
         there = one.home.torch
-        return one.tensor if one.tensor.device == there else self.bring(one, there)
+        return one.tensor if one.is_on(there) else self.bring(one, there)
 
-    def bring(self, one: StoredWeight, device: torch.device, way_out: str = _WAY_OUT) -> torch.Tensor:
+    def bring(self, one: StoredWeight, device: torch.device, way_out: str = WAY_OUT) -> torch.Tensor:
         """Brings a whole weight to a device, where its tensor is from now on."""
-        return self.put(one, _fetched(one, one, device, partial(one.whole, device), way_out))
+        return self.put(one, fetched_weight(one, one, device, partial(one.whole, device), way_out))
 
     def fetch(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program knows as a weight on a device; nothing of it is kept here."""
-        return _fetched(one, weight, device, partial(one.read, weight, device))
+        return fetched_weight(one, weight, device, partial(one.read, weight, device))
 
     def copy_on(self, one: StoredWeight, device: torch.device) -> torch.Tensor:
         """A second copy of a whole weight, for a module that runs as it is on another device than its home."""
-        return _once(one, (None, "", device), lambda: _fetched(one, one, device, partial(one.whole, device)))
+        return once(one, (None, "", device), lambda: fetched_weight(one, one, device, partial(one.whole, device)))
 
     def part(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What stays on a device beside the weight's own tensor: rows, packed bytes, or a second copy; made once."""
-        return _once(one, (weight.rows, weight.quant, device), lambda: self.fetch(one, weight, device))
+        return once(one, (weight.rows, weight.quant, device), lambda: self.fetch(one, weight, device))
 
     def stage(self, one: StoredWeight, weight: Weight, device: torch.device, keeps: bool) -> torch.Tensor:
         """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`."""
@@ -219,7 +295,7 @@ class Store:
             else:
                 one.check(weight)
                 self.rest(one, device)
-                resting = None if one.tensor.is_meta else one.tensor.detach()
+                resting = one.tensor.detach() if one.is_here else None
         if resting is None:
             one.read_into(weight, place)
         else:
@@ -233,12 +309,12 @@ class Store:
         with self.lock:
             one.check(weight)
             self.rest(one, HOST)
-            origin = one.origin if one.tensor.is_meta and one.tensor.is_contiguous() else None
+            origin = one.origin if one.tensor.is_contiguous() else None
         return origin.bring_view(weight) if isinstance(origin, FileOrigin) else None
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""
-        return _once(one, (weight.rows, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
+        return once(one, (weight.rows, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
 
     def settle_staged(self, device: torch.device) -> None:
         """Blocks the host until what was staged on a device, and is kept, is there."""
@@ -257,16 +333,27 @@ class Store:
     def rest(self, one: StoredWeight, device: torch.device) -> None:
         """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file.
 
-        A weight that shall rest on disk and is in no file, such as an adapter's, rests in host memory.
+        A weight that shall rest on disk and is in no file rests in host memory: an adapter's, or one that somebody
+        replaced or wrote.
         """
         if one.residency is Residency.DEVICE or one.borrowed:
             return
-        if one.residency is Residency.DISK and one.file is not None:
-            self.take_out(one)
+        if one.residency is Residency.DISK and self._is_in_file(one):
+            self.take_out(one, one.read_from)
             return
-        data = accelerator_of(device).pin(one.whole(HOST))
-        if one.tensor.device != HOST or data.data_ptr() != one.tensor.data_ptr():
+        whole = one.whole(HOST)
+        data = whole if is_wrapped(whole) else accelerator_of(device).pin(whole)
+        if not one.is_on(HOST) or data.data_ptr() != one.tensor.data_ptr():
             self.put(one, data)
+
+    def _is_in_file(self, one: StoredWeight) -> bool:
+        """Whether a file has the numbers of a weight; what modules hold of it is compared, for it may be written."""
+        source = one.read_from if one.is_here else one.origin
+        if source is None or source.file is None or not one.is_here or not one.places:
+            return source is not None and source.file is not None
+        if not has_bits(one.tensor, reread(source, one.tensor)):
+            one.read_from = None
+        return one.read_from is not None
 
     def check(self) -> None:
         """Raises WeightError when a file was written to, of which weights are views; cheap enough for every call."""
@@ -274,7 +361,7 @@ class Store:
             reader.check()
 
     def _fetch_from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
-        return _fetched(one, weight, device, partial(self._from_rest, one, weight, device))
+        return fetched_weight(one, weight, device, partial(self._from_rest, one, weight, device))
 
     def _from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         if one.residency is Residency.HOST and weight.quant:
@@ -293,56 +380,15 @@ class Store:
             whole = one.file.reader.read(one.file.entry.packed(), torch.uint8, HOST)
             return accelerator_of(device).pin(whole)
 
-        return _once(one, (None, weight.quant, HOST), read)
+        return once(one, (None, weight.quant, HOST), read)
 
     def _join_ranges(self) -> None:
         """Makes one weight of those without data that lie in the same place of a file."""
         seen: dict[Any, StoredWeight] = {}
         for one in list(self._weights.values()):
-            if one.tensor.is_meta and one.file is not None:
+            if not one.is_here and one.file is not None:
                 first = seen.setdefault((one.file.entry, one.tensor.dtype, tuple(one.tensor.shape)), one)
                 if first is not one:
                     first.places += one.places
-                    self.restore(first, first.tensor)
                     self._weights.pop(id(one.tensor), None)
-
-
-def _once(one: StoredWeight, key: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What lies beside a weight's own tensor, made when it is first asked for."""
-    if key not in one.parts:
-        one.parts[key] = make()
-    return one.parts[key]
-
-
-def _fetched(
-    one: StoredWeight,
-    what: StoredWeight | Weight,
-    device: torch.device,
-    fetch: Callable[[], torch.Tensor],
-    way_out: str = _WAY_OUT,
-) -> torch.Tensor:
-    """What a fetch brings to a device of a weight; where memory runs out it is tried once more with all caches empty.
-
-    Raises DoesNotFitError, which names the weight, when there is no room, and WeightError when the weight is of a class
-    of another library that cannot lie there.
-    """
-    try:
-        return fetched(fetch)
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            _refuse_foreign(one, device, error)
-            raise
-        there = canonical_name(device)
-        raise DoesNotFitError(
-            f"weight {what.name} of {one.owner} needs {format_bytes(what.nbytes)} on {there}: {error}: "
-            f"{way_out.format(device=there)}"
-        ) from error
-
-
-def _refuse_foreign(one: StoredWeight, device: torch.device, error: Exception) -> None:
-    if library := foreign_library(one.tensor):
-        raise WeightError(
-            f"{one.name} of {one.owner} is a {type(one.tensor).__name__} of {library}, which does not go to "
-            f"{canonical_name(device)}: load the component without, and give the file of its quantized weights to "
-            "dovetail (weights=…)"
-        ) from error
+                    self._hold(first, first.tensor)

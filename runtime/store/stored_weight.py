@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.errors import WeightError
+from ...compiler.frontend.fakes import STANDS_IN
 from ...compiler.ir.slices import Bounds
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..devices.transfers import moved
+from ..devices.wrapped import bytes_of
 from .origin import HOST, FileOrigin, Origin, TensorOrigin
 
 Place = tuple[dict[str, Any], str]
@@ -25,61 +28,189 @@ Part = tuple[tuple[int, int] | None, str, torch.device]
 
 
 @dataclass(eq=False)
+class Numbers:
+    """The numbers of a weight, which its stand-ins know too: data, or an origin, or the rows that lie on devices.
+
+    ``weight`` is the weight while a store has it. So a stand-in keeps neither a module nor a store alive.
+    """
+
+    data: torch.Tensor | None = None
+    origin: Origin | None = None
+    parts: dict[Part, torch.Tensor] = field(default_factory=dict)
+    like: torch.Tensor | None = None
+    weight: weakref.ref[StoredWeight] | None = None
+
+    @property
+    def stored(self) -> StoredWeight | None:
+        """The weight, while a store has it."""
+        return None if self.weight is None else self.weight()
+
+    @property
+    def store(self) -> Any:
+        """The store that has the weight, or None."""
+        stored = self.stored
+        return None if stored is None or stored.keeper is None else stored.keeper()
+
+    def whole(self, device: torch.device) -> torch.Tensor:
+        """All of them on a device, in the form of the weight: to be read, and not to be kept."""
+        if self.data is not None:
+            return moved(self.data.detach(), device)
+        assert self.like is not None
+        data = self.source.whole(self.like.dtype, device)
+        if data.stride() == self.like.stride():
+            return data
+        return torch.empty_strided(data.size(), self.like.stride(), dtype=data.dtype, device=device).copy_(data)
+
+    def write(self, is_lent: bool = False) -> torch.Tensor:
+        """The weight's data, which is made if there is none; see `Store.write`."""
+        stored, store = self.stored, self.store
+        if stored is not None and store is not None:
+            return cast("torch.Tensor", store.write(stored, is_lent))
+        if self.data is None:
+            self.data, self.origin = self.owned(is_lent), None
+        return self.data
+
+    def owned(self, is_lent: bool = False) -> torch.Tensor:
+        """All of them in host memory, of their own unless they are lent: else in a view of the file, if there is one.
+
+        What is written into such a view is lost when its memory is let go of.
+        """
+        data = self.whole(HOST)
+        return data if is_lent or data.untyped_storage().resizable() else data.clone()
+
+    @property
+    def source(self) -> Origin:
+        """What gives them now; raises WeightError where there are none."""
+        if self.data is not None:
+            return TensorOrigin(self.data)
+        return self.origin or TensorOrigin(self.gathered())
+
+    def gathered(self) -> torch.Tensor:
+        """All of them in host memory, out of rows on several devices; raises WeightError where there are none."""
+        rows = {span: part for (span, quant, _), part in self.parts.items() if span and not quant}
+        if not rows:
+            name = self.stored.name if self.stored else ""
+            raise WeightError(
+                f"weight {name} is on meta and has no data: have the module hold real weights, or name the files "
+                "that have them (weights=…)"
+            )
+        return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
+
+
+@dataclass(eq=False)
 class StoredWeight:
     """One weight.
 
-    Where it has no data in a tensor of its own, ``tensor`` is on meta and has its shape and dtype alone; modules may
-    hold ``shown`` in its place, one number that looks like all, so that libraries see a device. What is in ``parts``
+    It has data or an origin, never both: what a module holds wins over a file that has a weight of that name. Where it
+    has no data in a tensor of its own, ``tensor`` is a stand-in, or on meta if no module holds it. What is in ``parts``
     stays on its device, what is in ``staged`` until it is released.
 
     Args:
         name: its first name, without what adapters put into names.
         tensor: its own tensor, which it moves with, unless that is ``borrowed``: then it stays where it is.
-        origin: gives its numbers where the tensor has none.
+        numbers: what it knows of its numbers; that it has data in its tensor is noted there by the store.
         owner: whose weight it is, for messages.
         residency: where it rests while nobody computes with it.
         places: where modules hold its tensor.
         home: the device that it was assigned, unless it was assigned rows of it to several.
         bounds: the rows that it was assigned to each device, if so.
+        claimed: the device that its stand-ins report.
         before: where it was when it was brought elsewhere first.
-        noted: the data of what was put into the modules last, and how often that had been written.
+        noted: the data of what was put into the modules last, and how often that had been written; None where somebody
+            else put it there, or writes it.
+        read_from: the origin that its data was brought from, as it was then.
+        keeper: the store, for stand-ins.
     """
 
     name: str
     tensor: torch.Tensor
-    origin: Origin | None = None
+    numbers: Numbers = field(default_factory=Numbers)
     owner: str = ""
     residency: Residency = Residency.DEVICE
     borrowed: bool = False
     places: list[Place] = field(default_factory=list)
-    shown: torch.Tensor | None = None
     home: Device | None = None
     bounds: Bounds = ()
+    claimed: torch.device = HOST
     before: torch.device | None = None
-    parts: dict[Part, torch.Tensor] = field(default_factory=dict)
     staged: dict[Part, torch.Tensor] = field(default_factory=dict)
     noted: tuple[Data, int] | None = None
+    read_from: Origin | None = None
+    keeper: weakref.ref[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if stands_in(self.tensor):
+            self.numbers = self.tensor.numbers  # type: ignore[attr-defined]
+        elif not self.tensor.is_meta:
+            self.numbers.data = self.tensor
+        if self.numbers.stored is None:
+            self.numbers.weight = weakref.ref(self)
+
+    @property
+    def origin(self) -> Origin | None:
+        """What gives its numbers while its tensor has none."""
+        return self.numbers.origin
+
+    @origin.setter
+    def origin(self, origin: Origin | None) -> None:
+        self.numbers.origin = origin
+
+    @property
+    def parts(self) -> dict[Part, torch.Tensor]:
+        """What lies beside its tensor and stays there."""
+        return self.numbers.parts
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its tensor has its numbers."""
+        return self.numbers.data is not None
+
+    @property
+    def lies_on(self) -> torch.device:
+        """The device of its numbers, if its tensor has them; else the device of what has none."""
+        return self.tensor.device if self.is_here else torch.device("meta")
+
+    @property
+    def is_in_host_memory(self) -> bool:
+        """Whether its data takes up memory of the host: a view of a file takes none."""
+        return self.is_on(HOST) and self.tensor.untyped_storage().resizable()
+
+    def is_on(self, device: torch.device) -> bool:
+        """Whether its tensor has its numbers on a device."""
+        return self.lies_on == device
+
+    @property
+    def source(self) -> Origin | None:
+        """What gives its numbers beside its tensor: its origin, or what its data was brought from, if nobody wrote it.
+
+        A write through ``.data`` of its tensor is not seen here.
+        """
+        if not self.is_here:
+            return self.origin
+        is_untouched = self.noted == (data_of(self.tensor), version_of(self.tensor))
+        return self.read_from if is_untouched else None
 
     @property
     def file(self) -> FileOrigin | None:
         """The range of files that has its numbers, if one has."""
-        return None if self.origin is None else self.origin.file
+        source = self.source
+        return None if source is None else source.file
 
     @property
     def quant(self) -> str:
         """The type in whose blocks a file has it packed, while it has no data elsewhere; else nothing."""
-        file = self.file if self.tensor.is_meta else None
-        return file.entry.quant if file is not None and file.entry.is_packed else ""
+        origin = self.origin
+        return origin.entry.quant if isinstance(origin, FileOrigin) and origin.entry.is_packed else ""
 
     @property
     def nbytes(self) -> int:
         """Bytes of it as it rests."""
-        return self.file.entry.nbytes if self.quant and self.file is not None else self.tensor.nbytes
+        return self.file.entry.nbytes if self.quant and self.file is not None else bytes_of(self.tensor)
 
     @property
     def has_data(self) -> bool:
         """Whether it has numbers anywhere: in its tensor, in a file or on devices."""
-        return not self.tensor.is_meta or self.origin is not None or bool(self.parts)
+        return self.is_here or self.origin is not None or bool(self.parts)
 
     def is_held(self, weight: Weight, device: torch.device) -> bool:
         """Whether some of the numbers that a program knows as a weight stay on a device beside its own tensor."""
@@ -92,40 +223,29 @@ class StoredWeight:
 
     def check(self, weight: Weight) -> None:
         """Raises WeightError where it cannot be what a program knows as a weight, which was traced with another."""
-        if self.tensor.is_meta and self.origin is not None:
-            self.origin.check(weight)
-        elif not self.tensor.is_meta:
-            TensorOrigin(self.tensor).check(weight)
+        if self.is_here or self.origin is not None:
+            self.numbers.source.check(weight)
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program knows as a weight, on a device, from where it is: rows of it, packed bytes, or all."""
-        return self._source().read(weight, device)
+        return self.numbers.source.read(weight, device)
 
     def read_into(self, weight: Weight, place: torch.Tensor) -> None:
         """Fills memory on a device with what a program knows as a weight, from where it is."""
-        self._source().read_into(weight, place)
+        self.numbers.source.read_into(weight, place)
 
     def whole(self, device: torch.device) -> torch.Tensor:
         """All of it, dense, on a device, from where it is."""
-        return self._source().whole(self.tensor.dtype, device)
-
-    def _source(self) -> Origin:
-        if not self.tensor.is_meta:
-            return TensorOrigin(self.tensor)
-        return self.origin or TensorOrigin(self.gathered())
-
-    def gathered(self) -> torch.Tensor:
-        """All of it in host memory, out of its rows on several devices; raises WeightError where it has none."""
-        rows = {span: part for (span, quant, _), part in self.parts.items() if span and not quant}
-        if not rows:
-            raise WeightError(
-                f"weight {self.name} is on meta and has no data: load the weights first, or give them to dovetail.load"
-            )
-        return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
+        return self.numbers.source.whole(self.tensor.dtype, device)
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
+
+
+def stands_in(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a stand-in of a weight, whose numbers are elsewhere."""
+    return hasattr(type(tensor), STANDS_IN)
 
 
 ORDINARY = (torch.Tensor, nn.Parameter)

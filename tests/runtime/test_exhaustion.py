@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.errors import DoesNotFitError, ExecutionError
+from dovetail.compiler.errors import DoesNotFitError, ExecutionError, NotHereError
+from dovetail.runtime import sim
 from dovetail.runtime.devices.out_of_memory import fetched
 from dovetail.runtime.store.origin import TensorOrigin
 
@@ -17,6 +18,9 @@ MESSAGES = (
     "MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB)",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "CUDA error: out of memory",
+    "Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    "Native API failed. Native API returns: -5 (PI_ERROR_OUT_OF_RESOURCES) -5 (PI_ERROR_OUT_OF_RESOURCES)",
+    "level_zero backend failed with error: 38 (UR_RESULT_ERROR_OUT_OF_HOST_MEMORY)",
     "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
 )
 X = torch.ones(1, 8)
@@ -48,8 +52,12 @@ def test_an_operation_that_finds_no_memory_is_told_with_a_way_out(
 def test_an_error_of_a_device_that_runs_behind_does_not_blame_the_line_for_certain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ExecutionError, match=r"an operation before this one may be to blame"):
+    with pytest.raises(ExecutionError, match=r"before this one may be to blame: CUDA_LAUNCH_BLOCKING=1 shows which"):
         run_raising(RuntimeError("CUDA error: device-side assert triggered"), monkeypatch)
+    with pytest.raises(ExecutionError, match=r"before this one may be to blame$"):
+        run_raising(
+            RuntimeError("Native API failed. Native API returns: 20 (UR_RESULT_ERROR_DEVICE_LOST)"), monkeypatch
+        )
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -80,3 +88,36 @@ def test_another_error_is_not_tried_again() -> None:
     with pytest.raises(RuntimeError, match="shape mismatch"):
         fetched(fail)
     assert len(calls) == 1
+
+
+def test_all_kinds_of_devices_give_back_what_they_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim.enable()
+    emptied: list[str] = []
+    for kind in ("cuda", "xpu", "mps", "sim"):
+        module = getattr(torch, kind)
+        monkeypatch.setattr(module, "is_available", lambda: True)
+        monkeypatch.setattr(module, "empty_cache", lambda kind=kind: emptied.append(kind))
+    left = [RuntimeError(MESSAGES[0])]
+
+    def fetch() -> str:
+        if left:
+            raise left.pop()
+        return "there"
+
+    assert fetched(fetch) == "there"
+    assert emptied == ["cuda", "xpu", "mps", "sim"]
+
+
+def test_what_is_said_of_a_full_device_has_one_way_out_that_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim.enable({0: 2**20})
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(2**22, device="sim:0")
+    with pytest.raises(DoesNotFitError, match=r"in use: ask for a smaller size or batch"):
+        run_raising(caught.value, monkeypatch)
+    sim.enable()
+
+
+def test_a_module_without_data_is_not_sent_to_load_a_plan() -> None:
+    module = dovetail.compile(nn.Linear(8, 8, device="meta").eval(), (X.to("meta"),), backend="cpu")
+    with pytest.raises(NotHereError, match=r"have its module hold real weights before it is called, or name the files"):
+        module(X)

@@ -100,7 +100,7 @@ class AssignedWeights:
                 program.bounds[weight.name] = one.bounds
             if one.residency is not Residency.DEVICE:
                 program.residency[weight.name] = one.residency
-            if one.tensor.is_meta and one.origin and (quant := one.origin.quant_of(weight)):
+            if one.origin and (quant := one.origin.quant_of(weight)):
                 program.weights[weight.name] = replace(weight, quant=quant)
 
     @locked

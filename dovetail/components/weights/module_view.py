@@ -87,14 +87,15 @@ class ModuleView:
         self.moved: Callable[[], None] = lambda: None
         """Called when weights may have moved since they were looked at."""
         self._names = {one.name for one in self.weights()}
-        self._home = next((tensor.device for tensor in self._tensors() if not tensor.is_meta), HOST)
+        self._homeless = self._in_no_file()
+        self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)
         if residency is Residency.DISK:
             self._check_files()
 
     @property
     def is_in_files(self) -> bool:
         """Whether all parameters but those of adapters lie in files, so that they may rest on disk."""
-        return self._has_origins and not self._homeless()
+        return self._has_origins and not self._homeless
 
     @locked
     def rest_in(self, residency: Residency, in_memory: int = 0) -> None:
@@ -151,20 +152,20 @@ class ModuleView:
         return sum(one.nbytes for one in self.weights())
 
     @locked
-    def show(self, tensor: torch.Tensor, device: Device) -> None:
-        """Has the module hold one number on a device in the place of a weight that has no data yet.
-
-        So ``module.device`` is right before anything is read.
-        """
-        one = self.store.of(tensor)
-        if self._has_origins and one.tensor.is_meta:
-            self.store.show(one, device.torch)
+    def claim(self, device: Device) -> None:
+        """Has what stands for weights without data report a device, from which libraries tell where a module is."""
+        for one in self.weights():
+            self.store.claim(one, device.torch)
 
     @locked
     def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:
-        """Reads small weights that have no data yet to their device, where they stay wherever the others rest."""
+        """Brings small weights to their device, where they stay wherever the others rest.
+
+        Those with data that rest elsewhere stay there, unless no program will ever read them.
+        """
+        stays = self._has_origins or type(self.module).forward is nn.Module.forward
         for one in map(self.store.of, list(tensors)):
-            if self._has_origins and one.nbytes <= _KEPT_BYTES:
+            if one.nbytes <= _KEPT_BYTES and (stays or one.residency is Residency.DEVICE):
                 one.residency = Residency.DEVICE
                 self.store.place(one, device)
 
@@ -173,7 +174,7 @@ class ModuleView:
         """Brings a weight to a device for modules that run as they are; one that rests elsewhere until `release`."""
         if one.residency is Residency.DEVICE:
             self.store.place(one, device)
-        elif one.tensor.device != device.torch:
+        elif not one.is_on(device.torch):
             self.store.bring(one, device.torch)
             self._lent.add(one)
 
@@ -213,43 +214,15 @@ class ModuleView:
     def rest(self) -> None:
         """Brings weights that have data to where they rest, after that was changed."""
         for one in self.weights():
-            if not one.tensor.is_meta:
+            if one.is_here:
                 self.store.rest(one, one.tensor.device)
         self.moved()
-
-    @locked
-    def complete(self) -> None:
-        """Brings weights that have no data in the module to host memory."""
-        self.survey()
-        for one in self.weights():
-            if one.tensor.is_meta:
-                self.store.bring(one, HOST)
-
-    @locked
-    def take_over(self) -> None:
-        """Brings the data of all weights into the module's own tensors, which are what counts from now on.
-
-        One that has no data, such as an adapter's that is being loaded, stays as it is. Raises UsageError where weights
-        rest on disk in their files.
-        """
-        if self.residency is Residency.DISK:
-            raise UsageError(
-                f"the weights of {type(self.module).__name__} rest on disk, and what is in their files cannot be "
-                "replaced: call undo() first"
-            )
-        self.survey()
-        for one in self.weights():
-            if one.tensor.is_meta and one.has_data:
-                self.store.bring(one, HOST)
-            one.parts.clear()
-            one.staged.clear()
-            one.origin = None
 
     @locked
     def data_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a copy of the module has in the place of a weight: it has data, and no simulated device."""
         one = self.store.known(tensor)
-        if one is None or not (one.tensor.is_meta or _is_elsewhere(one)):
+        if one is None or (one.is_here and not _is_elsewhere(one)):
             return tensor if one is None else one.tensor
         data = one.whole(HOST)
         return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
@@ -258,28 +231,15 @@ class ModuleView:
     def on_file_terms(self) -> Iterator[None]:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
-        back = [(one, one.tensor, one.shown) for one in self.weights() if one.tensor.is_meta or _is_elsewhere(one)]
+        away = [one for one in self.weights() if not one.is_here or _is_elsewhere(one)]
+        back = [(one, one.tensor, one.origin, one.read_from) for one in away]
         try:
-            for one, _, _ in back:
+            for one in away:
                 self.store.bring(one, HOST)
             yield
         finally:
-            for one, tensor, shown in back:
-                self.store.restore(one, tensor)
-                if shown is not None:
-                    self.store.show(one, shown.device)
-
-    @contextlib.contextmanager
-    def bared(self) -> Iterator[None]:
-        """Modules hold meanwhile what stands for weights without data, and not what is shown in its place."""
-        back = [(one, one.shown.device) for one in self.weights() if one.shown is not None]
-        try:
-            for one, _ in back:
-                self.store.restore(one, one.tensor)
-            yield
-        finally:
-            for one, device in back:
-                self.store.show(one, device)
+            for known in back:
+                self.store.put_back(*known)
 
     @locked
     def undo(self) -> None:
@@ -292,8 +252,8 @@ class ModuleView:
             self.store.forget_parts(one)
             before = one.before if one.name in self._names else self._home  # else made while it was placed
             target = HOST if before is None or before.type == "meta" else before
-            moves = before is not None and one.tensor.device not in (target, torch.device("meta"))
-            if moves or (one.tensor.is_meta and one.file is not None):
+            moves = before is not None and one.is_here and not one.is_on(target)
+            if moves or (not one.is_here and one.file is not None):
                 self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
             one.home = one.before = None
             one.bounds = ()
@@ -306,18 +266,13 @@ class ModuleView:
         for one in self.weights():
             self.store.forget_parts(one)
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        yield from self.module.parameters()
-        yield from self.module.buffers()
-
-    def _homeless(self) -> list[str]:
-        """The parameters that lie in no file; not those that came later, of adapters, which rest in host memory."""
+    def _in_no_file(self) -> list[str]:
+        """The parameters that lie in no file now; what comes later, or is written, rests in host memory."""
         parameters = (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
-        return [one.name for one in parameters if one.file is None and one.name in self._names]
+        return [one.name for one in parameters if one.file is None]
 
     def _check_files(self) -> None:
-        homeless = self._homeless()
-        if homeless:
+        if homeless := self._homeless:
             raise UsageError(
                 f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"
                 f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot rest on disk: load them with "
@@ -326,4 +281,6 @@ class ModuleView:
 
 
 def _is_elsewhere(one: StoredWeight) -> bool:
-    return one.home is not None and one.home.is_simulated and one.tensor.device != HOST
+    """Whether a weight with data lies where no file writer reads it, also if somebody else put it there."""
+    there = one.tensor.device
+    return Device(there.type, there.index or 0).is_simulated

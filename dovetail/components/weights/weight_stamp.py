@@ -5,11 +5,8 @@ Which of them require gradients is looked at too, for PyTorch chooses kernels by
 
 from __future__ import annotations
 
-import contextlib
-
 from torch import nn
 
-from ...compiler.errors import WeightError
 from ...runtime.store.seen import Seen
 from ...runtime.store.store import Store
 
@@ -30,7 +27,7 @@ class WeightStamp:
         with self._store.lock:
             now = Seen.of(modules, root)
             foreign = seen is not None and self._is_foreign(seen, now)
-            self._keep(now)
+            self._seen = now
             return foreign
 
     def has_turned(self) -> bool:
@@ -47,34 +44,26 @@ class WeightStamp:
         seen = self._seen
         if seen is None:
             return
-        with self._store.lock, contextlib.suppress(WeightError):
+        with self._store.lock:
             now = Seen.within(seen.modules, seen.places)
             if not self._is_foreign(seen, now):
-                self._keep(now)
-
-    def _keep(self, now: Seen) -> None:
-        self._seen = now
-        for tensor in now.tensors:
-            one = self._store.known(tensor)
-            if one is not None and one.shown is not None and tensor is one.shown:
-                one.tensor.requires_grad_(one.shown.requires_grad)
+                self._seen = now
 
     def _is_foreign(self, seen: Seen, now: Seen) -> bool:
-        before = dict(zip(map(id, seen.tensors), seen.data(), strict=True))
-        known = self._store.known
-        slots = ((place, key) for place in now.places for key, value in place.items() if value is not None)
-        for slot, tensor, (data, version) in zip(slots, now.tensors, now.data(), strict=True):
-            one = known(tensor)
-            if one is None or not one.is_in(*slot):
-                return True
-            was = before.get(id(tensor)) or one.noted
-            if was is None:
-                continue
-            if was[1] != version and tensor.is_meta:
-                raise WeightError(
-                    f"weight {one.name} was written to, but its data is in no tensor of the module: it is split or "
-                    "rests elsewhere: call load_state_dict of the whole component, or undo() first"
-                )
-            if was[0] != data or (was[1] != version and (one.parts or one.staged)):
-                return True
+        before, data = seen.data(), now.data()
+        for place in now.places:
+            for key, tensor in place.items():
+                one = None if tensor is None else self._store.known(tensor)
+                if tensor is None:
+                    continue
+                if one is None or not one.is_in(place, key):
+                    return True
+                is_new = id(tensor) not in before
+                was, found = (one.noted if is_new else before[id(tensor)]), data.get(id(tensor))
+                if was is None and (is_new or found is not None):  # also a stand-in whose object became a tensor
+                    return True
+                if found is None or was is None:  # a stand-in
+                    continue
+                if was[0] != found[0] or (was[1] != found[1] and (one.parts or one.staged)):
+                    return True
         return False

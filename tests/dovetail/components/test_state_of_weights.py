@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -115,19 +114,16 @@ def test_a_weight_that_was_replaced_is_new_also_where_its_data_lies_where_the_ol
         assert not stamp.is_changed(model, modules)
 
 
-@pytest.mark.parametrize(("way", "step"), [("on_file_terms", "bring"), ("bared", "restore")])
 def test_an_error_while_weights_are_put_in_place_for_others_leaves_all_as_they_were(
-    monkeypatch: pytest.MonkeyPatch, way: str, step: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model().eval()
     sim.enable()
     view = ModuleView(model)
     for one in view.weights()[:4]:
         view.store.place(one, Device("sim", 0))
-        if way == "bared":
-            view.store.show(one, one.tensor.device)
-    before = [(one.tensor.device, one.shown is None) for one in view.weights()]
-    original, calls = getattr(view.store, step), 0
+    before = [one.tensor for one in view.weights()]
+    original, calls = view.store.bring, 0
 
     def failing(*args: Any) -> Any:
         nonlocal calls
@@ -136,32 +132,8 @@ def test_an_error_while_weights_are_put_in_place_for_others_leaves_all_as_they_w
             raise MemoryError("in between")
         return original(*args)
 
-    monkeypatch.setattr(view.store, step, failing)
-    with pytest.raises(MemoryError, match="in between"), getattr(view, way)():
+    monkeypatch.setattr(view.store, "bring", failing)
+    with pytest.raises(MemoryError, match="in between"), view.on_file_terms():
         raise AssertionError("it is not reached")
-    assert [(one.tensor.device, one.shown is None) for one in view.weights()] == before
-    shown = [one.shown if one.shown is not None else one.tensor for one in view.weights()]
-    assert all(map(operator.is_, shown, model.state_dict(keep_vars=True).values()))
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """Python collects circles of objects only where it is told to."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("clean_sims", "uncollected")
-def test_what_nobody_holds_any_more_is_collected_where_it_is_in_the_way_of_a_stand_in() -> None:
-    model = Model().eval()
-    view = ModuleView(model)
-    sim.enable({0: 2**20})
-    dropped: list[Any] = [torch.zeros(2**18, device="sim:0")]
-    dropped.append(dropped)
-    del dropped
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.zeros(1, device="sim:0")
-    for one in view.weights():
-        view.store.show(one, torch.device("sim", 0))
-    assert {one.device.type for one in model.state_dict().values()} == {"sim"}
+    assert all(map(operator.is_, [one.tensor for one in view.weights()], before))
+    assert all(map(operator.is_, before, model.state_dict(keep_vars=True).values()))

@@ -31,7 +31,7 @@ class Injected:
             original(device, size)
 
         monkeypatch.setattr(SimDevice, "require", require)
-        monkeypatch.setattr(store, "_fetched", self._noted(store._fetched))
+        monkeypatch.setattr(store, "fetched_weight", self._noted(store.fetched_weight))
 
     def _noted(self, fetched: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import UsageError
+from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.recovery.latents import Latents, beside, read_latents, save_latents
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
@@ -49,6 +50,14 @@ def test_a_component_that_runs_out_goes_on_block_by_block(
         assert torch.equal(paint(pipe, call).cpu(), expected)
     assert [one.getMessage() for one in caplog.records if "unet ran out of memory" in one.getMessage()]
     assert unet.streams
+    injected.fails = lambda _: False
+    assert torch.equal(paint(pipe, call).cpu(), expected)
+    assert not unet.streams
+    injected.fails = lambda _: bool(unet.view._users)
+    with pytest.raises(DoesNotFitError):
+        paint(pipe, call)
+    assert not unet.streams
+    injected.fails = lambda _: False
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
@@ -89,6 +98,20 @@ def test_latents_survive_a_decode_that_fails_and_give_the_same_picture(tmp_path:
     assert {name: len(one.programs) for name, one in pipe.dovetail.components.items()} == before
     with pytest.raises(UsageError, match="give the size"):
         pipe.dovetail.go_on(read.tensors, **{**call, "height": 64})
+
+
+def test_what_a_loop_written_by_hand_decodes_is_let_go_of() -> None:
+    pipe, _ = sd()
+    dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
+    given = []
+    for _ in range(3):
+        latents = torch.randn(1, 4, 8, 8).to("sim:1")
+        given.append(weakref.ref(latents))
+        with torch.no_grad():
+            pipe.vae.decode(latents)
+    del latents
+    assert [one for one in given if one() is not None] == []
+    assert pipe.dovetail.latents == {}
 
 
 def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:

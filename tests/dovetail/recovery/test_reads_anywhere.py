@@ -16,7 +16,7 @@ from dovetail.compiler.errors import WeightError
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
-from tests.cases import slow_but
+from tests.cases import numbers_drawn, slow_but
 
 from .reads import Reads
 
@@ -80,12 +80,12 @@ def interrupts(read: Read) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupts")
-@pytest.mark.parametrize("step", slow_but([60], [60, 1]))
+@pytest.mark.parametrize("step", slow_but([60], [60, 6]))
 def test_a_read_that_goes_wrong_ends_the_call_with_one_error_and_the_next_one_gives_the_picture(
     step: int, read: Read
 ) -> None:
     assert read.whole > 300
-    for at in range(1, read.whole + 1, step):
+    for at in numbers_drawn(read.whole, step):
         try:
             with pytest.raises(WeightError, match="the disk is gone"):
                 read.paint("fails", at)

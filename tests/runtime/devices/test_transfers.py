@@ -269,3 +269,38 @@ def test_an_argument_in_pinned_memory_is_read_when_it_has_been_handed_over():
     value.fill_(2)
     assert there.tolist() == [1, 1, 1]
     assert transfers.handed(there, SIM0) is there
+
+
+class Copied(torch.Tensor):
+    """Notes whether the host waits for what is copied to or from it."""
+
+    waited: list[bool]
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.copy_, torch.Tensor.to):
+            Copied.waited.append(not (kwargs or {}).get("non_blocking", False))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Streamless(Accelerator):
+    """A device that reads host memory behind the host and has no streams to wait for, as MPS."""
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda value, place: transfers._send(value, accelerator_of(CPU), Streamless(CPU)),
+        lambda value, place: transfers._send(value, accelerator_of(CPU), Streamless(CPU), into=place),
+        lambda value, place: transfers._send(value, Streamless(CPU), accelerator_of(CPU), into=place),
+        lambda value, place: transfers.land(value, place),
+        lambda value, place: transfers.moved(value, torch.device("meta")),
+    ],
+    ids=["to memory of its own", "into a whole", "from the device", "a weight", "a tensor"],
+)
+def test_the_host_waits_for_a_copy_of_a_device_that_has_no_streams(copy, monkeypatch):
+    Copied.waited = []
+    monkeypatch.setattr(transfers, "accelerator_of", lambda one: accelerator_of(one) if one == CPU else Streamless(CPU))
+    copy(torch.ones(4).as_subclass(Copied), torch.zeros(4).as_subclass(Copied))
+    assert Copied.waited
+    assert all(Copied.waited)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiler.checkpoints.entries import StoredFile
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
 from dovetail.compiler.spec.probe import probe_host
 from dovetail.runtime import sim
 from dovetail.runtime.devices.host_memory import host_memory
-from dovetail.runtime.store import readahead
+from dovetail.runtime.store import page_cache, readahead
 from dovetail.runtime.store import reader as reading
 from dovetail.runtime.store.opened_file import NO_RESERVE, OpenedFile, unreadable
 from dovetail.runtime.store.reader import WeightReader
@@ -92,6 +94,51 @@ def test_a_mapped_file_that_is_written_to_during_a_call_gives_an_error_and_no_nu
         with pytest.raises(WeightError, match="was written to"):
             compiled(x)
     assert calls
+
+
+def test_a_mapped_file_that_was_copied_over_with_its_time_kept_is_refused(tmp_path: Path) -> None:
+    path, compiled, x = on_the_host(tmp_path)
+    compiled(x)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(before.st_size // 2)
+        file.write(bytes(before.st_size - before.st_size // 2))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(WeightError, match="was written to since its header was read: load it again"):
+        compiled(x)
+
+
+def test_a_file_that_is_linked_protected_moved_or_removed_stays_what_it_was(tmp_path: Path) -> None:
+    path, compiled, x = on_the_host(tmp_path)
+    before = compiled(x)
+    ways = (
+        lambda: os.link(path, tmp_path / "also"),
+        lambda: path.chmod(0o400),
+        lambda: path.rename(tmp_path / "elsewhere"),
+        lambda: (tmp_path / "elsewhere").unlink(),
+    )
+    for change in ways:
+        change()
+        assert torch.equal(compiled(x), before)
+
+
+def test_a_file_that_ends_before_what_is_read_of_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, own, places = tmp_path / "weights", os.preadv, []
+    path.write_bytes(bytes(1000))
+    with path.open("rb") as file:
+        opened = OpenedFile(StoredFile.of(path, file.fileno()))
+
+    def little(file: int, buffers: Any, at: int, end: int = 1000) -> int:
+        places.append(at)
+        return own(file, [buffers[0][: min(400, end - at)]], at)
+
+    monkeypatch.setattr(page_cache, "_is_cached", lambda *_: False)
+    monkeypatch.setattr(os, "preadv", little)
+    opened.bring(0, 1000)
+    assert places == [0, 400, 800]
+    monkeypatch.setattr(os, "preadv", lambda *given: little(*given, end=600))  # cut short since it was looked at
+    with pytest.raises(WeightError, match="it ends at byte 600, 400 bytes too early"):
+        opened.bring(0, 1000)
 
 
 def test_a_file_that_is_replaced_stays_what_it_was(tmp_path: Path) -> None:

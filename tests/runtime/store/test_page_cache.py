@@ -83,8 +83,13 @@ def test_a_file_that_vanishes_stops_nothing(
 
 def test_of_a_range_what_is_not_there_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     window, read = page_cache._WINDOW, []
+
+    def noted(_: int, buffers: Any, at: int) -> int:
+        read.append((at, len(buffers[0])))
+        return len(buffers[0])
+
     monkeypatch.setattr(page_cache, "_is_cached", lambda _, at: at < 2 * window)
-    monkeypatch.setattr(os, "preadv", lambda _, buffers, at: read.append((at, len(buffers[0]))))
+    monkeypatch.setattr(os, "preadv", noted)
     with file_of(tmp_path, "weights", 4 * window).open("rb") as file:
         page_cache.read_uncached(file.fileno(), 5, 3 * window + 9)
     assert read == [(window + 5, window), (2 * window + 5, window), (3 * window + 5, 4)]

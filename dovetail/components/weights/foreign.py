@@ -1,0 +1,31 @@
+"""Refuses modules whose weights another library has quantized in a form that no device but their own takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ...compiler.errors import WeightError
+from ...compiler.frontend.refusals import foreign_library
+from ...compiler.spec.devices import Device
+from ...runtime.devices.wrapped import is_wrapped
+
+
+def refuse_unmovable(module: nn.Module, devices: Sequence[Device]) -> None:
+    """Raises WeightError for a weight that cannot be brought to these devices as it is.
+
+    What holds tensors of PyTorch is brought by these. Of other classes some lose what they know of their numbers with
+    ``detach()``, and none has kernels on simulated devices. On the host alone nothing is moved.
+    """
+    away = [device for device in devices if not device.is_host]
+    for name, weight in module.named_parameters() if away else ():
+        library = foreign_library(weight)
+        if not library or is_wrapped(weight):
+            continue
+        if type(weight.detach()) is not type(weight) or any(device.is_simulated for device in away):
+            raise WeightError(
+                f"{name} of {type(module).__name__} is a {type(weight).__name__} of {library}, which does not go to "
+                f"{away[0]}: leave it on cpu, or load the component without, and give a file of its quantized weights, "
+                "as dovetail convert --type q8_0 makes it (weights=…)"
+            )

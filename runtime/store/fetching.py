@@ -1,0 +1,75 @@
+"""Fetching of weights: what is said where there is no room, and what is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...compiler.errors import DoesNotFitError, WeightError
+from ...compiler.frontend.refusals import foreign_library
+from ...compiler.ir.weight import Weight
+from ...compiler.spec.devices import canonical_name
+from ...compiler.spec.units import format_bytes
+from ..devices.out_of_memory import fetched, ran_out
+from ..devices.transfers import moved
+from .origin import HOST, FileOrigin, Origin
+from .stored_weight import Part, StoredWeight
+
+WAY_OUT = "list more devices, or give {device} a smaller share (tensor_split, max_vram)"
+
+
+def has_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits, also where these are no numbers."""
+    here = moved(tensor.detach(), HOST).reshape(-1).view(torch.uint8)
+    return torch.equal(here, other.reshape(-1).view(torch.uint8))
+
+
+def reread(source: Origin, like: torch.Tensor) -> torch.Tensor:
+    """A weight's numbers in host memory of their own: a view of the file has what somebody wrote into its memory."""
+    if isinstance(source, FileOrigin) and source.can_view(like.dtype):
+        made = torch.empty(like.shape, dtype=like.dtype)
+        source.reader.read_into(source.entry, made)
+        return made
+    return source.whole(like.dtype, HOST)
+
+
+def once(one: StoredWeight, key: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What lies beside a weight's own tensor, made when it is first asked for."""
+    if key not in one.parts:
+        one.parts[key] = make()
+    return one.parts[key]
+
+
+def fetched_weight(
+    one: StoredWeight,
+    what: StoredWeight | Weight,
+    device: torch.device,
+    fetch: Callable[[], torch.Tensor],
+    way_out: str = WAY_OUT,
+) -> torch.Tensor:
+    """What a fetch brings to a device of a weight; where memory runs out it is tried once more with all caches empty.
+
+    Raises DoesNotFitError, which names the weight, when there is no room, and WeightError when the weight is of a class
+    of another library that cannot lie there.
+    """
+    try:
+        return fetched(fetch)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            _refuse_foreign(one, device, error)
+            raise
+        there = canonical_name(device)
+        raise DoesNotFitError(
+            f"weight {what.name} of {one.owner} needs {format_bytes(what.nbytes)} on {there}: {error}: "
+            f"{way_out.format(device=there)}"
+        ) from error
+
+
+def _refuse_foreign(one: StoredWeight, device: torch.device, error: Exception) -> None:
+    if library := foreign_library(one.tensor):
+        raise WeightError(
+            f"{one.name} of {one.owner} is a {type(one.tensor).__name__} of {library}, which does not go to "
+            f"{canonical_name(device)}: load the component without, and give a file of its quantized weights, as "
+            "dovetail convert --type q8_0 makes it (weights=…)"
+        ) from error

@@ -1,0 +1,39 @@
+"""What the schedule of a program says of its weights: which device reads each, and what stays there how long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from ...compiler.ir.program import Program
+from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.split import pieces
+from ...compiler.spec.devices import Device
+
+
+def readers(program: Program) -> dict[str, list[Device]]:
+    """The devices that read each weight, by name."""
+    found: dict[str, list[Device]] = defaultdict(list)
+    for item in program.schedule or ():
+        if isinstance(item, Load):
+            for name in item.weights:
+                found[name].append(item.device)
+    return found
+
+
+def staying(program: Program) -> frozenset[tuple[str, torch.device]]:
+    """The weights that the schedule keeps for the program, with the device of each."""
+    loads = (one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM)
+    return frozenset((name, load.device.torch) for load in loads for name in load.weights)
+
+
+def kept(program: Program) -> dict[str, set[tuple[tuple[int, int] | None, torch.device]]]:
+    """The rows that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
+    known = pieces(program)
+    found: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = defaultdict(set)
+    for load in program.schedule or ():
+        if isinstance(load, Load) and load.lifetime is Lifetime.PHASE:
+            for weight in (known[name][0] for name in load.weights):
+                found[weight.whole].add((weight.rows, load.device.torch))
+    return found

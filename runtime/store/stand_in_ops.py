@@ -1,0 +1,219 @@
+"""What an ATen op does with stand-ins of weights: it looks at them, reads their numbers, or writes them.
+
+Which of these it is stands in the schema of the op: what it writes, and which results share memory with an argument.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ...compiler.errors import UsageError
+from ..devices.transfers import moved
+from .origin import HOST, RoundedOrigin
+from .stored_weight import Numbers, stands_in
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from .stand_in import StandIn
+
+aten = torch.ops.aten
+_KEEPING = ("set_", "detach_", "resize_")
+"""What PyTorch counts among the ops that change the form of a tensor in place, and gives a weight memory or none."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What an op does: the names of the arguments that it writes, and whether it only looks, or makes a new tensor."""
+
+    names: tuple[str, ...]
+    written: frozenset[str]
+    looks: bool
+    makes_alike: bool
+
+
+@functools.cache
+def _rule_of(func: OpOverload) -> _Rule:
+    schema = func._schema
+    written = frozenset(one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write)
+    looks = not written and any(one.alias_info is not None for one in schema.returns)
+    names = tuple(one.name for one in schema.arguments)
+    name = schema.name.partition("::")[2]
+    makes_alike = "device" in names and (name.startswith("new_") or name.endswith("_like"))
+    return _Rule(names, written, looks, makes_alike)
+
+
+def dispatch(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs one ATen op on stand-ins and other tensors."""
+    rule = _rule_of(func)
+    if rule.makes_alike:
+        return _made_alike(func, args, kwargs)
+    if func is aten._to_copy.default and (made := _rounded(args[0], kwargs)) is not None:
+        return made
+    if func is aten.set_.source_Tensor:
+        assign(args[0], args[1])
+        return args[0]
+    if rule.looks:
+        return _looked(func, args, kwargs)
+    _check_form(func, args)
+    return _run(func, rule, args, kwargs)
+
+
+def _check_form(func: OpOverload, args: Sequence[Any]) -> None:
+    """Raises UsageError where an op would give a weight another form, through what was only detached from it."""
+    name = func._schema.name.partition("::")[2]
+    if torch.Tag.inplace_view in func.tags and name not in _KEEPING and _is_one(args[0]):
+        raise UsageError(
+            f"{name} cannot give another form to a weight that has no data, nor to what was detached from one: use "
+            f"{name.removesuffix('_')}, or clone it first"
+        )
+
+
+def _made_alike(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A new tensor of the form of a stand-in, of which nothing is read."""
+    device = kwargs.get("device") or next(one.device for one in args if isinstance(one, torch.Tensor))
+    bare = pytree.tree_map(lambda one: one.like if _is_one(one) else one, tuple(args))
+    return func(*bare, **{**kwargs, "device": device})
+
+
+def _looked(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Stand-ins of what an op looks at of one."""
+    one: Any = args[0]
+    if not _is_one(one):
+        return _run(func, _rule_of(func), args, kwargs)
+
+    if func in (aten.detach.default, aten.alias.default):
+        return one.detach()
+    # what others are beside their form plays no part: `view_as`, whose other may be a stand-in, or lie elsewhere
+    others, options = pytree.tree_map_only(torch.Tensor, _form, (tuple(args[1:]), kwargs))
+
+    def step(data: torch.Tensor) -> Any:
+        return func(data, *others, **options)
+
+    like = step(one.like)
+    if isinstance(like, torch.Tensor):
+        return one.looking(step, like)
+    return [one.looking(partial(_one_of, step, index), form) for index, form in enumerate(like)]
+
+
+def _form(tensor: torch.Tensor) -> torch.Tensor:
+    """The shape and strides of a tensor, without its numbers."""
+    return tensor.like if _is_one(tensor) else torch.empty_like(tensor, device="meta")
+
+
+def _one_of(step: Any, index: int, data: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = step(data)[index]
+    return made
+
+
+def _run(func: OpOverload, rule: _Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs an op on the numbers of stand-ins; those that it writes have data then."""
+    given = dict(zip(rule.names, args, strict=False)) | kwargs
+    written = [one for name in rule.written for one in _leaves(given.get(name)) if _is_one(one)]
+    for one in _make_room(written):
+        one.numbers.write()
+    there = _device_of([*args, *kwargs.values()], bool(written))
+    numbers: dict[int, torch.Tensor] = {id(one): one.write() for one in written}
+    back = [(numbers[id(one)], one) for one in written if numbers[id(one)].device != there]
+    numbers.update({id(one): moved(data, there).clone() for data, one in back})
+
+    def numbers_of(one: Any) -> Any:
+        if not _is_one(one):
+            return one
+        return numbers[id(one)] if id(one) in numbers else one.read(there)
+
+    taken_args, taken = pytree.tree_map(numbers_of, tuple(args)), pytree.tree_map(numbers_of, kwargs)
+    result = func(*taken_args, **taken)
+    for data, one in back:
+        data.copy_(numbers[id(one)])
+    own = {id(data): one for one in written for data in (numbers[id(one)],)}
+    read = {
+        leaf.untyped_storage()._cdata
+        for leaf, before in zip(_leaves((taken_args, taken)), _leaves((tuple(args), kwargs)), strict=True)
+        if _is_one(before) and id(before) not in numbers
+    }
+    return pytree.tree_map(lambda leaf: _result(leaf, own, read), result)
+
+
+def _result(leaf: Any, own: dict[int, StandIn], read: set[int]) -> Any:
+    """What an op returns for a result: the stand-in that it wrote, and never the memory in which it read one."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if id(leaf) in own:
+        return own[id(leaf)]
+    return leaf.clone() if leaf.untyped_storage()._cdata in read else leaf
+
+
+def _make_room(written: list[StandIn]) -> Iterator[StandIn]:
+    """The stand-ins that need data, each weight once; raises DoesNotFitError where not all of them find room."""
+    lacking = {id(one.numbers): one for one in written if one.numbers.data is None}
+    weights = [weight for one in lacking.values() if (weight := one.numbers.stored) is not None]
+    for keeper in {weight.keeper for weight in weights if weight.keeper is not None}:
+        store = keeper()
+        if store is not None:
+            store.room_for([weight for weight in weights if weight.keeper == keeper])
+    return iter(lacking.values())
+
+
+def _device_of(values: Sequence[Any], is_written: bool) -> torch.device:
+    """Where an op runs: where its other tensors are, or where data is written, or on the device that is reported."""
+    tensors = [one for one in _leaves(values) if isinstance(one, torch.Tensor)]
+    plain = [one.device for one in tensors if not _is_one(one) and (one.ndim or one.device != HOST)]
+    if plain:
+        return plain[0]
+    ours = [one for one in tensors if _is_one(one)]
+    if is_written:
+        return next((one.numbers.data.device for one in ours if one.numbers.data is not None), ours[0].device)
+    return ours[0].device
+
+
+def assign(stand_in: StandIn, other: torch.Tensor) -> None:
+    """Has a weight's place hold other data, or its own in another dtype, of which nothing is read then.
+
+    What was detached from a weight, or is a part of it, has other data alone, and the weight stays as it is.
+    """
+    numbers = stand_in.numbers
+    if _is_one(other) and not other.steps and other.numbers is numbers:
+        return
+    if stand_in.is_own and numbers.store is not None:
+        numbers.store.exchange(numbers.stored, other)
+    else:
+        stand_in.numbers, stand_in.steps = Numbers(other.write() if _is_one(other) else other.detach()), ()
+    like = other.like if _is_one(other) else torch.empty_like(other, device="meta")
+    fresh = type(stand_in).of(stand_in.numbers, like, stand_in.device)
+    torch.Tensor.data.__set__(stand_in, fresh)  # type: ignore[attr-defined]
+    stand_in.like = like
+
+
+def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
+    """A stand-in with the numbers of another in another dtype, or None where that takes more than a dtype."""
+    dtype = kwargs.get("dtype")
+    others = {name for name, value in kwargs.items() if value is not None and name not in ("dtype", "non_blocking")}
+    if kwargs.get("device") == one.device:
+        others -= {"device"}
+    origin = one.numbers.origin
+    if dtype is None or others - {"memory_format"} or one.steps or origin is None:
+        return None
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return None
+    like = torch.empty_like(one.like, dtype=dtype)
+    made: StandIn = type(one).of(
+        Numbers(origin=RoundedOrigin.of(origin, one.dtype, dtype), like=like), like, one.device
+    )
+    return made
+
+
+def _leaves(values: Any) -> list[Any]:
+    return pytree.tree_leaves(values)
+
+
+def _is_one(value: Any) -> TypeIs[StandIn]:
+    return isinstance(value, torch.Tensor) and stands_in(value)

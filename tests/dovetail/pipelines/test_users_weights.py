@@ -1,0 +1,104 @@
+"""What a user does to weights that have no data in their modules is what is painted with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.runtime.store.stand_in import StandIn
+from testbed.pipelines.tiny_pipelines import paint, sd
+from tests.cases import slow_but
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
+WORD = "<mine>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline whose vocabulary has no room for another word, as published ones."""
+    pipe, _ = sd()
+    pipe.text_encoder.resize_token_embeddings(len(pipe.tokenizer))
+    pipe.save_pretrained(found := tmp_path_factory.mktemp("sd"))
+    return found
+
+
+def _inversion(pipe: Any) -> None:
+    pipe.load_textual_inversion({WORD: torch.full((1, pipe.text_encoder.config.hidden_size), 0.7)}, token=WORD)
+
+
+def _weights(pipe: Any) -> None:
+    unet = pipe.unet
+    unet.conv_in.weight.data += 0.01
+    nn.init.constant_(unet.conv_out.bias, 0.3)
+    unet.conv_norm_out.load_state_dict({"weight": torch.full((8,), 0.9), "bias": torch.zeros(8)})
+    torch._foreach_mul_([one.data for one in unet.mid_block.parameters()], 0.9)
+    unet.time_embedding.linear_1.weight.detach().copy_(unet.time_embedding.linear_1.weight * 1.1)
+
+
+def _replaced(pipe: Any) -> None:
+    new = nn.Conv2d(pipe.unet.conv_out.in_channels, pipe.unet.conv_out.out_channels, 3, padding=1)
+    nn.init.constant_(new.weight, 0.01)
+    nn.init.constant_(new.bias, 0.3)
+    pipe.unet.conv_out = new
+
+
+def _rounded(pipe: Any) -> None:
+    for one in (pipe.unet, pipe.text_encoder, pipe.vae):
+        one.bfloat16()
+        one.float()
+
+
+def _fused(pipe: Any) -> None:
+    pipe.fuse_qkv_projections()
+
+
+CHANGES = [_inversion, _weights, _replaced, _rounded, _fused]
+
+
+@pytest.mark.parametrize("change", slow_but((_inversion, _weights), CHANGES))
+@pytest.mark.parametrize(("rests", "after"), [(None, False), ("disk", True)])
+def test_what_a_user_does_to_weights_without_data_is_painted_as_in_eager(
+    change: Callable[[Any], None], rests: str | None, after: bool, folder: Path
+) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    call = {**sd()[1], "prompt": f"a {WORD}"}
+    change(eager)
+    wanted = paint(eager, call)
+    pipe = dovetail.load_pipeline(folder, SPREAD, params_backend=rests)
+    if after:
+        paint(pipe, call)
+    change(pipe)
+    assert torch.equal(paint(pipe, call).cpu(), wanted)
+    assert torch.equal(paint(pipe, call).cpu(), wanted)
+
+
+def test_a_write_that_the_hosts_budget_has_no_room_for_names_the_weight_and_the_way_out(folder: Path) -> None:
+    pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk", max_vram="cpu=1KiB")
+    with pytest.raises(DoesNotFitError, match=r"conv_in.weight .*KiB of host memory.*max_vram cpu=") as refused:
+        pipe.unet.conv_in.weight.data += 1
+    assert "1.0 KiB" in str(refused.value)
+    assert type(pipe.unet.conv_in.weight) is StandIn
+    pipe.unet.conv_in.bias.data += 1
+    assert type(pipe.unet.conv_in.bias) is nn.Parameter
+
+
+def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
+    pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk")
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    for name in ("unet", "vae", "text_encoder"):
+        mine, theirs = getattr(pipe, name), getattr(eager, name).state_dict()
+        assert {key: float(one.norm()) for key, one in mine.state_dict().items()} == {
+            key: float(one.norm()) for key, one in theirs.items()
+        }
+        assert {type(one) for one in mine.parameters()} == {StandIn}
+    assert pipe.unet.device == torch.device("sim", 0)
