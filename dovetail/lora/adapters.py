@@ -19,6 +19,7 @@ from torch import nn
 
 from ..compiler.ir.weight import Adapter
 from ..conventions import libraries
+from .watched import unwatch, unwatched_version, version_of, watch
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,18 @@ class Wrapper:
         found = {"down": down["weight"], "up": up["weight"]}
         return found if up["bias"] is None else {**found, "bias": up["bias"]}
 
+    def scale(self, adapter: str) -> float:
+        """The scale of one of its adapters, which may be a tensor that hotswap writes into."""
+        scale = self.layer.scaling[adapter]
+        return scale.item() if isinstance(scale, torch.Tensor) else scale
+
 
 @dataclass(frozen=True)
 class Branches:
     """The branches of a call: their form, which a program is compiled for, and the tensors of their weights by name.
 
-    ``rest`` tells apart the states of other kinds of adapters, which a program takes in.
+    A tensor is another object when its numbers may have changed. ``rest`` tells apart the states of other kinds of
+    adapters, which a program takes in.
     """
 
     form: tuple[Adapter, ...] = ()
@@ -77,6 +84,23 @@ NO_BRANCHES = Branches()
 """Those of a call of a module that peft has not touched."""
 
 
+Taken = Mapping[str, tuple[torch.Tensor, Hashable, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read for a call, of which state, and each tensor of peft's with its version and what is given for it.
+
+    These are kept, so that no other tensor has the place in memory that tells one of them from others. ``is_watched``
+    tells whether every write to them is seen.
+    """
+
+    state: Hashable
+    branches: Branches
+    taken: Taken
+    is_watched: bool
+
+
 class Adapters:
     """Reads what peft has put on a component and its parts; ``found`` is told of each module that peft has wrapped."""
 
@@ -85,7 +109,7 @@ class Adapters:
         self._tell = found
         self._stamp: tuple[Any, ...] = ()
         self._found: MutableMapping[nn.Module, tuple[Wrapper, ...]] = weakref.WeakKeyDictionary()
-        self._read: MutableMapping[nn.Module, tuple[Hashable, Branches]] = weakref.WeakKeyDictionary()
+        self._read: MutableMapping[nn.Module, _Read] = weakref.WeakKeyDictionary()
 
     @property
     def stamp(self) -> tuple[Any, ...]:
@@ -119,15 +143,25 @@ class Adapters:
                 one.layer.unmerge()
         state = factor, tuple(map(_state, wrappers))
         known = self._read.get(module)  # another thread may forget it at any time
-        if known is None or known[0] != state:
-            known = self._read[module] = state, _branches(wrappers, factor)
-        return known[1]
+        if known is None or known.state != state:
+            known = self._read[module] = _branches(wrappers, factor, state, known.taken if known else {})
+        return known.branches
 
     def forget(self) -> None:
-        """Has the next call of each part take its adapters' weights again, for they may have been written meanwhile.
+        """Has the next call of each part take its adapters' weights again, however they were written meanwhile."""
+        self._read.clear()
 
-        A write through ``.data``, as peft's hotswap does it, leaves no trace in the tensor that could be compared.
-        """
+    def forget_unwatched(self) -> None:
+        """Has it take those again to which not every write is seen."""
+        for module, known in list(self._read.items()):
+            if not known.is_watched:
+                self._read.pop(module, None)
+
+    def hand_back(self, module: nn.Module) -> None:
+        """Makes the parameters of all adapters of a module ordinary ones again."""
+        for one in self.wrappers(module):
+            for parameter in one.layer.parameters():
+                unwatch(parameter)
         self._read.clear()
 
     def bases(self, module: nn.Module) -> dict[nn.Module, nn.Module]:
@@ -177,25 +211,29 @@ def _state(wrapper: Wrapper) -> Hashable:
         own = (p for name, p in layer.named_parameters() if not name.startswith(_BASE))
         scales = tuple(sorted(getattr(layer, "scaling", {}).items()))
         state = layer.disable_adapters, tuple(layer.merged_adapters), tuple(layer.active_adapters), scales
-        return wrapper.path, *state, *map(_version, own)
-    return tuple((layer.scaling[name], *map(_version, wrapper.tensors(name).values())) for name in wrapper.active)
+        return wrapper.path, *state, *map(unwatched_version, own)
+    return tuple((wrapper.scale(name), *map(version_of, wrapper.tensors(name).values())) for name in wrapper.active)
 
 
-def _version(tensor: torch.Tensor) -> Hashable:
-    written = 0 if tensor.is_inference() else tensor._version
-    return id(tensor), written, tensor.data_ptr(), tensor.requires_grad
-
-
-def _branches(wrappers: Sequence[Wrapper], factor: float) -> Branches:
+def _branches(wrappers: Sequence[Wrapper], factor: float, state: Hashable, before: Taken) -> _Read:
+    """Reads what peft has; what has not changed since it was read ``before`` is given again."""
     form: list[Adapter] = []
-    held: dict[str, torch.Tensor] = {}
+    taken: dict[str, tuple[torch.Tensor, Hashable, torch.Tensor]] = {}
+    scales: dict[str, torch.Tensor] = {}
     for one in wrappers:
         for slot, name in enumerate(one.active if one.is_plain else ()):
-            tensors, scale = one.tensors(name), one.layer.scaling[name]
+            tensors, scale = one.tensors(name), one.scale(name)
             down, up = tensors["down"], tensors["up"]
             form.append(
                 Adapter(one.path, slot, (*down.shape,), (*up.shape,), up.dtype, "bias" in tensors, not up.requires_grad)
             )
-            tensors["scale"] = torch.tensor(scale if factor == 1 else scale * factor, dtype=torch.float64)
-            held.update((form[-1].name(part), tensor) for part, tensor in tensors.items())
-    return Branches(tuple(form), held, tuple(_state(one) for one in wrappers if not one.is_plain))
+            for part, tensor in tensors.items():
+                key, version = form[-1].name(part), version_of(tensor)
+                known = before.get(key)
+                taken[key] = known if known and known[1] == version else (tensor, version, tensor.detach())
+            number = scale if factor == 1 else scale * factor
+            scales[form[-1].name("scale")] = torch.tensor(number, dtype=torch.float64)
+    held = {name: given for name, (_, _, given) in taken.items()} | scales
+    rest = tuple(_state(one) for one in wrappers if not one.is_plain)
+    is_watched = all(watch(tensor) for tensor, _, _ in taken.values())
+    return _Read(state, Branches(tuple(form), held, rest), taken, is_watched)

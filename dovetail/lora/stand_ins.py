@@ -21,6 +21,7 @@ from ..compiler.errors import UsageError
 from ..compiler.frontend.trace_lock import alone
 from ..conventions import libraries
 from ..conventions.replacements import put_method
+from ..runtime.devices.fork import ForkSafeLock
 from .adapters import Adapters
 
 _OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
@@ -37,11 +38,8 @@ class Adaptable(Protocol):
         """The module of the component."""
 
     @property
-    def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """Held while the component runs by its parts or is changed."""
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Held while no component of the pipeline runs; taken after ``turn``."""
+    def turn(self) -> ForkSafeLock:
+        """Held while a component of the pipeline runs or is changed."""
 
 
 def guard_module(component: Adaptable) -> None:
@@ -52,12 +50,10 @@ def guard_module(component: Adaptable) -> None:
 
 def on_stand_ins(components: Sequence[Adaptable], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
-    with contextlib.ExitStack() as stack:
-        for component in components:
-            stack.enter_context(component.turn)
-        stack.enter_context(alone())  # nothing is compiled meanwhile, and nothing runs
-        if components:
-            stack.enter_context(components[0].alone())
+    if not components:
+        return original(*args, **kwargs)
+    turn = components[0]  # which is that of all
+    with turn.turn, turn.turn, alone():  # nothing is compiled meanwhile, and nothing runs
         return _load(components, original, args, kwargs)
 
 

@@ -3,8 +3,9 @@
 So an adapter needs no copy of a weight, and works on one that is packed, sliced or elsewhere at rest. A branch does
 what peft does, in its order and dtypes, so that no bit differs. Its weights are named by the module and a slot, not by
 the adapter, and its scale is a weight too, a Python number: another scale, or another adapter of the same form, is
-bound in their place and compiles nothing. They rest with the weight they belong to. Must run while weights have no
-place yet, or the branches would be left out when devices are filled.
+bound in their place and compiles nothing. They lie on the device of the weight they belong to, and come and go with it
+where that rests elsewhere. Must run while weights have no place yet, or the branches would be left out when devices are
+filled.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operation n
 from ...compiler.ir.program import Program, origin_of, value_of, weight_name
 from ...compiler.ir.value import TensorType, dense_stride
 from ...compiler.ir.weight import Adapter, Weight
+from ...compiler.spec.residency import Residency
 from ..infra.base import Change, Pass
 
 aten = torch.ops.aten
@@ -136,11 +138,17 @@ class _Writer:
         return self._nodes[weight.name]
 
     def settle(self) -> None:
-        """Puts the weights of the branches into the block, and to the home, of the weights they belong to."""
+        """Puts the weights of the branches into the block, and to the home, of the weights they belong to.
+
+        Those of a weight that comes and goes come and go with it, from host memory, where adapters lie.
+        """
         program = self._program
         for name, weights in self._beside.items():
             if name in program.home:
                 program.home.update(dict.fromkeys(weights, program.home[name]))
+            if program.residency.get(name, Residency.DEVICE) is not Residency.DEVICE:
+                matrices = (one for one in weights if not program.weights[one].is_number)
+                program.residency.update(dict.fromkeys(matrices, Residency.HOST))
         program.blocks = tuple(
             replace(block, weights=tuple(one for name in block.weights for one in (name, *self._beside.get(name, ()))))
             for block in program.blocks

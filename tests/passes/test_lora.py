@@ -126,7 +126,7 @@ def run(traced: Program, module: nn.Module, x: Tensor, branches: Sequence[Branch
     assert traced.schedule is not None
     executor = Executor(traced, traced.schedule)
     weights = ProgramWeights.of_module(module, traced)
-    weights.adapters = held
+    weights.adapters.exchange(held)
     executor.bind(weights)
     return executor([x.to(traced.main.torch)])[0].cpu()  # type: ignore[no-any-return]
 

@@ -71,7 +71,7 @@ def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | No
     assert program.schedule is not None
     executor = Executor(program, program.schedule)
     weights = ProgramWeights.of_module(module, program)
-    weights.adapters = adapters or {}
+    weights.adapters.exchange(adapters or {})
     executor.bind(weights)
     return executor([X.to(program.main.torch)])[0].cpu()  # type: ignore[no-any-return]
 

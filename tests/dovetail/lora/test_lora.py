@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.components.compiled import CompiledModule
-from dovetail.components.merging import Update
+from dovetail.lora.updates import Update
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
@@ -341,7 +341,7 @@ def _all_of(held: Any) -> torch.Tensor:
 @pytest.mark.parametrize(("out", "inward", "rank"), [(300, 256, 4), (1024, 700, 64), (5, 3, 1), (129, 2048, 17)])
 def test_rows_of_an_update_are_the_rows_of_the_update(out: int, inward: int, rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    update = Update(None, torch.randn(out, rank).to(dtype), torch.randn(rank, inward).to(dtype), 0.37)
+    update = Update(torch.randn(out, rank).to(dtype), torch.randn(rank, inward).to(dtype), 0.37)
     whole = update.rows(None)
     for start, stop in ((0, 1), (1, out), (out // 3, out // 2 + 1), (out - 1, out)):
         assert torch.equal(update.rows((start, stop)), whole[start:stop])
