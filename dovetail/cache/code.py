@@ -6,18 +6,20 @@ import dis
 import functools
 import hashlib
 import importlib.util
-import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
+from ..conventions import libraries
+
 _digests: dict[int, tuple[CodeType, str]] = {}
 _names: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-_imports: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-_ROOTS = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+_loads: dict[int, tuple[CodeType, frozenset[str]]] = {}
+_imports: dict[tuple[int, str], tuple[CodeType, tuple[str, ...]]] = {}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _IMPORT = dis.opmap["IMPORT_NAME"]
+_GLOBAL = frozenset(dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def digest_of(code: CodeType) -> str:
@@ -39,26 +41,29 @@ def names_in(code: CodeType) -> tuple[str, ...]:
     return known[1]
 
 
-def imports_in(function: FunctionType) -> tuple[str, ...]:
-    """The full names of the modules that a function imports when it is called."""
-    code = function.__code__
-    known = _imports.get(id(code))
+def loads_in(code: CodeType) -> frozenset[str]:
+    """The names that a code object and those in it look up as globals or builtins, and not as attributes."""
+    known = _loads.get(id(code))
     if known is None:
-        package = function.__globals__.get("__package__") or ""
-        known = _imports[id(code)] = code, tuple(sorted(set(_imports_in(code, package))))
+        known = _loads[id(code)] = code, frozenset(_loads_in(code))
     return known[1]
 
 
-def digest_of_file(module: str) -> str:
-    """A digest of the file of a module that is not imported yet; empty where it is in no package that is."""
-    package, _, name = module.rpartition(".")
-    for place in getattr(sys.modules.get(package), "__path__", ()):
-        for file in (Path(place, f"{name}.py"), Path(place, name, "__init__.py")):
-            if file.is_file():
-                return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
-    return ""
+def strings_in(code: CodeType) -> set[str]:
+    """The texts among the constants of a code object and those in it."""
+    found = {one for one in code.co_consts if isinstance(one, str)}
+    return found.union(*(strings_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
+def imports_in(code: CodeType, package: str) -> tuple[str, ...]:
+    """The full names of the modules that code of a package imports when it runs, and of what it takes out of them."""
+    known = _imports.get((id(code), package))
+    if known is None:
+        known = _imports[id(code), package] = code, tuple(sorted(set(_imports_in(code, package))))
+    return known[1]
+
+
+@functools.cache
 def is_of_python(module: str) -> bool:
     """Whether a module is of Python's own library, which the version of Python says."""
     return module.partition(".")[0] in sys.stdlib_module_names
@@ -66,10 +71,23 @@ def is_of_python(module: str) -> bool:
 
 @functools.cache
 def is_installed(package: str) -> bool:
-    """Whether a package lies where packages are installed, so that its version says what is in it."""
+    """Whether a package is a library of models, or lies where packages are installed: so that it has a version."""
     found = sys.modules.get(package)
     places = [getattr(found, "__file__", None) or "", *getattr(found, "__path__", ())]
-    return any(place.startswith(root + os.sep) for place in places for root in _ROOTS)
+    return package in libraries.NAMES or any(_INSTALLED.intersection(Path(place).parts) for place in places)
+
+
+@functools.cache
+def is_own(module: str) -> bool:
+    """Whether a module is somebody's own: of no library that has a version."""
+    package = module.partition(".")[0]
+    return not (package in ("torch", "dovetail") or is_of_python(module) or is_installed(package))
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that a class says it is of; compiled ones may have something else in that place."""
+    named = kind.__module__
+    return named if isinstance(named, str) else "builtins"
 
 
 def home_of(function: FunctionType) -> str:
@@ -107,13 +125,24 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield constant
 
 
+def _loads_in(code: CodeType) -> Iterator[str]:
+    yield from (one.argval for one in dis.get_instructions(code) if one.opcode in _GLOBAL)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _loads_in(constant)
+
+
 def _imports_in(code: CodeType, package: str) -> Iterator[str]:
     if _IMPORT in code.co_code[::2]:
         before: list[dis.Instruction] = []
+        module = ""
         for one in dis.get_instructions(code):
             if one.opcode == _IMPORT:
                 level = next((was.argval for was in before[-2:] if type(was.argval) is int), 0)
-                yield _resolved("." * level + str(one.argval), package)
+                module = _resolved("." * level + str(one.argval), package)
+                yield module
+            elif one.opname == "IMPORT_FROM":
+                yield f"{module}.{one.argval}"
             before = [*before[-1:], one]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,17 +1,22 @@
 """Describes what a trace depends on by content, so that two processes that would trace alike describe alike.
 
 A trace runs the Python of a model: of its classes, of the objects in its attributes, and of every function that these
-call. All of it is written into one digest: attributes by value, tensors by their bytes, functions by bytecode with
-their defaults, closures and the globals that they name, and so on from function to function. Of a class those members
-are taken whose names some function on the way looks up. So a function that somebody put in the place of a library's, in
-a class or in a module, changes the digest, as does an edited file.
+call. All of it is written into one digest, in three ways:
+
+- what the model holds: attributes by value, tensors by their bytes;
+- what lies in memory: from function to function, each by bytecode with its defaults, its closure, and the globals and
+  members of classes that it names. Of each class and module on the way, all functions are told, named or not, so that
+  one that was put in the place of another changes the digest, however it is called;
+- what lies in files (``files.py``): all of every file that these functions come from, and of what these import. So an
+  edit changes the digest by whatever way a forward reaches what was edited.
 
 The code of PyTorch outside of ``torch.nn``, of Python's own library, of dovetail, and of installed packages that no
 class of the model comes from is not followed: a function of these is told by its own bytecode, for their versions are
 in the key beside this.
 
-What has no content that can be told (an open file, a generator of random numbers), and code that was typed into a
-session or is of the script that runs, raises HasNoContent.
+What has no content that can be told (an open file, a generator of random numbers), a function that reads the world
+beside the model (``world.py``), and code that was typed into a session or is of the script that runs, raises
+HasNoContent.
 """
 
 from __future__ import annotations
@@ -20,15 +25,17 @@ import functools
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
-from .code import digest_of, digest_of_file, home_of, imports_in, is_installed, is_of_python, names_in
+from .code import digest_of, home_of, imports_in, is_installed, is_of_python, is_own, loads_in, module_of, names_in
+from .files import files_of, is_as_imported
 from .values import HasNoContent, Values
+from .world import variables_of, what_it_reads
 
 _DESCRIPTORS = (staticmethod, classmethod)
 _FRAME = frozenset(vars(nn.Module()))
@@ -44,6 +51,13 @@ _OF_CLASSES = frozenset(
 )
 """What classes have that no call of an object runs, or that says of them what their other members say too."""
 _MAKES = ("__init__", "__new__", "__post_init__")
+_BY_TEXT = frozenset({"getattr", "attrgetter", "methodcaller", "getattr_static"})
+_BY_ANYTHING = frozenset({"globals", "locals", "vars", "dir", "__dict__", "modules", "getmembers"})
+"""What looks a name up that is in no bytecode: by a text in part, or by any."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CODE = (FunctionType, *_DESCRIPTORS, property, functools.cached_property)
+_FRAGMENT = 2
+"""Letters that a part of a name has at least."""
 
 
 class Content(Values):
@@ -54,6 +68,10 @@ class Content(Values):
         self._functions: deque[FunctionType] = deque()
         self._classes: dict[type, None] = {}
         self._made: set[type] = set()
+        self._modules: dict[str, None] = {}
+        self._imported: dict[str, None] = {}
+        self._parts: set[str] = set()
+        self._is_open = False  # whether somebody's own code looks up any name
 
     def module(self, module: nn.Module) -> None:
         """Adds a module with all that is in it, and the code of its forward."""
@@ -65,6 +83,16 @@ class Content(Values):
 
     def finish(self) -> str:
         """The digest, after the code that runs was followed to its end."""
+        self._follow()
+        for cls in self._classes:
+            self._unnamed(f"{cls.__module__}.{cls.__qualname__}", vars(cls), is_whole=is_own(cls.__module__))
+        for module in self._modules:
+            is_whole = is_own(module) and (self._is_open or not is_as_imported(module))
+            self._unnamed(module, vars(sys.modules[module]), is_whole)
+        self.say("files", *files_of([*self._modules, *self._imported], self._is_followed))
+        return self._digest.hexdigest()
+
+    def _follow(self) -> None:
         self._is_state = False
         done: dict[tuple[type, str], None] = {}
         while True:
@@ -73,11 +101,35 @@ class Content(Values):
             wanted = [(one, name) for one in list(self._classes) for name in self._members(one)]
             new = [pair for pair in wanted if pair not in done]
             if not new:
-                return self._digest.hexdigest()
+                return
             done.update(dict.fromkeys(new))
             for cls, name in new:
                 self.say("member", self._met[id(cls)][0], name)
                 self._member(vars(cls)[name])
+
+    def _unnamed(self, home: str, members: Mapping[str, Any], is_whole: bool) -> None:
+        """All functions that a class or module has, and what is plain of one whose members any way may lead to."""
+        told: list[object] = []
+        for name, value in list(members.items()):
+            if isinstance(value, _CODE):
+                if id(value) in self._met:
+                    told.append((name, self._met[id(value)][0]))
+                else:
+                    told += [(name, f.__module__, f.__qualname__, digest_of(f.__code__)) for f in _functions_in(value)]
+            elif is_whole and isinstance(value, _PLAIN) and not (name.startswith("__") and name.endswith("__")):
+                told.append((name, value))
+        self.say("of", home, told)
+
+    def _refuse_session(self, module: str, name: str) -> None:
+        if module in ("__main__", "builtins", "None"):
+            self._refuse(f"{name}, which is of the script or session that runs")
+
+    def _refuse(self, what: str) -> None:
+        raise HasNoContent(what)
+
+    def _note(self, module: str) -> None:
+        if module in sys.modules:
+            self._modules[module] = None
 
     def _is_followed(self, module: str) -> bool:
         """Whether the code of a module is told by content all the way, and not by the version of its package."""
@@ -114,11 +166,13 @@ class Content(Values):
 
     def _class(self, cls: type) -> None:
         """A class by name; its members follow as far as some function names them."""
-        self.say("class", cls.__module__, cls.__qualname__)
-        if not self._is_followed(cls.__module__):
+        home = module_of(cls)
+        self.say("class", home, cls.__qualname__)
+        if not self._is_followed(home):
             return
-        _refuse_session(cls.__module__, cls.__qualname__)
+        self._refuse_session(home, cls.__qualname__)
         self._classes[cls] = None
+        self._note(home)
         for base in cls.__bases__:
             self._value(base)
         if type(cls) is not type:
@@ -128,7 +182,16 @@ class Content(Values):
         own = vars(cls)
         special = {name for name in own if name.startswith("__") and name not in _OF_CLASSES and name not in _MAKES}
         made = {name for name in _MAKES if name in own} if cls in self._made else set()
-        return sorted(((own.keys() & self._names) - _OF_CLASSES - {*_MAKES}) | special | made)
+        named = own.keys() & self._names | (self._reached(own) if is_own(module_of(cls)) else set())
+        return sorted((named - _OF_CLASSES - {*_MAKES}) | special | made)
+
+    def _reached(self, own: Mapping[str, Any]) -> set[str]:
+        """The names among some that code may put together, from what the model holds or from parts of names."""
+        if self._is_open:
+            return {name for name in own if not name.startswith("__")}
+        if not self._parts:
+            return set()
+        return {name for name in own if name in self._texts or any(part in name for part in self._parts)}
 
     def _member(self, value: Any) -> None:
         if isinstance(value, _DESCRIPTORS):
@@ -147,7 +210,8 @@ class Content(Values):
     def _function(self, function: FunctionType) -> None:
         self.say("function", function.__module__, function.__qualname__, digest_of(function.__code__))
         if self._is_followed(home_of(function)):
-            _refuse_session(home_of(function), function.__qualname__)
+            self._refuse_session(home_of(function), function.__qualname__)
+            self._note(home_of(function))
         self._functions.append(function)
 
     def _body(self, function: FunctionType) -> None:
@@ -156,24 +220,43 @@ class Content(Values):
         self._value(function.__defaults__)
         self._value(function.__kwdefaults__)
         for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:
-                self.say("empty")
-                continue
-            self._value(held)
+            self._cell(cell)
         if self._is_followed(home_of(function)):  # a decorator of PyTorch's keeps what it decorates in its closure
             names = names_in(function.__code__)
             self._names.update(names)
+            self._outside(function, names)
             self._globals(function.__globals__, names)
-            self._imports(imports_in(function), names)
+            self._imports(imports_in(function.__code__, function.__globals__.get("__package__") or ""), names)
+
+    def _cell(self, cell: CellType) -> None:
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            self.say("empty")
+        else:
+            self._value(held)
+
+    def _outside(self, function: FunctionType, names: tuple[str, ...]) -> None:
+        """What a function asks beside its arguments and Python objects; raises HasNoContent where nobody can tell."""
+        own = is_own(home_of(function))
+        variables = variables_of(function, own)
+        if variables:
+            self.say("environment", *variables)
+        if not own:
+            return
+        reads = what_it_reads(function) if variables is not None else "environment variables that it does not name"
+        if reads:
+            self._refuse(f"what {home_of(function)}.{function.__qualname__} reads: {reads}")
+        if _BY_TEXT.intersection(names):
+            self._parts.update(name for name in names if len(name) >= _FRAGMENT)
+        self._is_open |= bool(_BY_ANYTHING & {*names, *loads_in(function.__code__)})
 
     def _imports(self, modules: Iterable[str], names: tuple[str, ...]) -> None:
-        """What a function imports when it is called: the file, and what is named of it where it is imported by now."""
+        """What a function imports when it is called: what is named of it, where it is imported by now."""
         for module in modules:
             if is_of_python(module) or module.partition(".")[0] == "torch":
                 continue
-            self.say("import", module, digest_of_file(module))
+            self._imported[module] = None
             if module in sys.modules:
                 self._globals(vars(sys.modules[module]), names)
 
@@ -182,7 +265,8 @@ class Content(Values):
         waiting, seen = [own], {id(own)}
         while waiting:
             held = waiting.pop()
-            for name in names:
+            more = self._reached(held) if is_own(str(held.get("__name__"))) else ()
+            for name in (*names, *sorted(set(more).difference(names))):
                 if name not in held or name.startswith("__") or name in libraries.OF_ONE_PROCESS:
                     continue
                 value = held[name]
@@ -193,10 +277,18 @@ class Content(Values):
                     continue
                 if isinstance(value, type) and not issubclass(value, nn.Module):
                     self._made.add(value)
-                self.say("global", name)
+                self._looked_up(held, name)
                 self._value(value)
 
+    def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
+        self.say("global", name)
 
-def _refuse_session(module: str, name: str) -> None:
-    if module in ("__main__", "builtins", "None"):
-        raise HasNoContent(f"{name}, which is of the script or session that runs")
+
+def _functions_in(value: Any) -> list[FunctionType]:
+    if isinstance(value, property):
+        found = [value.fget, value.fset]
+    elif isinstance(value, functools.cached_property):
+        found = [value.func]
+    else:
+        found = [getattr(value, "__func__", value)]
+    return [one for one in found if isinstance(one, FunctionType)]

@@ -15,12 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ..compiler.errors import ProgramTextError
+from ..compiler.errors import ProgramTextError, VerificationError
 from ..compiler.ir.program import Program
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
+from ..passes.verify.types import verify_types
 from .head import Head, NoEntry, open_entry, read_head
 from .key import Key
+from .trust import doubt
 
 
 def written(key: Key, program: Program) -> list[bytes]:
@@ -42,9 +44,12 @@ def written(key: Key, program: Program) -> list[bytes]:
 def read(path: Path, key: Key, is_named: bool = False) -> Program:
     """The program of an entry; raises NoEntry for a file that is none of this key, OSError where there is no file.
 
-    One in a file that somebody names may be of another machine.
+    One in a file that somebody names may be of another machine, and of another user.
     """
     with open_entry(path) as file:
+        why = "" if is_named else doubt(os.fstat(file.fileno()), path)
+        if why:
+            raise NoEntry(why)
         head = read_head(file)
         is_of_key = head.content == key.content if is_named else head.key == key.full
         if not is_of_key or head.program + head.tensors != os.fstat(file.fileno()).st_size - file.tell():
@@ -54,8 +59,10 @@ def read(path: Path, key: Key, is_named: bool = False) -> Program:
         raise NoEntry("it is damaged")
     try:
         program = parse_program(text.decode())
+        if is_named:  # an entry of the cache is what was traced here: nobody else can write there
+            verify_types(program)
         found = load(tensors)
-    except (ProgramTextError, SafetensorError, ValueError) as error:
+    except (ProgramTextError, VerificationError, SafetensorError, ValueError) as error:
         raise NoEntry(str(error)) from error
     program.constants = dict(_constants(program, found))
     return program

@@ -12,6 +12,7 @@ from ..compiler.atomic_write import written_beside
 from ..compiler.errors import SpecError
 from ..compiler.spec.units import parse_bytes
 from .head import NoEntry, open_entry, read_head
+from .trust import doubt
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
@@ -54,6 +55,14 @@ def place() -> Path:
     return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "dovetail"
 
 
+def why_not_believed() -> str:
+    """Why what is in the folder is neither read nor added to, with the way out; empty where it is, or is not there."""
+    try:
+        return doubt(place().stat(), place())
+    except OSError:
+        return ""
+
+
 def limit() -> int:
     """The bytes that all entries may take together; raises SpecError where the variable is no size."""
     given = os.environ.get(SIZE) or _SIZE
@@ -85,10 +94,11 @@ def touch(key: str) -> None:
 
 def write(key: str, parts: Iterable[bytes], most: int) -> None:
     """Writes an entry, whole or not at all, and lets those go that were used longest ago. Raises OSError."""
-    folder = place()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with written_beside(path_of(key)) as draft, draft.open("wb") as file:
-        file.writelines(parts)
+    _make(place())
+    with written_beside(path_of(key)) as draft:
+        draft.chmod(0o600)
+        with draft.open("wb") as file:
+            file.writelines(parts)
     shrink(most)
 
 
@@ -112,6 +122,13 @@ def clear() -> tuple[int, int]:
     for draft in place().glob(".*.trace"):
         draft.unlink(missing_ok=True)
     return len(found), sum(entry.nbytes for entry in found)
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder with those that it lies in, for this user alone. Raises OSError."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _entries() -> Iterator[Entry]:

@@ -51,8 +51,14 @@ def key_of(
             content.say("method of tensors", name)
             content.arguments(method)
         told = content.finish()
-    except (HasNoContent, RecursionError) as why:
-        logger.debug("the trace of a %s is not kept on disk: it depends on %s", type(module).__name__, str(why))
+    except HasNoContent as why:
+        logger.info("the trace of a %s is not kept on disk: it depends on %s", type(module).__name__, str(why))
+        return None
+    except Exception as error:  # whatever lies in somebody's attributes and globals must not end a compilation
+        logger.debug(
+            "the trace of a %s is not kept on disk: %s while it was described: %s",
+            type(module).__name__, type(error).__name__, str(error),
+        )  # fmt: skip
         return None
     around = repr((told, surroundings())).encode(errors="surrogatepass")
     return Key(told, hashlib.blake2b(around, digest_size=20).hexdigest())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..compiler.frontend.autocast import autocast_state
+from ..compiler.switches import read_switches
 
 _PREFIXES = ("DIFFUSERS_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TORCHDYNAMO_", "PEFT_", "USE_", "XFORMERS_")
 _OF_NO_EFFECT = frozenset({"TORCH_LOGS", "TORCH_HOME", "TRANSFORMERS_CACHE", "TORCH_TRACE"})
@@ -27,7 +28,7 @@ def surroundings() -> tuple[Any, ...]:
 
 def call_settings(kind: str) -> tuple[Any, ...]:
     """The settings of PyTorch under which a call is traced for a kind of device, in plain words."""
-    return (*_settings(), autocast_state(kind), kind)
+    return (*read_switches(), torch.is_inference_mode_enabled(), autocast_state(kind), kind)
 
 
 def foreign_methods() -> Iterator[tuple[str, Any]]:
@@ -41,21 +42,6 @@ def foreign_methods() -> Iterator[tuple[str, Any]]:
 def is_within_modes() -> bool:
     """Whether modes of somebody else act on all operations now, as a default device does."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
-
-
-def _settings() -> tuple[Any, ...]:
-    chosen = torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        torch.is_inference_mode_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        chosen.flash_sdp_enabled(),
-        chosen.mem_efficient_sdp_enabled(),
-        chosen.math_sdp_enabled(),
-        chosen.cudnn_sdp_enabled(),
-        torch.backends.mkldnn.enabled,
-        torch.backends.mha.get_fastpath_enabled(),
-    )
 
 
 def _matters(name: str) -> bool:

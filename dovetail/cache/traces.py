@@ -34,7 +34,7 @@ Named = Mapping[str, Path]
 
 _writers: set[threading.Thread] = set()
 _told: set[str] = set()
-_collecting: ContextVar[dict[Program, bytes] | None] = ContextVar("_collecting", default=None)
+_collecting: ContextVar[dict[Program, bytes] | None] = ContextVar("dovetail collecting", default=None)
 
 
 def trace(
@@ -50,14 +50,14 @@ def trace(
 
     Raises TraceError where it does.
     """
-    most = folder.limit() if folder.is_on() else 0
+    most = folder.limit() if folder.is_on() and _is_believed() else 0
     is_wanted = most or named or _collecting.get() is not None
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
     if key is None:
         return tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
     program = _named(key, module, named or {}) or (read(key, module) if most else None)
-    if program is None:
+    if program is None or not program.signature.takes(args, kwargs or {}):
         before = sources()
         program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
         most = most if before == sources() else 0
@@ -140,6 +140,13 @@ def _write(key: str, parts: list[bytes], most: int) -> None:
         )
     finally:
         _writers.discard(threading.current_thread())
+
+
+def _is_believed() -> bool:
+    why = folder.why_not_believed()
+    if why:
+        _tell(f"traces are neither taken from {folder.place()} nor kept there: {why}, or name another ({folder.PLACE})")
+    return not why
 
 
 def _tell(message: str) -> None:

@@ -20,9 +20,10 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import Dim
 
+from ..compiler.frontend.fakes import has_numbers
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
-from .code import is_of_python
+from .code import is_of_python, module_of
 
 _PLAIN = (bool, int, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range)
 _OF_PYTHON = (int, float, complex, str, bytes)
@@ -45,6 +46,7 @@ class Values:
         self._digest = hashlib.blake2b(digest_size=20)
         self._met: dict[int, tuple[int, Any]] = {}
         self._names: set[str] = {"forward"}
+        self._texts: set[str] = set()  # in the state: what a forward may look up by
         self._homes: set[str] = set()  # the packages that the classes of the model come from
         self._depth = 0
         self._is_state = True
@@ -76,6 +78,8 @@ class Values:
             self.say("float", value.hex())
         elif isinstance(value, _PLAIN) and type(value) in _PLAIN:
             self.say(type(value).__name__, value)
+            if self._is_state and type(value) is str:
+                self._texts.add(value)
         elif isinstance(value, _TORCH_PLAIN):
             self.say("torch", str(value))
         elif id(value) in self._met:
@@ -156,22 +160,23 @@ class Values:
         self._note_home(kind)
         self._value(kind)
         told = (Dim.__module__, "torch.nn.")
-        is_of_torch = kind.__module__.partition(".")[0] == "torch" and not kind.__module__.startswith(told)
-        if is_of_python(kind.__module__) or is_of_torch:
+        home = module_of(kind)
+        is_of_torch = home.partition(".")[0] == "torch" and not home.startswith(told)
+        if is_of_python(home) or is_of_torch:
             if self._is_state:
-                raise HasNoContent(f"a {kind.__module__}.{kind.__qualname__}")
+                raise HasNoContent(f"a {home}.{kind.__qualname__}")
             return
         if isinstance(value, _OF_PYTHON):
             self.say(next(base.__repr__(value) for base in _OF_PYTHON if isinstance(value, base)))
         elif (
             self._is_state and not hasattr(value, "__dict__") and not any("__slots__" in vars(c) for c in kind.__mro__)
         ):
-            raise HasNoContent(f"a {kind.__module__}.{kind.__qualname__}, which has no attributes")
+            raise HasNoContent(f"a {home}.{kind.__qualname__}, which has no attributes")
         self._attributes(value)
 
     def _note_home(self, kind: type) -> None:
         if self._is_state:
-            self._homes.add(kind.__module__.partition(".")[0])
+            self._homes.add(module_of(kind).partition(".")[0])
 
     def _attributes(self, value: Any) -> None:
         held = getattr(value, "__dict__", None)
@@ -198,7 +203,7 @@ class Values:
         self.say("data", tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
         if tensor.layout is not torch.strided:
             raise HasNoContent(f"a tensor of the layout {tensor.layout}")
-        if not tensor.is_meta:
+        if has_numbers(tensor):
             plain = tensor.detach().cpu().contiguous()
             self._digest.update(plain.view(-1).view(torch.uint8).numpy().data)
 

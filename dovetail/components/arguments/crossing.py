@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, MutableMapping
+from copy import copy as copied
 from typing import Any
 
 import torch
@@ -86,14 +88,24 @@ class Crossing:
         return self._given[id(value)][1]
 
     def _container(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        if type(value) not in (list, dict):
+        if not _may_be_written(value):
             return _mapped(value, change)
         known = next((inner for inner, outer in self._held.values() if outer is value), None)
         if known is None:
-            known = type(value)()
+            known = copied(value)
             self._held[id(known)] = known, value
             _overwrite(known, value, change)
         return known
+
+
+_WRITTEN = (list, dict, OrderedDict, defaultdict)
+
+
+def _may_be_written(value: Any) -> bool:
+    """Whether a value is a list or mapping into which a call may write; records of results are not."""
+    if type(value) in _WRITTEN:
+        return True
+    return isinstance(value, (list, MutableMapping)) and type(value) not in pytree.SUPPORTED_NODES
 
 
 def _overwrite(target: Any, source: Any, change: Callable[[Any], Any]) -> None:

@@ -16,9 +16,8 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from ...compiler.errors import CallError
 from ...compiler.ir.program import Program
-from ...compiler.ir.signature import name_arguments, parameters_of
+from ...compiler.ir.signature import is_same, name_arguments, parameters_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +70,7 @@ class Form:
 
     def is_taken_by(self, program: Program) -> bool:
         """Whether a program takes calls of this form."""
-        try:
-            program.signature.flatten((), self.arguments(self.leaves))
-        except CallError:
-            return False
-        return True
+        return program.signature.takes((), self.arguments(self.leaves))
 
 
 @dataclass
@@ -116,13 +111,9 @@ def _without_data(leaf: Any) -> Any:
 def _differing(mine: Any, theirs: Any) -> list[int] | None:
     """The dimensions in which two leaves differ; None where they differ otherwise, or cannot vary."""
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
-        return [] if (type(mine) is type(theirs) and mine is theirs) or _is_equal(mine, theirs) else None
+        return [] if is_same(mine, theirs) else None
     if mine.dtype is not theirs.dtype or mine.dim() != theirs.dim():
         return None
     found = [index for index, sizes in enumerate(zip(mine.shape, theirs.shape, strict=True)) if len(set(sizes)) > 1]
     small = any(min(mine.shape[index], theirs.shape[index]) < 2 for index in found)  # export fixes sizes of 0 and 1
     return None if found and (small or mine.dim() > _AXES) else found
-
-
-def _is_equal(mine: Any, theirs: Any) -> bool:
-    return type(mine) is type(theirs) and isinstance(mine, (bool, int, float, str, type(None))) and mine == theirs

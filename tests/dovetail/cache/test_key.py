@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -225,3 +227,133 @@ def test_hooks_on_all_modules_leave_no_key() -> None:
         assert key(OfThisTest()) is None
     finally:
         handle.remove()
+
+
+def test_what_somebodys_compiled_code_has_in_its_classes_ends_no_compilation() -> None:
+    """Functions that Cython made, such as numpy's, have a descriptor where classes have the name of their module."""
+    assert key(NamesNumpy()) is None  # chance, of somebody's own code
+    key(_with(np.random.choice))
+
+
+class NamesNumpy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[np.random.choice(2)] if self.training else x
+
+
+class Unspeakable:
+    """An object that fails in whatever is asked of it."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("no")
+
+
+def test_an_object_that_fails_when_it_is_looked_at_leaves_no_key_and_no_error(caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG, "dovetail.cache.key")
+    module = OfThisTest()
+    vars(module)["held"] = Unspeakable()
+    assert key(module) is None
+    assert "is not kept on disk" in caplog.text
+
+
+def _of_a_library(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    small: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    small |= {"conv_dim": (8,), "conv_stride": (2,), "conv_kernel": (2,), "num_feat_extract_layers": 1}
+    small |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}
+    config = getattr(transformers, f"{name}Config")(**small)
+    return getattr(transformers, f"{name}Model")(config).eval(), {"input_values": torch.ones(1, 64)}
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Hubert", "WavLM"])
+def test_models_that_mask_by_numpy_while_they_train_have_a_key(name: str) -> None:
+    model, call = _of_a_library(name)
+    first = key_of(model, (), call, None, "cpu")
+    assert first is not None
+    assert first == key_of(model, (), call, None, "cpu")
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "len(open('/dev/null').read())",
+        "time.time()",
+        "eval('1')",
+        "random()",
+        "len(os.listdir('/'))",
+        "Path('a').stat()",
+    ],
+)
+def test_a_forward_that_reads_the_world_has_no_key_and_one_line_says_why(load: Load, caplog: Any, reads: str) -> None:
+    caplog.set_level(logging.INFO, "dovetail.cache.key")
+    imports = "import os, time\nfrom pathlib import Path\nfrom random import random\nimport torch\n"
+    module = _edited(load, ("import torch\n", imports), ("helped(x))", f"helped(x)) + {reads}"))
+    assert key(module.Model()) is None
+    assert len([one for one in caplog.records if "it depends on what models_of_somebody." in one.getMessage()]) == 1
+
+
+def test_a_method_that_opens_files_and_that_no_forward_names_leaves_the_key(load: Load) -> None:
+    loads = "class Model(nn.Module):\n    def load_all(self, path): return open(path).read()\n"
+    assert key(load("class Model(nn.Module):\n", loads).Model()) is not None
+
+
+def test_an_environment_variable_that_a_forward_names_is_in_the_key(load: Load, monkeypatch: Any) -> None:
+    reads = ("import torch\n", "import torch, os\n"), ("helped(x))", 'helped(x)) + len(os.environ.get("MY_SCALE", ""))')
+    found = []
+    for value in ("1", "1", "22"):
+        monkeypatch.setenv("MY_SCALE", value)
+        monkeypatch.setenv("MY_OTHER", str(len(found)))
+        found.append(key(_edited(load, *reads).Model()))
+    assert found[0] == found[1] is not None
+    assert found[2] not in found[:2]
+    assert key(_edited(load, reads[0], ("helped(x))", "helped(x)) + len(os.environ)")).Model()) is None
+
+
+def _edited(load: Load, *edits: tuple[str, str]) -> ModuleType:
+    from .conftest import MODEL
+
+    text = MODEL
+    for old, new in edits:
+        text = text.replace(old, new)
+    return load(MODEL, text)
+
+
+def test_each_switch_of_torch_is_in_the_key(load: Load) -> None:
+    model = load().Model()
+    before = key(model)
+    for owner, name in (
+        (torch.backends.cuda.matmul, "allow_tf32"),
+        (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+        (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cudnn, "deterministic"),
+    ):
+        was = getattr(owner, name)
+        setattr(owner, name, not was)
+        try:
+            assert key(model) != before
+        finally:
+            setattr(owner, name, was)
+
+
+def test_a_file_that_was_edited_after_it_was_imported_is_told_by_what_was_imported(load: Load, tmp_path: Any) -> None:
+    """What runs is of before the edit, what lies on disk is of after it: neither process finds the other's trace."""
+    model = load("FACTOR = 3", "FACTOR = 3\nOTHER = 1").Model()
+    file = tmp_path / "models_of_somebody.py"
+    file.write_text(file.read_text().replace("OTHER = 1", "OTHER = 2"))
+    late = key(model)
+    edited = key(load("FACTOR = 3", "FACTOR = 3\nOTHER = 2").Model())
+    assert late != edited
+
+
+def test_a_function_that_is_put_where_only_a_text_leads_is_another_key(load: Load) -> None:
+    module = load("    def forward(", "    def go_a(self, x): return x\n    def forward(")
+    model = module.Model()
+    before = key(model)
+    module.Model.go_a = lambda self, x: x + 1  # type: ignore[attr-defined]
+    assert key(model) != before

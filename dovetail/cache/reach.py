@@ -1,0 +1,75 @@
+"""Where a model's code looks beside the model: the classes whose members it calls, and the globals that it names.
+
+What the key of a kept trace goes by between processes, a running process goes by between calls (components/stamp.py).
+Code is followed as `content` does; nothing is digested, and nothing refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from .code import home_of, is_own, module_of
+from .content import Content
+
+logger = logging.getLogger(__name__)
+
+
+class Reach(Content):
+    """Follows the code of some classes and functions.
+
+    ``classes`` are those that were met and followed. ``globals`` are the namespaces that were looked into, each with
+    the names that are named of it, and whether it is of somebody's own. ``cells`` are the variables of closures, and
+    ``given`` the defaults of arguments, of functions of somebody's own.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        super().__init__()
+        self.globals: list[tuple[Mapping[str, Any], tuple[str, ...], bool]] = []
+        self.cells: list[CellType] = []
+        self.given: list[Any] = []
+        self._looked: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
+        for root in roots:
+            self._homes.add((module_of(root) if isinstance(root, type) else str(root.__module__)).partition(".")[0])
+        self._is_state = False
+        try:
+            for root in roots:
+                self._value(root)
+            self._follow()
+        except Exception as error:  # whatever lies in somebody's globals: what was met until then is looked at
+            logger.debug("code is followed in part: %s: %s", type(error).__name__, str(error))
+        for held, names in self._looked.values():
+            self.globals.append((held, tuple(names), is_own(str(held.get("__name__")))))
+
+    @property
+    def classes(self) -> list[type]:
+        """The classes that were met."""
+        return list(self._classes)
+
+    def say(self, *words: object) -> None:
+        """Nothing is digested."""
+
+    def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
+        self._looked.setdefault(id(held), (held, {}))[1][name] = None
+
+    def _body(self, function: FunctionType) -> None:
+        if is_own(home_of(function)):
+            self.cells += function.__closure__ or ()
+            self.given += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        super()._body(function)
+
+    def _function(self, function: FunctionType) -> None:
+        self._functions.append(function)
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        return
+
+    def _array(self, array: Any) -> None:
+        return
+
+    def _refuse(self, what: str) -> None:
+        return

@@ -1,0 +1,113 @@
+"""What the code of a model reaches beside the model: classes of processors, functions of libraries, globals.
+
+``AttnProcessor2_0.__call__ = mine``, ``F.scaled_dot_product_attention = mine`` and ``COUNT[0] = 1`` change what the
+next call computes. Which classes and which names of which namespaces count is what the cache's key goes by too
+(`cache.reach`). Their values are compared by identity before each call; in lists and tables of somebody's own, and in
+tables of functions, each item. What libraries collect in tables of their own is no setting, and is not looked into.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol, TypeVar
+
+import torch
+from numpy import ndarray
+from torch import nn
+
+from ..cache.code import is_own, module_of
+from ..cache.reach import Reach
+from .identity import serial
+
+Describe = Callable[[Any, int], Hashable]
+
+
+class Walk(Protocol):
+    """What describes values, each in one way for all that is described with it."""
+
+    def value(self, value: Any, depth: int) -> Hashable:
+        """What a value says."""
+
+
+WalkT = TypeVar("WalkT", bound=Walk)
+
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_TOLD = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor, ndarray, *_CODE)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_DEPTH = 2
+
+
+class Reached:
+    """The classes and globals that the code of some classes and functions reaches.
+
+    ``described`` says what they are set to: equal where they are.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._roots = list(roots)
+        reach = Reach(self._roots)
+        known = {base for root in self._roots if isinstance(root, type) and issubclass(root, nn.Module)
+                 for base in root.__mro__}  # fmt: skip
+        self._classes = [
+            one
+            for one in reach.classes
+            if one not in known and not issubclass(one, nn.Module) and _counts(module_of(one))
+        ]
+        self._globals = [one for one in reach.globals if _counts(str(one[0].get("__name__")))]
+        self._cells, self._given = reach.cells, reach.given
+        self._members = [vars(one) for one in self._classes]
+        self._getters = [(held, itemgetter(*names, names[0])) for held, names, _ in self._globals]
+        self.described: Hashable = ()
+
+    def values(self) -> Iterator[Any]:
+        """What is compared by identity. Raises KeyError or ValueError where one is gone."""
+        chain = itertools.chain.from_iterable
+        members = chain([held.values() for held in self._members])
+        named = chain([getter(held) for held, getter in self._getters])
+        return itertools.chain(members, named, [cell.cell_contents for cell in self._cells])
+
+    def renewed(self, roots: Iterable[Any], walk: Callable[[], WalkT]) -> tuple[Reached, WalkT]:
+        """The same for roots and values as they are now, and the walk that has described them."""
+        wanted, one = list(roots), walk()
+        try:
+            if self._roots == wanted and self._describe(one.value) == self.described:
+                return self, one
+        except (KeyError, ValueError):
+            pass
+        found, one = Reached(wanted), walk()
+        found.described = found._describe(one.value)
+        return found, one
+
+    def _describe(self, describe: Describe) -> Hashable:
+        members = tuple(_of_class(one, describe) for one in self._classes)
+        held = tuple(
+            tuple((name, _of_global(held[name], own, describe)) for name in names) for held, names, own in self._globals
+        )
+        rest = [cell.cell_contents for cell in self._cells] + self._given
+        return members, held, tuple(_of_global(one, True, describe) for one in rest)
+
+
+def _of_class(cls: type, describe: Describe) -> Hashable:
+    own = is_own(module_of(cls))
+    shown = ((name, one) for name, one in vars(cls).items() if not name.startswith("__") or callable(one))
+    return serial(cls), tuple((name, _of_global(one, own, describe)) for name, one in shown)
+
+
+def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
+    if isinstance(value, _TOLD):
+        return describe(value, 0)
+    if isinstance(value, _CONTAINERS):
+        return describe(value, _DEPTH) if own or _is_of_functions(value) else serial(value)
+    return describe(value, _DEPTH) if is_own(module_of(type(value))) else serial(value)
+
+
+def _counts(module: str) -> bool:
+    """Whether somebody patches what is in a module: of PyTorch's own functions, those that models call."""
+    return module == "torch" or module.startswith("torch.nn") or module.partition(".")[0] != "torch"
+
+
+def _is_of_functions(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(one, _CODE) for one in value.values())

@@ -1,0 +1,159 @@
+"""What the code of a model reaches beside the model: patched classes and functions, and globals that were changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import dovetail
+
+from .small_pipeline import WIDTH, Block, Model, Pipeline
+
+COUNT = [0]
+FACTOR = 1.0
+TABLE: dict[str, Any] = {"a": {"b": 1.0}}
+ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"one": torch.sin}
+
+
+class Config:
+    """An object of somebody's own among the globals."""
+
+    scale = 1.0
+
+
+CONFIG = Config()
+
+
+def helped(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+
+class Base:
+    """What processors have in common."""
+
+    def shift(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Processor(Base):
+    """An object in an attribute that computes."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = helped(self.shift(x)) + COUNT[0] + TABLE["a"]["b"]
+        y: torch.Tensor = ACTS["one"](x) * CONFIG.scale
+        q = y[None]
+        return F.scaled_dot_product_attention(q, q, q)[0]
+
+
+def partly(by: float, x: torch.Tensor) -> torch.Tensor:
+    return x * by * FACTOR
+
+
+class Reaching(Block):
+    """A block that has a processor and a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = Processor()
+        self.last = functools.partial(partly, 2.0)
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.processor(super().between(x)))
+
+
+def _here(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setitem(globals(), name, value)
+
+
+def _half(*args: Any, own: Any = F.scaled_dot_product_attention, **kwargs: Any) -> torch.Tensor:
+    y: torch.Tensor = own(*args, **kwargs) * 0.5
+    return y
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "call of a processor's class": lambda patch: patch.setattr(Processor, "__call__", lambda self, x: x * 0.5),
+    "method of its base": lambda patch: patch.setattr(Base, "shift", lambda self, x: x + 1),
+    "method that its class had not": lambda patch: patch.setattr(
+        Processor, "shift", lambda self, x: x + 2, raising=False
+    ),
+    "function of torch": lambda patch: patch.setattr(F, "scaled_dot_product_attention", _half),
+    "function of the file": _here("helped", lambda x: x * 3),
+    "number": _here("FACTOR", 2.0),
+    "list": _here("COUNT", [1]),
+    "item of a table in a table": lambda patch: patch.setitem(TABLE["a"], "b", 5.0),
+    "function in a table": lambda patch: patch.setitem(ACTS, "one", torch.cos),
+    "attribute of an object": lambda patch: patch.setattr(CONFIG, "scale", 3.0),
+    "attribute of its class": lambda patch: patch.setattr(Config, "scale", 4.0),
+    "function within a partial one": _here("FACTOR", -1.0),
+}
+
+
+def _pair(kind: type[Block]) -> tuple[Model, Pipeline, torch.Tensor]:
+    """A small model, a pipeline of a compiled one of the same weights, and an input."""
+    torch.manual_seed(0)
+    models = [Model(kind).eval() for _ in range(2)]
+    for model in models:
+        model.blocks = model.blocks[:1]
+    models[1].load_state_dict(models[0].state_dict())
+    pipe = Pipeline(models[1])
+    dovetail.compile_pipeline(pipe, "diffusion=sim0")
+    return models[0], pipe, torch.randn(2, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def painted() -> tuple[Model, Pipeline, torch.Tensor]:
+    return _pair(Reaching)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_code_reaches_is_changed_between_two_calls_and_back(
+    painted: tuple[Model, Pipeline, torch.Tensor], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    model, pipe, x = painted
+    with torch.no_grad():
+        before = model(x)
+        assert torch.equal(pipe(x), before)
+        count = len(pipe._dovetail.components["unet"].programs)
+        with monkeypatch.context() as patch:
+            CHANGES[change](patch)
+            want = model(x)
+            assert torch.equal(pipe(x), want)
+            assert not torch.equal(before, want)
+            assert torch.equal(pipe(x), want)
+            assert len(pipe._dovetail.components["unet"].programs) == count + 1
+        assert torch.equal(pipe(x), before)
+        assert len(pipe._dovetail.components["unet"].programs) == count + 1  # the one of before holds again
+
+
+def test_a_model_that_reads_a_switch_of_torch_follows_it() -> None:
+    class Reads(Block):
+        def between(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2 if torch.backends.cuda.matmul.allow_tf32 else 3)
+
+    model, pipe, x = _pair(Reads)
+    for setting in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = setting
+        try:
+            with torch.no_grad():
+                assert torch.equal(pipe(x), model(x))
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_a_model_that_reads_a_list_of_a_closure_is_never_a_call_behind() -> None:
+    seen: list[int] = [0]
+
+    class Counts(Block):
+        def between(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1.0 if seen[0] < 3 else 0.5)
+
+    model, pipe, x = _pair(Counts)
+    for number in (0, 3, 1):
+        seen[0] = number
+        with torch.no_grad():
+            assert torch.equal(pipe(x), model(x))
