@@ -12,6 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .model_view import ModelView
 
+STANDS_IN = "stands_in"
+"""The attribute of a class of tensors that stand for weights whose numbers are elsewhere."""
+
+
+def has_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor itself has numbers that may be taken over: none are on meta, fake, or in a stand-in."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or hasattr(type(tensor), STANDS_IN))
+
 
 @contextlib.contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
@@ -50,14 +58,14 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake_like(tensor, mode), requires_grad=tensor.requires_grad)
-    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+    if not has_numbers(tensor):
         return fake_like(tensor, mode)
     return tensor.cpu()
 
 
 def copy_on_host(tensor: torch.Tensor, mode: FakeTensorMode, view: ModelView) -> torch.Tensor:
     """A copy of a tensor that a module keeps for itself, in host memory, or a fake where it has no values."""
-    if tensor.is_meta or isinstance(tensor, FakeTensor):
+    if not has_numbers(tensor):
         return fake_like(tensor, mode)
     copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
     view.keep(copy)

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import TraceError
 from ..spec.devices import HOST, KINDS
 from .diagnostics import is_of_model
+from .questions import Questions
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,16 @@ _PASSING = ("torch.overrides", "torch.functional", "torch._tensor", "torch.utils
 """Torch's own Python through which a model's call goes before it reaches a function mode."""
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_GROUPED = torch._grouped_mm
 _shown = threading.local()
 """``device`` is what fake tensors answer to a model that this thread traces."""
+
+
+def _is_untraceable_group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether groups of rows are multiplied in a dtype of which PyTorch has kernels, but says no shapes."""
+    plain = len(args) == 2 and kwargs.get("bias") is None and kwargs.get("out_dtype") in (None, args[0].dtype)
+    dims = plain and (args[0].dim(), args[1].dim()) == (2, 3) and kwargs.get("offs") is not None
+    return bool(dims) and args[0].dtype != torch.bfloat16
 
 
 def _attention_kernels() -> tuple[bool, ...]:
@@ -80,11 +89,15 @@ def _attention_kernels() -> tuple[bool, ...]:
 
 
 class ModelView(TorchFunctionMode):
-    """Stands between a model and PyTorch during a trace; ``kind`` is that of the program's main device."""
+    """Stands between a model and PyTorch during a trace.
 
-    def __init__(self, name: str, kind: str) -> None:
+    ``kind`` is that of the program's main device, ``questions`` note what is asked of tensors.
+    """
+
+    def __init__(self, name: str, kind: str, questions: Questions | None = None) -> None:
         super().__init__()
         self._name = name
+        self._questions = questions or Questions()
         self._device = None if kind == _HOST.type else torch.device(kind, 0)
         self._mover = getattr(torch.Tensor, kind, None)  # such as tensor.cuda()
         self._made: dict[int, torch.Tensor] = {}
@@ -107,6 +120,7 @@ class ModelView(TorchFunctionMode):
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._questions.note(func, args)
         if func == _DATA:
             return args[0].detach()
         if func is _ATTENTION and _attention_kernels() != self._kernels:
@@ -114,8 +128,13 @@ class ModelView(TorchFunctionMode):
                 f"{self._name} chooses the kernels of scaled_dot_product_attention (sdpa_kernel), which no program "
                 "keeps: choose them around the call of the model"
             )
+        if func is _GROUPED and _is_untraceable_group(args, kwargs or {}):
+            return torch.ops.dovetail.grouped_mm(args[0], args[1], (kwargs or {})["offs"])
         if self._device is None:
             return func(*args, **(kwargs or {}))
+        if func is torch.histc and not args[0].dtype.is_floating_point:
+            counts = torch.histc(args[0].double(), *args[1:], **(kwargs or {}))
+            return counts.to(args[0].dtype)  # the host, where the fakes lie, counts no integers
         if func == _DEVICE or func in _LOOKS:
             return self._look(func, args[0])
         return self._call(func, args, kwargs or {})
@@ -123,6 +142,8 @@ class ModelView(TorchFunctionMode):
     def keep(self, tensor: torch.Tensor) -> None:
         """Notes that a tensor with values may be a constant of the graph, which nothing may write from now on."""
         with torch._C.DisableTorchFunction():
+            if tensor.is_meta:  # inside a fake tensor: torch's own code reads it meanwhile, and writes it
+                return
             self._constants.setdefault(id(tensor), (tensor, tensor._version))
         self._made.pop(_memory(tensor), None)
 

@@ -1,7 +1,9 @@
 """Keeps what a trace does to a module from outlasting it.
 
 While it is traced, a model meets fake tensors, and may keep them: in attributes, in dicts and lists beside them, in
-plain objects such as attention processors, and in functools' caches. All of these get back what they held before.
+plain objects such as attention processors, in functools' caches, and in what its hooks, context variables and the
+globals of its code lead to (``outside.py``). All of these get back what they held before; globals, which other threads
+may write meanwhile, where they hold a fake tensor.
 Tensors that are kept there and are neither parameters nor buffers may lie on any device; the trace sees them on the
 host.
 """
@@ -14,11 +16,13 @@ import gc
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from .outside import contents_of_cell, has_fakes, reached_by_functions, reached_by_globals
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -34,7 +38,7 @@ def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tenso
     ``on_host`` makes what stands for a tensor that is no parameter or buffer meanwhile. Caches of functions that hold
     tensors are cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
     """
-    held = contents_of(module)
+    held, beside, shared = contents_of(module), contents_beside(module), contents_of_globals(module)
     on_host = _once_each(on_host)
     caches = list(_caches(module))
     _clear(caches)
@@ -43,8 +47,11 @@ def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tenso
             restore(container, _on_host(before, on_host))
         yield
     finally:
-        for container, before in held:
+        caches += _caches(module)  # some are made meanwhile
+        for container, before in [*held, *beside]:
             restore(container, before)
+        for container, before in shared:
+            _take_fakes_out(container, before)
         _clear(caches)
 
 
@@ -67,7 +74,24 @@ def containers_of(module: nn.Module) -> Iterator[Any]:
 
 def contents_of(module: nn.Module) -> list[tuple[Any, Any]]:
     """Each of these containers with a copy of what it holds now, as a dict or a list."""
-    return [(one, dict(one) if isinstance(one, dict) else list(one)) for one in containers_of(module)]
+    return [(one, contents(one)) for one in containers_of(module)]
+
+
+def contents_beside(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The same of what functions on a module and context variables lead to."""
+    return [(one, contents(one)) for one in reached_by_functions(module)]
+
+
+def contents_of_globals(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The same of the globals of a module's code."""
+    return [(one, contents(one)) for one in reached_by_globals(module)]
+
+
+def contents(container: Any) -> Any:
+    """A copy of what a container or a variable of a closure holds, as a dict or a list."""
+    if isinstance(container, CellType):
+        return contents_of_cell(container)
+    return dict(dict.items(container)) if isinstance(container, dict) else list(container)
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -118,19 +142,40 @@ def restore(container: Any, before: Any) -> None:
     """Puts the contents of a container back in place, unless they are the same objects in the same order."""
     if isinstance(container, dict):
         _restore_keys(container, before)
+    elif isinstance(container, CellType):
+        if not all(map(_is_same, contents_of_cell(container), before)) and before:
+            container.cell_contents = before[0]
     elif len(container) != len(before) or not all(map(_is_same, container, before)):
         container.clear()
         container.update(before) if isinstance(container, set) else container.extend(before)
 
 
+def _take_fakes_out(container: Any, before: Any) -> None:
+    """Gives a container that others write too back what it held in place of fake tensors alone."""
+    if not isinstance(container, dict):
+        if any(map(has_fakes, contents(container))):
+            restore(container, before)
+        return
+    for key, value in list(dict.items(container)):
+        if value is not before.get(key) and has_fakes(value):
+            _put_back(container, key, before)
+
+
+def _put_back(container: dict[Any, Any], key: Any, before: dict[Any, Any]) -> None:
+    kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # frozen configurations forbid their own
+    if key in before:
+        kind.__setitem__(container, key, before[key])
+    else:
+        kind.__delitem__(container, key)
+
+
 def _restore_keys(container: dict[Any, Any], before: dict[Any, Any]) -> None:
     """Changes nothing but what is not the same object, for other threads may read the module now."""
-    kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # frozen configurations forbid their own
     for key in container.keys() - before.keys():
-        kind.__delitem__(container, key)
+        _put_back(container, key, before)
     for key, value in before.items():
-        if key not in container or container[key] is not value:
-            kind.__setitem__(container, key, value)
+        if key not in container or dict.__getitem__(container, key) is not value:
+            _put_back(container, key, before)
     if isinstance(container, OrderedDict) and list(container) != list(before):  # the order is what a cache forgets by
         for key in before:
             OrderedDict.move_to_end(container, key)
@@ -141,7 +186,9 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _caches(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """The caching functions of the packages that the classes of a module come from."""
+    """The caching functions of the packages that the classes of a module come from, and those of its parts alone."""
+    for child in module.modules():
+        yield from (one for one in list(vars(child).values()) if isinstance(one, functools._lru_cache_wrapper))
     classes = {cls for child in module.modules() for cls in type(child).__mro__}
     packages = {cls.__module__.partition(".")[0] for cls in classes}.difference(_NO_MODELS)
     for name, library in list(sys.modules.items()):
@@ -151,11 +198,19 @@ def _caches(module: nn.Module) -> Iterator[Callable[..., Any]]:
 
 def _caches_in(library: ModuleType) -> Iterator[Callable[..., Any]]:
     for value in list(vars(library).values()):
-        if isinstance(value, functools._lru_cache_wrapper):
-            yield value
-        elif isinstance(value, type) and value.__module__ == library.__name__:
-            own = (getattr(one, "__func__", one) for one in vars(value).values())  # of a static method, the function
-            yield from (one for one in own if isinstance(one, functools._lru_cache_wrapper))
+        yield from _caches_behind(value)
+        if isinstance(value, type) and value.__module__ == library.__name__:
+            for one in list(vars(value).values()):
+                yield from _caches_behind(getattr(one, "__func__", one))  # of a static method, the function
+
+
+def _caches_behind(function: Any) -> Iterator[Callable[..., Any]]:
+    """A function that keeps its answers, or the one that a function calls as a variable of its closure."""
+    if isinstance(function, functools._lru_cache_wrapper):
+        yield function
+    elif isinstance(function, FunctionType):
+        for cell in function.__closure__ or ():
+            yield from (one for one in contents_of_cell(cell) if isinstance(one, functools._lru_cache_wrapper))
 
 
 def _clear(caches: list[Callable[..., Any]]) -> None:

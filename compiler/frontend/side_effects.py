@@ -4,7 +4,8 @@ A program computes results and leaves the module alone. What a call leaves in it
 does not matter, for the next call finds it there or makes the same; what changes at every call does. So a module that
 its trace has changed is called twice more on fake tensors, which takes a fraction of the time of the trace; where the
 second call changes it again, it must run as it is. Looked at are the attributes, containers and plain objects that a
-module reaches; not the variables of closures and of Python modules. Where these calls fail, what is sure counts alone.
+module reaches, the variables of its hooks and own functions, context variables, and the globals of its code. Where
+these calls fail, what is sure counts alone.
 """
 
 from __future__ import annotations
@@ -12,32 +13,46 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
+from types import CellType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import SideEffectError
-from .rollback import contents_of, restore
+from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
 
 _NUMBERS = (int, float, complex, str)
 
 
 class Kept:
-    """What the attributes of a module and of its parts hold at one moment."""
+    """What the attributes of a module and of its parts, and what they reach beside, hold at one moment."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._held = contents_of(module)
+        self._held = [*contents_of(module), *contents_beside(module)]
+        self._shared = contents_of_globals(module)
+        self._context = dict(copy_context())
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
+
+    def begin(self) -> None:
+        """Takes the context variables as they are now: a trace has set some of PyTorch's own by then."""
+        self._context = dict(copy_context())
 
     def changes(self) -> dict[Any, bool]:
         """What has another value since then, and whether it is sure that the next call would change it again."""
         found: dict[Any, bool] = {}
-        for container, before in self._held:
+        for container, before in [*self._held, *self._shared]:
             if isinstance(container, dict):
                 found |= _changed_keys(container, before, self._computed.get(id(container), ()))
-            elif not _alike(list(container), before):
-                found[f"a {type(container).__name__}"] = len(container) > len(before)
+            elif not _alike(now := contents(container), before):
+                name = (
+                    "a variable of a function" if isinstance(container, CellType) else f"a {type(container).__name__}"
+                )
+                found[name] = len(now) > len(before) or _are_numbers(now, before)
+        for variable, value in copy_context().items():
+            if not _alike(value, self._context.get(variable)):
+                found[f"the context variable {variable.name}"] = False
         return found
 
     def give_back(self) -> None:
@@ -53,19 +68,56 @@ class Kept:
                     del container[key]
 
 
+def _are_numbers(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) == 1 and isinstance(now[0], _NUMBERS) and isinstance(before[0], _NUMBERS)
+
+
 @contextlib.contextmanager
 def noted_changes(module: nn.Module) -> Iterator[dict[Any, bool]]:
-    """Fills the dictionary with what the calls of a module change meanwhile; a trace itself takes most of it back."""
+    """Fills the dictionary with what the calls of a module change meanwhile; a trace itself takes most of it back.
+
+    Raises SideEffectError where a call changes a list or dict that it was given.
+    """
     found: dict[Any, bool] = {}
     if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and is no module to be traced
         yield found
         return
-    before = Kept(module)
-    hook = module.register_forward_hook(lambda *_: found.update(before.changes()))
+    before, given = Kept(module), list[tuple[Any, Any]]()
+
+    def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
+        before.begin()
+        _note(given, (args, kwargs))
+
+    hooks = (
+        module.register_forward_pre_hook(begin, with_kwargs=True),
+        module.register_forward_hook(lambda *_: found.update(before.changes())),
+    )
     try:
         yield found
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+    if any(_gained(contents(one), held) for one, held in given):
+        raise SideEffectError(
+            f"{type(module).__name__} writes into a list or dict that it is given, which no program does: return what "
+            "is to be kept"
+        )
+
+
+def _gained(now: Any, before: Any) -> bool:
+    """Whether a list or dict holds what it did not; taking out what it holds is how models read a list in turn."""
+    values = (one.values() if isinstance(one, dict) else one for one in (now, before))
+    mine, known = (list(map(id, one)) for one in values)
+    return not set(mine) <= set(known)
+
+
+def _note(given: list[tuple[Any, Any]], value: Any) -> None:
+    """Notes the lists and dicts among arguments, with what they hold."""
+    if isinstance(value, (list, dict)):
+        given.append((value, contents(value)))
+    if isinstance(value, (list, tuple, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _note(given, one)
 
 
 def refuse_side_effects(module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object]) -> None:
@@ -87,9 +139,9 @@ def refuse_side_effects(module: nn.Module, found: Mapping[Any, bool], call: Call
         )
 
 
-def _changed_keys(now: Mapping[Any, Any], before: Mapping[Any, Any], computed: tuple[str, ...]) -> dict[Any, bool]:
+def _changed_keys(now: dict[Any, Any], before: Mapping[Any, Any], computed: tuple[str, ...]) -> dict[Any, bool]:
     found: dict[Any, bool] = {}
-    for key, value in now.items():
+    for key, value in dict.items(now):  # a class of its own may make them anew
         if key in computed or (key in before and _alike(value, before[key])) or not _counts(value):
             continue
         found[key] = key in before and isinstance(value, _NUMBERS) and isinstance(before[key], _NUMBERS)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,6 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
 
 from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
@@ -30,8 +31,8 @@ from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_
 from ..ir.weight import Weight
 from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
+from .asked import answered
 from .autocast import autocast_set, autocast_state, casts_of
-from .diagnostics import cannot_trace, line_of_error
 from .export_patches import lazily_exported, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
@@ -39,16 +40,24 @@ from .guards import read_guards
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_views
 from .model_view import ModelView
+from .questions import Questions
 from .refusals import (
+    no_raw_errors,
     refuse_fake_constants,
     refuse_foreign_weights,
     refuse_outside_writes,
+    refuse_overlapping_writes,
     refuse_unknown_operations,
     refuse_unknown_sizes,
+    refuse_unusual_inputs,
 )
 from .rollback import rolled_back
 from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
+
+logger = logging.getLogger(__name__)
+
+_LARGEST = 2**62
 
 
 def trace(
@@ -75,39 +84,78 @@ def trace(
         raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
     refuse_foreign_weights(module)
     import_for_traces()
+    asked: set[str] = set()
+
+    def traced(truly: bool) -> Program:
+        # what the module does to context variables stays in a context of its own
+        with no_raw_errors(type(module).__name__):
+            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, truly)
+
+    try:
+        return traced(truly=False)
+    except TraceError:
+        if not asked:
+            raise
+    program = traced(truly=True)
+    logger.warning(
+        "%s asks whether it is being traced (%s), and can only be traced if it is told so: where it computes something "
+        "else then, the compiled program does too, and may differ from eager in the last bits",
+        type(module).__name__, ", ".join(sorted(asked)[:3]),
+    )  # fmt: skip
+    return program
+
+
+def _traced(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | None,
+    kind: str,
+    asked: set[str],
+    truly: bool,
+) -> Program:
     positional, defaults = parameters_of(module.forward)
-    given = name_arguments(positional, {}, args, kwargs or {})
-    full = name_arguments(positional, defaults, args, kwargs or {})
+    given = name_arguments(positional, {}, args, kwargs)
+    full = name_arguments(positional, defaults, args, kwargs)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_shapes else None)
     example = {
         name: pytree.tree_map(lambda leaf: fake(leaf, mode), value) for name, value in full.items() if name in given
     }
-    view = ModelView(type(module).__name__, kind)
+    questions = Questions()
+    view = ModelView(type(module).__name__, kind, questions)
     on_host = functools.partial(copy_on_host, mode=mode, view=view)
     with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
-        with autocast_set(HOST, autocast):  # the fakes lie there
-            with noted_changes(module) as found:
+        with autocast_set(HOST, autocast), answered(kind, asked, truly):  # the fakes lie on the host
+            with noted_changes(module) as found, questions.listening(module):
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
     refuse_unknown_operations(exported, type(module).__name__)
-    ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in exported.range_constraints.items()}
+    ranges = {str(s): (_bound(r.lower), _bound(r.upper)) for s, r in exported.range_constraints.items()}
     guards = read_guards(exported, type(module).__name__, ranges)
     part_views(exported.graph)
+    refuse_overlapping_writes(exported, type(module).__name__)
     symbols = annotate(exported.graph, type(module).__name__)
+    ranges = {symbol: ranges[symbol] for symbol in symbols if symbol in ranges}  # others are of values
     program = Program(
         name=type(module).__name__,
         graph=exported.graph,
-        signature=replace(_signature(exported, positional, defaults, full), ranges=ranges, guards=guards),
+        signature=replace(
+            _signature(exported, positional, defaults, full),
+            ranges=ranges,
+            guards=guards,
+            asked=frozenset(questions.asked),
+        ),
         weights=_bind_weights(module, exported),
         constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},
         symbols=symbols,
         autocast=autocast,
     )
     refuse_unknown_sizes(program)
+    refuse_unusual_inputs(program, full)
     refuse_outside_writes(program)
     view.check()
     return program
@@ -128,7 +176,7 @@ def _export(
         if violated:
             problem = f"{type(module).__name__} cannot be traced with these dynamic_shapes: {violated}"
             raise TraceError(f"{problem}\nchange dynamic_shapes so that this holds, or leave it out") from error
-        raise TraceError(cannot_trace(type(module).__name__, line_of_error(error), _why(error))) from error
+        raise
 
 
 def _as_passed(module: nn.Module, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -141,7 +189,7 @@ def _as_passed(module: nn.Module, given: Mapping[str, Any]) -> tuple[tuple[Any, 
 
 def _call(module: nn.Module, given: Mapping[str, Any], mode: FakeTensorMode, kind: str) -> None:
     args, kwargs = _as_passed(module, given)
-    with torch.no_grad(), mode, ModelView(type(module).__name__, kind):
+    with torch.no_grad(), mode, ModelView(type(module).__name__, kind), quietly_exported():
         module(*args, **kwargs)
 
 
@@ -188,10 +236,6 @@ def _arrange_shapes(module: nn.Module, given: dict[str, Any], shapes: Mapping[st
     return arranged
 
 
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-
-
 def _signature(
     exported: ExportedProgram, positional: tuple[str, ...], defaults: dict[str, Any], full: dict[str, Any]
 ) -> Signature:
@@ -219,9 +263,9 @@ def _signature(
     )
 
 
-def _upper(bound: Any) -> int:
-    """The upper bound of a dimension; one that has none may be as large as an integer can be."""
-    return 2**62 if bound is int_oo else min(int(bound), 2**62)
+def _bound(bound: Any) -> int:
+    """A bound of a symbol; one that has none may be as large, or as small, as an integer can be."""
+    return int(max(-_LARGEST, min(bound, _LARGEST)))
 
 
 def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, Node]]:

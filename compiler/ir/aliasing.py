@@ -35,10 +35,13 @@ class Alias(Enum):
 
 
 _HIDDEN = frozenset(
-    ("dropout", "feature_dropout", "alpha_dropout", "type_as", "einsum")
-    + ("meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d")
+    ("type_as", "einsum", "meshgrid", "broadcast_tensors", "unsafe_split", "unsafe_split_with_sizes", "_unsafe_view")
+    + ("lift", "sum_to_size", "to_dense")
 )
-"""Ops that may return an input, or views of inputs, and have no annotation that says so."""
+"""Ops that may return an input, or views of inputs, and have neither an annotation nor a tag that says so."""
+
+_FRESH = frozenset(("batch_norm", "_batch_norm_impl_index"))
+"""Ops that have that tag for what they write; their results are memory of their own."""
 
 _ALWAYS_VIEWS = {"chunk", "narrow", "unflatten", "movedim", "swapaxes", "expand_as", "view_as"}
 """Composite ops that call nothing but views."""
@@ -50,7 +53,7 @@ _ASKING = {"sym_size", "sym_stride", "sym_numel", "sym_storage_offset"}
 def alias_class(target: Any) -> Alias:
     """The class of an op by its schema (torch's alias annotations and its composite kernels).
 
-    Ops that return an input with no annotation (eval dropout, ``type_as``, ``meshgrid``, ``einsum``) are MAYBE.
+    Ops that return an input with no annotation (eval dropout, ``conj_physical``, ``type_as``, ``einsum``) are MAYBE.
     """
     if target is operator.getitem:
         return Alias.VIEW
@@ -62,13 +65,19 @@ def alias_class(target: Any) -> Alias:
     if any(info is not None and info.is_write for info in infos):
         return Alias.WRITE
     name = target.overloadpacket.__name__
-    if name in _HIDDEN:
+    if _may_be_operand(target, name):
         return Alias.MAYBE
     returned = any(result.alias_info is not None for result in target._schema.returns)
     if not returned or not any(info is not None for info in infos):
         return Alias.COMPUTE
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
     return Alias.MAYBE if composite and name not in _ALWAYS_VIEWS else Alias.VIEW
+
+
+def _may_be_operand(op: torch._ops.OpOverload, name: str) -> bool:
+    """Whether an op may return an operand though its schema does not say so."""
+    is_tagged = torch.Tag.maybe_aliasing_or_mutating in op.tags and name not in _FRESH
+    return is_tagged or name in _HIDDEN or name.startswith("_cast_")
 
 
 @cache

@@ -13,6 +13,7 @@ LIBRARY = torch.library.Library("dovetail", "FRAGMENT")
 LIBRARY.define("quantized_linear(Tensor x, Tensor packed, Tensor? bias, str quant) -> Tensor")
 LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
+LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
 
 
 def columns_of(packed: torch.Tensor, quant: str) -> int:
@@ -37,6 +38,14 @@ def _embedding(packed: torch.Tensor, indices: torch.Tensor, quant: str, dtype: t
 @torch.library.register_fake("dovetail::dequantize", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _dequantize(packed: torch.Tensor, quant: str, dtype: torch.dtype) -> torch.Tensor:
     return packed.new_empty((*packed.shape[:-1], columns_of(packed, quant)), dtype=dtype)
+
+
+@torch.library.register_fake("dovetail::grouped_mm", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _grouped(x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Rows against the matrix of their group, as ``torch.nn.functional.grouped_mm``, which traces in bf16 alone."""
+    if x.dim() != 2 or weights.dim() != 3 or x.shape[1] != weights.shape[1] or offs.shape != weights.shape[:1]:
+        raise RuntimeError(f"{tuple(x.shape)} rows do not fit {tuple(weights.shape)} matrices by {tuple(offs.shape)}")
+    return x.new_empty((x.shape[0], weights.shape[2]))
 
 
 LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})

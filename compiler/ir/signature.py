@@ -7,7 +7,8 @@ shapes, dtypes and constants it was traced with and no others, so whatever diffe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CallError
+from .asked import difference
 from .sizes import evaluate, holds, symbol_names, symbols_of, with_numbers
 from .structure import read_structure
 
@@ -48,7 +50,8 @@ class Signature:
     ``positional`` names the parameters of ``forward`` that may be given by position, ``defaults`` has those that may
     be left out; ``names`` and ``specs`` are the arguments of the traced call, defaults included; a structure read from
     a file is text until it is used, for its classes may not be imported yet; ``ranges`` bounds the symbols of dynamic
-    dimensions, and ``guards`` are the relations between them that the trace took for granted.
+    dimensions, and ``guards`` are the relations between them that the trace took for granted;
+    ``asked`` is what the model asks of its inputs beside their elements.
     """
 
     positional: tuple[str, ...]
@@ -59,6 +62,7 @@ class Signature:
     out_spec: pytree.TreeSpec | str
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
+    asked: frozenset[str] = frozenset()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors of a call, in the order of the program's inputs.
@@ -75,6 +79,14 @@ class Signature:
                 raise CallError(f"argument {name} has another structure: traced with {spec}, called with {found}")
             leaves.extend(flat)
         return self._check(leaves)
+
+    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call is as the traced one in all that matters."""
+        try:
+            self.flatten(args, kwargs)
+        except CallError:
+            return False
+        return True
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """The module's own result structure around its leaves."""
@@ -123,7 +135,16 @@ class Signature:
                 raise CallError(_tensor_message(leaf, expected, self.ranges))
         if self.guards:
             self._check_guards(symbols)
+        if self.asked:
+            self._check_asked(tensors, symbols)
         return tensors
+
+    def _check_asked(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> None:
+        """Raises CallError where the model would have another answer to something that it asks of its inputs."""
+        for tensor, leaf in zip(tensors, self.tensors, strict=True):
+            problem = difference(tensor, [evaluate(step, symbols) for step in leaf.stride], self.asked)
+            if problem:
+                raise CallError(f"argument {leaf.path} {problem}, or compile it for such a call")
 
     def check_strides(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises CallError where a tensor, of those that `flatten` gives, has other strides than it was traced with.
@@ -170,13 +191,21 @@ class Signature:
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorLeaf))
 
 
+def constant_key(value: Any) -> Hashable:
+    """The type and value of a constant: two zeros are two, what is not a number is alike, and True is not 1."""
+    kind = type(value)
+    if isinstance(value, float):
+        return kind, value.hex()
+    if isinstance(value, numbers.Number) and not isinstance(value, int):
+        return kind, repr(value)  # such as a complex number, which has two signs
+    return kind, value
+
+
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two constants are of one type and equal; what is not equal to itself (NaN) is the same as its like."""
-    if type(one) is not type(other):
-        return False
+    """Whether two constants are of one type and equal, bit by bit where they are numbers."""
     try:
-        return one is other or bool(one == other) or bool(one != one and other != other)
-    except (TypeError, ValueError, RuntimeError):
+        return bool(constant_key(one) == constant_key(other))
+    except (TypeError, ValueError, RuntimeError):  # arrays, and what else compares element by element
         return False
 
 

@@ -64,8 +64,8 @@ _PRIVATE = frozenset(
     _adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation _aminmax _assert_async _assert_scalar
     _assert_tensor_metadata _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short
     _conj _conj_physical _convolution _convolution_mode _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _fused_rms_norm
-    _grouped_mm _int_mm _linalg_det _linalg_eigh _linalg_slogdet _linalg_svd _local_scalar_dense _log_softmax
-    _logcumsumexp _native_multi_head_attention _neg_view
+    _grouped_mm _int_mm _is_all_true _is_any_true _linalg_det _linalg_eigh _linalg_slogdet _linalg_svd
+    _local_scalar_dense _log_softmax _logcumsumexp _native_multi_head_attention _neg_view
     _pad_circular _pad_enum _prelu_kernel _reshape_copy _safe_softmax _scaled_dot_product_attention_math
     _scaled_grouped_mm _scaled_mm _shape_as_tensor _softmax _stack _to_copy
     _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unsafe_index _unsafe_index_put _unsafe_view

@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from ..checkpoints.entries import clipped
 from ..errors import DovetailError, ProgramTextError
 from ..ir.aliasing import overwrites
+from ..ir.asked import QUESTIONS
 from ..ir.program import (
     LOWERED,
     Block,
@@ -86,6 +87,7 @@ class _Reader:
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
+    asked: frozenset[str] = frozenset()
     crossings: list[Line] = field(default_factory=list)
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
@@ -142,6 +144,11 @@ class _Reader:
         if not holds(guard, self.symbols):
             raise ValueError("a guard holds for the sizes of the example")
         self.guards.append(guard)
+
+    def _read_asks(self, line: Line) -> None:
+        self.asked = frozenset(_words(line))
+        if not self.asked <= QUESTIONS:
+            raise ValueError(f"a model asks for {', '.join(sorted(QUESTIONS))}")
 
     def _read_takes(self, line: Line) -> None:
         line.take("[")
@@ -335,6 +342,7 @@ class _Reader:
             out_spec=self.returns,
             ranges=self.ranges,
             guards=tuple(self.guards),
+            asked=self.asked,
         )
 
 
@@ -354,6 +362,7 @@ _LINES: dict[str, Callable[[_Reader, Line], None]] = {
     "rests": _Reader._read_rests,
     "symbol": _Reader._read_symbol,
     "guard": _Reader._read_guard,
+    "asks": _Reader._read_asks,
     "takes": _Reader._read_takes,
     "argument": _Reader._read_argument,
     "returns": _Reader._read_returns,

@@ -63,6 +63,8 @@ def _header(program: Program) -> Iterator[str]:
         yield f"symbol {symbol} = {size} in {low}..{high}"
     for guard in program.signature.guards:
         yield f"guard {guard}"
+    if program.signature.asked:
+        yield f"asks {', '.join(sorted(program.signature.asked))}"
 
 
 def _segment(index: int | None) -> str:

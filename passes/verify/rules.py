@@ -235,8 +235,10 @@ def segments(snapshot: Snapshot) -> Iterator[Violation]:
                 problem = f"%{node.name} is in segment {index} on {segment.device}, its placement says otherwise"
                 yield Violation("segments", problem, node)
     for first, second in pairwise(found):
-        gathers = any(split_of(one) and one in first.nodes for one in second.nodes[0].all_input_nodes)
-        if (first.device, first.group) == (second.device, second.group) and not gathers:
+        alike = (first.device, first.group) == (second.device, second.group)
+        inside = set(first.nodes) if alike else set()
+        gathers = any(split_of(one) and one in inside for one in second.nodes[0].all_input_nodes)
+        if alike and not gathers:
             problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
             yield Violation("segments", problem, second.nodes[0])
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 
 KINDS = ("cuda", "xpu", "mps")
-seen: list[Any] = []
+said: SimpleQueue[Any] = SimpleQueue()
+"""What a model says of its devices; what it puts into a list would have it run as it is."""
 
 
 def run(program: Program, module: nn.Module, *args: Tensor) -> Any:
@@ -47,8 +49,8 @@ class Asks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
-        seen.extend(t.device.type for t in (x, y, self.table, self.layer.weight, torch.ones(1, device=x.device)))
-        seen.extend((x.is_cuda, x.is_cpu, x.device == y.device, x.device == torch.device("cpu")))
+        types = [t.device.type for t in (x, y, self.table, self.layer.weight, torch.ones(1, device=x.device))]
+        said.put([*types, x.is_cuda, x.is_cpu, x.device == y.device, x.device == torch.device("cpu")])
         wide = torch.float32 if y.device.type == "mps" else torch.float64
         steps = torch.arange(4, dtype=wide, device=x.device)
         return (y.to(x.device) * steps.to(y.device, wide)).to(x.dtype) + self.table.to(device=x.device)
@@ -56,9 +58,10 @@ class Asks(nn.Module):
 
 @pytest.mark.parametrize("kind", ["cpu", *KINDS])
 def test_a_model_sees_the_kind_of_device_that_it_is_compiled_for(kind: str) -> None:
-    seen.clear()
+    while not said.empty():
+        said.get()
     program = trace(Asks(), (torch.ones(2, 4),), kind=kind)
-    assert seen == [*[kind] * 5, kind == "cuda", kind == "cpu", True, kind == "cpu"]
+    assert said.get() == [*[kind] * 5, kind == "cuda", kind == "cpu", True, kind == "cpu"]
     assert (torch.float64 in dtypes(program)) == (kind != "mps")
 
 
@@ -167,6 +170,31 @@ class Rewrites(nn.Module):
 def test_a_constant_of_the_graph_is_not_written_any_more() -> None:
     with pytest.raises(TraceError, match="after it was read: clone it first"):
         trace(Rewrites(), (torch.ones(2),), kind="cuda")
+
+
+class Tabled(nn.Module):
+    """Makes tables of plain numbers on the device of its input, reads them, writes some, and keeps one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = torch.tensor((1, 2, 3, 4), device=x.device)
+        scale = torch.as_tensor([0.5, 2.0], dtype=x.dtype, device=x.device)
+        if self.kept is None:
+            self.kept = torch.tensor([3.0, 5.0, 7.0, 9.0], device=x.device)
+        first = x * sizes.view(1, -1) + x.new_tensor([1.0, 0.0, 1.0, 0.0]) * self.kept
+        sizes.mul_(2)
+        first[:, 0] = (first[:, 0] - sizes[3]).clamp(min=0) * scale[1]
+        return first + sizes
+
+
+@pytest.mark.parametrize("kind", ["cpu", *KINDS])
+def test_a_tensor_that_a_call_makes_of_numbers_on_its_device_may_be_read_and_written(kind: str) -> None:
+    module, x = Tabled(), torch.randn(2, 4)
+    program = trace(module, (x,), kind=kind)
+    assert torch.equal(run(program, module, x), Tabled()(x))
 
 
 class Data(nn.Module):

@@ -106,6 +106,21 @@ HOSTILE: dict[str, Callable[[Lines], Lines]] = {
     "an operation that prints": before_ops('%a: number = aten._print.default("x")'),
     "memory exchanged": before_ops("%a: f32[3, 4]~7 = aten.set_.source_Tensor(%x, %b_table)"),
     "memory made larger": before_ops("%a: f32[900000, 900000]~7 = aten.resize_.default(%x, [900000, 900000])"),
+    "a tensor in as many parts as it is long": before_ops(
+        "%a: f32[1099511627776, 3, 4](0, 4, 1)~7 = aten.expand.default(%x, [1099511627776, 3, 4])",
+        "%b: (f32[3, 4]~7) = aten.unbind.int(%a)",
+    ),
+    "nothing in more parts than memory has bytes": before_ops(
+        "%a: f32[0, 4](4, 1)~7 = aten.slice.Tensor(%x, 0, 0, 0)",
+        "%b: (f32[0, 4]~7) = aten.chunk.default(%a, 1099511627776)",
+    ),
+    "a loop over as many steps as a tensor is long": before_ops(
+        "%a: f32[1099511627776, 3, 4](0, 4, 1)~90 = aten.expand.default(%x, [1099511627776, 3, 4])",
+        "%w: f32[16, 4]~91 = aten.ones.default([16, 4])", "%h: f32[1, 3, 4]~92 = aten.ones.default([1, 3, 4])",
+        "%b: (f32[1099511627776, 3, 4]~93, f32[1, 3, 4]~94, f32[1, 3, 4]~95) = aten.lstm.input("
+        "%a, [%h, %h], [%w, %w], false, 1, 0.0, false, false, false)",
+    ),
+    "a result as large as all memory": before_ops("%a: f32[3, 8]~90 = aten.pad.default(%x, [0, 2147483648])"),
     "a module that ends a docstring": swap("// layers.0 :", "// " + said(f'a"""; {SYSTEM}; """b') + " :"),
     "a module that ends a comment": swap("// layers.0 :", "// " + said(f"a\r        {SYSTEM}\r") + " :"),
     "a class that ends a comment": swap(" : Linear : ", " : " + said(f"a\x0c\n        {SYSTEM}\n") + " : "),

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import DovetailError, ExecutionError
+from dovetail import saved
+from dovetail.compiler.errors import DovetailError, ExecutionError, VerificationError
 from dovetail.passes.verify.deep import verify_deep
 
 from .hostile import CANARY, HOSTILE, Net, X, before_ops, good_plan, read, write
@@ -78,9 +79,14 @@ def test_a_hostile_plan_runs_nothing_and_takes_little(
 
 
 @pytest.mark.parametrize("way", ["numbers that grow", "a power of numbers", "a power of large numbers"])
-def test_numbers_that_grow_end_a_call(tmp_path: Path, way: str) -> None:
+def test_numbers_that_grow_are_refused_and_end_a_call(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = good_plan(tmp_path)
     write(plan, HOSTILE[way](read(plan)))
+    with pytest.raises(VerificationError, match="more than 64 bits"):
+        dovetail.load(plan, weights=Net().eval())
+    monkeypatch.setattr(saved, "verify_types", lambda _: None)
     compiled = dovetail.load(plan, weights=Net().eval())
     with torch.no_grad(), pytest.raises(ExecutionError, match="more than 64 bits"):
         compiled(X)

@@ -1,0 +1,112 @@
+"""What a call of a module may change that none of its attributes holds.
+
+That are variables of the functions that hang on it (its hooks, and functions of its own in place of its class's), what
+context variables have collected so far, and the globals of the Python modules that its classes come from. Libraries
+collect there what layers return beside what the model does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextvars import copy_context
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as every_module
+
+CONTAINERS = (dict, list, set, deque, CellType)
+_NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_DEPTH = 5
+"""So many objects are looked into, one held by another."""
+_DEPTH_OF_GLOBALS = 3
+_NO_MODELS = ("torch", "builtins")
+
+
+def reached_by_functions(module: nn.Module) -> Iterator[Any]:
+    """The containers and variables that functions on a module and its parts, and context variables, lead to."""
+    seen: set[int] = set()
+    for function in _functions_on(module):
+        yield from _reached(function, _DEPTH, seen)
+    for value in copy_context().values():
+        yield from _reached(value, _DEPTH, seen)
+
+
+def reached_by_globals(module: nn.Module) -> Iterator[Any]:
+    """The globals of the Python modules that the classes of a module come from, and the containers they lead to.
+
+    Of objects those of the same library are looked into.
+    """
+    seen: set[int] = set()
+    names = dict.fromkeys(cls.__module__ for child in module.modules() for cls in type(child).__mro__)
+    for name in names:
+        library = name.partition(".")[0]
+        if library not in _NO_MODELS and name in sys.modules:
+            held = vars(sys.modules[name])
+            yield held
+            for value in list(held.values()):
+                if isinstance(value, CONTAINERS) or type(value).__module__.partition(".")[0] == library:
+                    yield from _reached(value, _DEPTH_OF_GLOBALS, seen)
+
+
+def has_fakes(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is or holds a tensor of a trace."""
+    if isinstance(value, FakeTensor):
+        return True
+    if not depth or isinstance(value, (*_NOWHERE, FunctionType, MethodType)):
+        return False
+    return any(has_fakes(one, depth - 1) for one in _held(value))
+
+
+def _functions_on(module: nn.Module) -> Iterator[Any]:
+    for place in _OF_ALL:
+        yield from getattr(every_module, place, {}).values()
+    for child in module.modules():
+        own = vars(child)
+        for place in _HOOKS:
+            yield from own.get(place, {}).values()
+        yield from (one for one in own.values() if isinstance(one, (FunctionType, MethodType, functools.partial)))
+
+
+def _reached(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    if not depth or isinstance(value, _NOWHERE) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, CONTAINERS):
+        yield value
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, FunctionType):
+        yield vars(value)
+    for one in _held(value):
+        yield from _reached(one, depth - 1, seen)
+
+
+def _held(value: Any) -> list[Any]:
+    """What a value holds: a container its items, a function its variables, an object its attributes."""
+    if isinstance(value, dict):
+        return list(dict.values(value))  # a class of its own may make them anew
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, CellType):
+        return contents_of_cell(value)
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, FunctionType):
+        return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def contents_of_cell(cell: CellType) -> list[Any]:
+    """The value of a variable of a closure in a list, which is empty before it is set."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []

@@ -1,0 +1,58 @@
+"""What a model asks of a tensor beside its elements: how it lies in memory, and what it is to autograd.
+
+A trace has one answer to each question, and a program computes what followed from it. Its inputs have the strides of
+the example; beside that they are what tensors usually are: each begins memory of its own, and needs no gradient. So a
+program remembers which questions were asked, and a call is refused for which an answer would be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+
+LAYOUT, STRIDES = "layout", "strides"
+"""Questions about the order of elements: ``is_contiguous`` does not care about dimensions of size 1, a stride does."""
+
+
+def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
+    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() == reach * tensor.element_size() * bool(tensor.numel())
+
+
+_USUAL: Mapping[str, tuple[Callable[[torch.Tensor], bool], str]] = {
+    "offset": (lambda one: one.storage_offset() == 0, "begins inside of the memory of another tensor"),
+    "memory": (_is_all_of_its_memory, "lies in memory that has more than it"),
+    "view": (lambda one: not one._is_view(), "is a view"),
+    "gradient": (lambda one: not one.requires_grad, "requires a gradient"),
+    "history": (lambda one: one.is_leaf, "is a result that gradients flow through"),
+    "conjugate": (lambda one: not one.is_conj() and not one.is_neg(), "is a conjugate or negative view"),
+    "inference": (lambda one: not one.is_inference(), "was made in inference mode"),
+    "version": (lambda one: not one.is_inference() and one._version == 0, "was written to"),
+}
+"""The other questions: whether a tensor is as a trace shows its inputs, and what it is where it is not."""
+
+UNUSUAL = {question: what for question, (_, what) in _USUAL.items()}
+QUESTIONS = frozenset((LAYOUT, STRIDES, *_USUAL))
+
+
+def unusual(tensor: torch.Tensor, asked: Collection[str]) -> tuple[str, ...]:
+    """Those of the questions to which a tensor has another answer than a trace gives, whatever its strides."""
+    return tuple(one for one, (is_so, _) in _USUAL.items() if one in asked and not is_so(tensor))
+
+
+def difference(tensor: torch.Tensor, strides: Sequence[int], asked: Collection[str]) -> str:
+    """How a tensor differs from a traced one of these strides, where a model asks; empty where it does not."""
+    for question in unusual(tensor, asked):
+        return (
+            f"{_USUAL[question][1]}, and the model, which asks for that, was traced with one that is not so: give a "
+            "detached clone"
+        )
+    exactly = STRIDES in asked
+    found = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    if (exactly or LAYOUT in asked) and any(one != other for one, other, size in found if exactly or size > 1):
+        return (
+            f"has the strides {tuple(tensor.stride())} and was traced with {tuple(strides)}, which the model asks for: "
+            "give a tensor of the same strides"
+        )
+    return ""
