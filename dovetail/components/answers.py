@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..compiler.frontend.autocast import autocast_state
 from ..compiler.ir.program import Program
-from ..conventions import libraries
 from ..lora.adapters import Branches
+from .arguments.ambient import ambient
 from .arguments.call_key import call_key
-from .calls import BY_PARTS, ByParts, Call, answer_late, has_ended, refuse_gradients
+from .calls import BY_PARTS, ByParts, Call, answer_late, refuse_gradients
 from .compiled import CompiledModule
 from .dry import DryCall, DryRun, dry_run
 
@@ -33,26 +32,20 @@ def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mappin
         component.enter(component)
     factor, others = component.adapters.without_factor(kwargs)
     branches = component.adapters.read(call.module, factor)
-    if dry is None:
-        component.renew_merged()
     if component.parts.takes(call, args, kwargs):
         return component.parts.run(call, *args, **kwargs)
-    around = autocast_state(component.devices[0].traced_as), libraries.attention_backend()
-    key = state.number, *around, branches.key, call_key(args, others)
+    key = state.number, *ambient(component.devices[0].traced_as), branches.key, call_key(args, others, call.asked)
     if dry is not None:
         return _dry(component, dry, call, key, args, kwargs, others, branches)
     program = call.programs.get(key) or call.whole
     if program is None and component.parts.is_unsteady(call):
         program = BY_PARTS
     program = program or component.compiler.make(call, key, args, others, branches)
-    with contextlib.suppress(KeyError):  # another thread may have forgotten it
+    with contextlib.suppress(KeyError):  # what runs as it is has none
         call.programs.move_to_end(key)
     if not isinstance(program, CompiledModule):
         return component.parts.run(call, *args, **kwargs)
-    with component.sharing.shared():
-        if not has_ended(call):  # another thread may have undone it meanwhile
-            return _recovered(component, call, key, branches, program, args, others)
-    return answer_late(call, args, kwargs)
+    return _recovered(component, call, key, branches, program, args, others)
 
 
 def _dry(
@@ -89,21 +82,25 @@ def _recovered(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """What a program returns; where memory runs out, once more with less of it."""
+    streamed = component.streams
     try:
         return _run_with(component, branches, program, args, kwargs)
     except Exception as error:
         if component.recovery is None or not component.recovery.once_more(component, error):
             raise
     again = call.programs.get(key)
-    return _run_with(component, branches, again if isinstance(again, CompiledModule) else program, args, kwargs)
+    try:
+        return _run_with(component, branches, again if isinstance(again, CompiledModule) else program, args, kwargs)
+    except Exception:
+        if component.streams and not streamed:  # which did not do
+            component.stay()
+        raise
 
 
 def _run_with(
     component: Component, branches: Branches, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What a program returns with the weights of these branches, which no other thread exchanges meanwhile."""
-    if not branches.held:
-        return component.parts.answer(program, args, kwargs)
-    with program.turn:  # taken last, after the pipeline's sharing
+    """What a program returns with the weights of these branches."""
+    if branches.held:
         program.exchange(branches.held)
-        return component.parts.answer(program, args, kwargs)
+    return component.parts.answer(program, args, kwargs)

@@ -23,13 +23,14 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
+from ..compiler.frontend.refusals import STANDS_FOR
 from ..conventions.hooks import has_foreign_hooks
-from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
-from .calls import BY_PARTS, ByParts, Call, OfComponent, answer_late, moved
+from .arguments.homeward import Homeward
+from .calls import BY_PARTS, ByParts, Call, OfComponent, moved
 from .compiled import CompiledModule
 from .dry import CannotBePlannedError, DryRun, dry_run
 from .sites import Site
@@ -61,16 +62,13 @@ class Parts(OfComponent):
     """Runs calls of a component by its parts.
 
     ``reasons`` has, by the name of the call, why it was not compiled whole. The component keeps this alive, and not the
-    other way round. Weights lie in the module where its Python reads them meanwhile, so one thread at a time runs the
-    component by its parts or changes it: who has ``turn``, which is taken before the pipeline's ``sharing``.
+    other way round. Weights lie in the module where its Python reads them meanwhile, so it is used by who has the turn.
     """
 
     def __init__(self, component: Component) -> None:
         super().__init__(component)
         self.reasons: dict[str, str] = {}
         self._changing: set[str] = set()
-        self.turn = ForkSafeLock()
-        self._is_used = False
         self._local = threading.local()
 
     @property
@@ -95,11 +93,6 @@ class Parts(OfComponent):
         finally:
             self._local.keeping = before
 
-    @property
-    def waits(self) -> contextlib.AbstractContextManager[Any]:
-        """Waits for calls by parts that other threads make, if there were any so far."""
-        return self.turn if self._is_used else contextlib.nullcontext()
-
     def takes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call goes by its parts without being traced first."""
         if self._keeping or (self.frame and (self.frame.keeps or not _has_weights(call.module))):
@@ -121,25 +114,21 @@ class Parts(OfComponent):
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
-        self._is_used = True
-        with self.turn:
-            if call.is_over:  # undone by another thread meanwhile
-                return answer_late(call, args, kwargs)
-            dry = dry_run()
-            if dry is None:
-                return self._run(call, args, kwargs)
-            if str(call) in self._changing:
-                raise CannotBePlannedError(f"{self.component.title(call)} changes itself at each call")
-            if self._keeping:
-                raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
-            return self._run_dry(dry, call, args, kwargs)
+        dry = dry_run()
+        if dry is None:
+            return self._run(call, args, kwargs)
+        if str(call) in self._changing:
+            raise CannotBePlannedError(f"{self.component.title(call)} changes itself at each call")
+        if self._keeping:
+            raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
+        return self._run_dry(dry, call, args, kwargs)
 
     def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
         if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
             dry.whole[self.component.name] = self.component
             return self._run(call, args, kwargs)
-        return dry.once(self.component, call, call_key(args, kwargs), lambda: self._run(call, args, kwargs))
+        return dry.once(self.component, call, call_key(args, kwargs, call.asked), lambda: self._run(call, args, kwargs))
 
     def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         site, frame = self.component.sites.of(call.module), self.frame
@@ -155,7 +144,7 @@ class Parts(OfComponent):
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
             result = crossing.give(call.original(*there_args, **there_kwargs))
         crossing.write_back()
-        return result
+        return result if frame else Homeward(back, (args, kwargs)).bring(result)
 
     def answer(self, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a program returns, on the device where the module that calls it runs."""
@@ -183,14 +172,13 @@ class Parts(OfComponent):
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
-        away = [held for held in site.needs if held.tensor.device != there]
+        away = [held for held in site.needs if not held.is_on(there)]
         is_dry = dry_run() is not None
         for held in away if not is_dry else ():
             if site.device and (held.home or site.device).torch == there:
                 view.lend(held, site.device)
-        lacking = [held for held in away if held.tensor.device != there]
+        lacking = [held for held in away if not held.is_on(there)]
         others = {id(one.tensor): _no_data(one, there) if is_dry else view.store.copy_on(one, there) for one in lacking}
-        others |= {id(one.shown): others[id(one.tensor)] for one in lacking if one.shown is not None}
         replaced = list(_replace(module, others))
         try:
             yield
@@ -239,4 +227,5 @@ def _replace(
                     data = others[id(tensor)]
                     is_parameter = isinstance(tensor, nn.Parameter)
                     place[key] = nn.Parameter(data, tensor.requires_grad) if is_parameter else data
+                    setattr(place[key], STANDS_FOR, type(tensor))
                     yield place, key, tensor

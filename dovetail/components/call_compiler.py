@@ -12,11 +12,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..cache.traces import trace
-from ..compiler.errors import CallError, TraceError
+from ..compiler.errors import TraceError
 from ..compiler.frontend.trace_lock import alone
+from ..compiler.ir.asked import UNUSUAL
 from ..compiler.ir.program import Program
+from ..conventions import libraries
 from ..lora.adapters import Branches
 from ..passes.rewrites.chunk import chunks_of
+from .arguments.call_key import call_key
 from .arguments.lengths import Form
 from .calls import Answering, ByParts, Call, OfComponent, refuse_what_is_no_function, without_caches
 from .compiled import CompiledModule
@@ -62,6 +65,7 @@ class CallCompiler(OfComponent):
         self._finish = finish
         self._why = why
         self._dynamic_shapes = dynamic_shapes
+        self._told = False
 
     def make(
         self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
@@ -71,6 +75,7 @@ class CallCompiler(OfComponent):
             program = call.programs.get(key) or call.whole
             if program is None:
                 traced = self._traced(call, key, args, kwargs, branches)
+                key = _key_of(call, key, traced, args, kwargs)
                 program = self._finished(call, traced) if isinstance(traced, Program) else traced
                 self._keep(call, key, program)
             return program
@@ -105,9 +110,8 @@ class CallCompiler(OfComponent):
                 call.keep_trace(key, program.base, _MANY)
 
     def _keep(self, call: Call, key: tuple[Any, ...], program: Answering) -> None:
-        with self.component.alone() if len(call.programs) >= _MANY else contextlib.nullcontext():
-            if not call.is_over:
-                call.keep(key, program, _MANY)
+        if not call.is_over:
+            call.keep(key, program, _MANY)
 
     def _traced(
         self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
@@ -120,7 +124,7 @@ class CallCompiler(OfComponent):
         state = key[:-1]
         traced = self._reuse(call, state, args, kwargs) or self._compile(call, state, args, kwargs, branches)
         if isinstance(traced, Program) and not call.is_over:
-            call.keep_trace(key, traced, _MANY)
+            call.keep_trace(_key_of(call, key, traced, args, kwargs), traced, _MANY)
         return traced
 
     def _finished(self, call: Call, traced: Program) -> CompiledModule:
@@ -148,14 +152,28 @@ class CallCompiler(OfComponent):
             call.programs.update({key: again.get(program, program) for key, program in call.programs.items()})
 
     @contextlib.contextmanager
-    def _traceable(self, call: Call) -> Iterator[nn.Module]:
+    def _traceable(self, call: Call, kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
         """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
         component = self.component
-        with skeleton(call.module, component.view.store.behind, component.adapters.bases(component.module)) as copied:
+        with skeleton(call.module, component.adapters.bases(component.module)) as copied:
             if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
                 vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
-            without_caches(copied)
+            drops = without_caches(copied) and "use_cache" not in kwargs
             yield copied
+            if drops:
+                self._tell_of_caches(call)
+
+    def _tell_of_caches(self, call: Call) -> None:
+        """Says once that a result lacks what eager returns for the next token; pipelines do not read it."""
+        if not self._told:
+            self._told = True
+            logger.log(
+                logging.INFO if libraries.is_called_by_diffusers() else logging.WARNING,
+                "%s returns no past_key_values, which it would return by itself where use_cache is at its default, "
+                "and computes as with use_cache=False: pass that if nobody reads them, or use_cache=True to have them, "
+                "with which it runs by its parts",
+                self.component.title(call),
+            )  # fmt: skip
 
     def _check_number(self, call: Call) -> None:
         call.traces += 1
@@ -175,7 +193,7 @@ class CallCompiler(OfComponent):
             program = made.program if isinstance(made, CompiledModule) else made
             if not isinstance(program, Program) or not program.symbols or key[:-1] != state:
                 continue
-            if _accepts(program, args, kwargs):
+            if program.signature.takes(args, kwargs):
                 call.traces -= 1
                 return cast("CompiledModule | Program", made)
         return None
@@ -188,7 +206,7 @@ class CallCompiler(OfComponent):
             return component.parts.refuse(call, known)
         try:
             refuse_what_is_no_function(call, component.module, args, kwargs)
-            with self._traceable(call) as copied:
+            with self._traceable(call, kwargs) as copied:
                 program = self._trace(call, state, copied, args, kwargs)
         except TraceError as error:
             return component.parts.refuse(call, error)
@@ -222,9 +240,12 @@ class CallCompiler(OfComponent):
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
 
 
-def _accepts(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        program.signature.flatten(args, kwargs)
-    except CallError:
-        return False
-    return True
+def _key_of(
+    call: Call, key: tuple[Any, ...], made: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The key of a call from now on: what a trace was found to ask of its inputs is told by the keys that follow."""
+    program = made.program if isinstance(made, CompiledModule) else made
+    if not isinstance(program, Program):
+        return key
+    call.asked |= program.signature.asked & UNUSUAL.keys()
+    return *key[:-1], call_key(args, kwargs, call.asked)

@@ -57,7 +57,8 @@ Answering: TypeAlias = CompiledModule | ByParts
 class Call:
     """One way in which a component or a part of it is called, and the programs compiled for it so far.
 
-    ``traced`` has what was traced for it and has no program yet, by the keys that the programs will have.
+    ``traced`` has what was traced for it and has no program yet, by the keys that the programs will have; ``asked`` is
+    what its traces are known to ask of their inputs.
 
     It keeps no module alive: ``programs`` hold weights, and a module that held its own programs would be freed by the
     garbage collector alone.
@@ -74,6 +75,7 @@ class Call:
         self.failures = 0
         self.programs: OrderedDict[Any, Answering] = OrderedDict()
         self.traced: OrderedDict[Any, Program] = OrderedDict()
+        self.asked: frozenset[str] = frozenset()
         self.lengths = Lengths()
         self.traces = 0
         self.is_over = False
@@ -202,8 +204,21 @@ class Answer(Replacement):
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a component answers the calls of a module."""
+    return _answering(module) is not None
+
+
+def component_of(module: nn.Module) -> Component | None:
+    """The component that a module was made; None for a part of one, and where none answers its calls."""
+    component = _answering(module)
+    return component if component is not None and component.module is module else None
+
+
+def _answering(module: nn.Module) -> Component | None:
     placed = _placed(module, "forward")
-    return isinstance(placed, Answer) and not placed.call.is_over and placed._owner() is not None
+    if not isinstance(placed, Answer) or placed.call.is_over:
+        return None
+    found: Component | None = placed._owner()
+    return found
 
 
 @functools.cache
@@ -242,15 +257,21 @@ def _own_function(module: nn.Module, method: str) -> Callable[..., Any] | None:
     return found
 
 
-def without_caches(copied: nn.Module) -> None:
-    """Has the copy of a language model, which only encodes a text, not keep what it computed for the next token."""
+def without_caches(copied: nn.Module) -> bool:
+    """Has the copy of a language model, which only encodes a text, not keep what it computed for the next token.
+
+    Says whether a call would return that by default.
+    """
     configs: dict[int, Any] = {}
+    changed: list[nn.Module] = []
     for child in copied.modules():
         config = vars(child).get("config")
         if getattr(config, "__dict__", {}).get("use_cache") is True:
             vars(child)["config"] = configs.setdefault(id(config), copy.copy(config))
+            changed.append(child)
     for config in configs.values():
         config.use_cache = False
+    return any(map(libraries.returns_caches, changed))
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -30,13 +30,19 @@ from ..runtime.store.program_weights import ProgramWeights
 logger = logging.getLogger(__name__)
 
 
+class Brought:
+    """How often weights were brought to devices in this process: since then less is free there than was."""
+
+    times = 0
+
+
 class CompiledModule:
     """A module compiled for the devices of a rig; it is called as the module was.
 
     ``str()`` of it is the text form of its program. Results come back on the device of the call's first tensor
-    that is on an accelerator, or else of its first one. Threads that exchange its adapters take ``turn`` from there to
-    the end of the call. ``base`` is the traced program that its own was lowered from, in which no weight is placed but
-    those that had a place before: ``passes.pipeline.lowered`` makes other schedules of it, without tracing again.
+    that is on an accelerator, or else of its first one. ``base`` is the traced program that its own was lowered from,
+    in which no weight is placed but those that had a place before: ``passes.pipeline.lowered`` makes other schedules of
+    it, without tracing again.
     """
 
     def __init__(self, program: Program, rig: Rig, weights: ProgramWeights | None, base: Program | None = None) -> None:
@@ -47,7 +53,6 @@ class CompiledModule:
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
         self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
-        self.turn = ForkSafeLock()
 
     @property
     def schedule(self) -> Schedule:
@@ -68,8 +73,9 @@ class CompiledModule:
         """Runs the program on the arguments of the module's own forward.
 
         Raises:
-            CallError: the call differs from the traced one in structure, shape, dtype or a constant, or in strides
-                where these decide what the model writes.
+            CallError: the call differs from the traced one in structure, shape, dtype or a constant, in what else the
+                model asks of its inputs (``is_contiguous``, ``requires_grad``), or in strides where these decide what
+                it writes.
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
             DoesNotFitError: memory ran out, for an operation, inputs, results or weights.
@@ -130,17 +136,27 @@ class CompiledModule:
         if missing or self._weights is None:
             raise NotHereError(
                 f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "
-                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): compile it with real weights, "
-                "or save it and give weights to dovetail.load"
+                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): {self._way_to_weights}"
             )
         with self._loading:
             if self._executor.is_bound:  # another thread has brought them meanwhile
                 return
             with phase(READING):
                 self._executor.bind(self._weights)
+                Brought.times += 1
                 note_read(self._bytes_brought())
                 for device in self.program.devices:
                     accelerator_of(device.torch).synchronize()
+
+    @property
+    def _way_to_weights(self) -> str:
+        if self._weights is None:
+            return "give them to dovetail.load (weights=…)"
+        return "have its module hold real weights before it is called, or name the files that have them (weights=…)"
+
+    def held(self) -> list[torch.Tensor]:
+        """The weights that it has on devices."""
+        return self._made.held if self._made is not None else []
 
     def _bytes_brought(self) -> int:
         """The bytes of weights that binding brings to accelerators; on the host, files are read when they are used."""
@@ -163,10 +179,9 @@ class CompiledModule:
         """Takes other weights for its adapters, of the form that it was compiled for; nothing is compiled."""
         if self._weights is None:
             self._weights = ProgramWeights.of_tensors({}, self.program)
-        if self._weights.adapters is not adapters:
-            self._weights.adapters = adapters
-            if self._executor.is_bound:
-                self._executor.rebind()
+        exchanged = self._weights.adapters.exchange(adapters)
+        if exchanged and self._executor.is_bound:
+            self._executor.rebind(exchanged)
 
     def unload(self) -> None:
         """Lets go of the weights; the next call loads them again."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,19 +22,19 @@ from torch import nn
 
 from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
-from ..compiler.frontend.autocast import autocast_state
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
-from ..conventions import libraries
-from ..conventions.libraries import VAE_METHODS
+from ..conventions.libraries import OWN_METHODS, VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters
 from ..lora.stand_ins import guard_module
 from ..passes.placement.assignment import Assigned, Assignment
+from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
 from .answers import answer
+from .arguments.ambient import ambient
 from .by_parts import Parts
 from .call_compiler import CallCompiler, Finish
 from .calls import (
@@ -42,15 +43,16 @@ from .calls import (
 from .compiled import CompiledModule
 from .merging import Merges
 from .module_methods import put_methods
-from .sharing import Sharing
 from .sites import Sites
+from .turn import Turn
 from .watch import Watch
 from .weights.assigned import AssignedWeights
+from .weights.foreign import refuse_unmovable
 from .weights.module_view import ModuleView
 
 logger = logging.getLogger(__name__)
 
-_METHODS = VAE_METHODS
+_METHODS = (*VAE_METHODS, *OWN_METHODS)
 
 
 class Recovering(Protocol):
@@ -63,6 +65,17 @@ class Recovering(Protocol):
         self, component: Component, original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Decodes as the module does; where memory runs out, with less of it."""
+
+
+@dataclass(frozen=True)
+class User:
+    """What a component asks and tells of the pipeline that uses it now; see Component."""
+
+    name: str
+    offer: Callable[[Component, Sequence[StoredWeight]], Rig] | None = None
+    enter: Callable[[Component], None] | None = None
+    recovery: Recovering | None = None
+    """What is asked when memory runs out."""
 
 
 class Component:
@@ -81,7 +94,7 @@ class Component:
         why: what tracing said of the call that comes first, if it is known not to be traceable.
         origins: where weights come from that have no data yet.
         store: holds the weights of all components of the pipeline.
-        sharing: what a call of any component of the pipeline shares, and a change to one takes alone.
+        turn: the turn of calls and changes, of all components of the pipeline.
         residency: where parameters are kept while nobody reads them.
         in_memory: bytes of them that are kept in host memory all the same.
         enter: is told when the component is called.
@@ -103,22 +116,27 @@ class Component:
         why: TraceError | None = None,
         origins: Origins | None = None,
         store: Store | None = None,
-        sharing: Sharing | None = None,
+        turn: Turn | None = None,
         residency: Residency = Residency.DEVICE,
         in_memory: int = 0,
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, object] | None = None,
     ) -> None:
-        self.name = name
+        self.serve(User(name, offer, enter))
+        self.owner: Any = None
+        """The pipeline that placed it, if that is one."""
+        self.borrowers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The pipelines besides that use it as it is."""
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
         self.role = role
         self._module = weakref.ref(module)
         self.rig = rig
         self.devices = rig.devices
+        refuse_unmovable(module, rig.devices)
         self.merges = Merges(self)
         self.view = ModuleView(module, origins, store=store, residency=residency, in_memory=in_memory)
         self.assigned = AssignedWeights(self.view)
-        self.sharing = sharing or Sharing()
+        self.shared_turn = turn or Turn()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._generating: list[nn.Module] = []
@@ -128,17 +146,19 @@ class Component:
         self.sites = Sites(self)
         self.compiler = CallCompiler(self, finish, why, dynamic_shapes)
         self.watch = Watch(self)
-        self._offer = offer
-        self.enter = enter
         self.whole_on = whole_on or rig.devices[0]
         self.view.moved = self.watch.renew
-        self.recovery: Recovering | None = None
-        """What is asked when memory runs out."""
         self.is_decoding = False
         self.streams = False
         """Whether weights that rest elsewhere come and go with their blocks, and are not kept for a phase."""
+        self._stays: Assignment = {}
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
+
+    def serve(self, user: User) -> None:
+        """Has it ask and tell a pipeline from now on, under the name that it has there."""
+        self.user = user
+        self.name, self._offer, self.enter, self.recovery = user.name, user.offer, user.enter, user.recovery
 
     def move(
         self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency,
@@ -152,13 +172,9 @@ class Component:
         self.view.rest_in(residency, in_memory)
 
     @property
-    def turn(self) -> AbstractContextManager[object]:
-        """Held while the component runs by its parts or is changed."""
-        return self.parts.turn
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Held while no component of the pipeline runs; taken after ``turn``."""
-        return self.sharing.alone()
+    def turn(self) -> ForkSafeLock:
+        """Held while a component of the pipeline runs or is changed."""
+        return self.shared_turn.lock
 
     @property
     def programs(self) -> list[CompiledModule]:
@@ -184,19 +200,16 @@ class Component:
         self.adapters.wrappers(self.module)
         guard_module(self)
         for method in _METHODS:
-            if hasattr(self.module, method):
+            if callable(getattr(self.module, method, None)):
                 self._swap("", method, self.module)
         self._generating += put_methods(self)
 
     def settle(self) -> None:
-        """Shows what libraries look at before the first call, where it has no data yet.
+        """Has weights without data report a device, and reads what libraries compute with before the first call.
 
-        That is the first weight, by whose device they tell where a module is, and the small parameters that the module
-        holds itself, for pipelines compute with those (a prior's mean and deviation).
+        That are the small parameters that the module holds itself (a prior's mean and deviation).
         """
-        first = next(self.module.parameters(), None)
-        if first is not None:
-            self.view.show(first, self.whole_on)
+        self.view.claim(self.whole_on)
         self.view.keep(self.module.parameters(recurse=False), self.whole_on)
         for one in self.view.weights():  # of a plan, they lie where they would lie if this were none
             one.home = self.devices[0] if one.home == self.whole_on else one.home
@@ -207,19 +220,19 @@ class Component:
         Waits until no other thread runs one. Raises DoesNotFitError when a weight finds no room where it was: the
         component is still compiled then, and this can be repeated.
         """
-        with self.turn, self.alone():
+        with self.turn, self.turn:
             self.unload()
             self.sites.forget()
-            self.merges.settle()
             self.view.undo()
             self.assigned.forget()
             for wrapper in self.adapters.wrappers(self.module):
                 self.merges.hand_back(wrapper)
+            self.adapters.hand_back(self.module)
             self._forget()
 
     def refresh(self) -> None:
         """Forgets all programs; the next calls compile again. For a component that was changed by hand."""
-        with self.turn, self.alone():
+        with self.turn, self.turn:
             self._forget()
             self.sites.forget()
             self.view.forget_copies()
@@ -246,8 +259,7 @@ class Component:
     def is_as_planned(self, call: Call, key: tuple[Any, ...]) -> bool:
         """Whether the part that is called is in the state of a key, adapters included."""
         state = self.watch.look(call)
-        around = autocast_state(self.devices[0].traced_as), libraries.attention_backend()
-        return key[:-1] == (state.number, *around, self.adapters.read(call.module).key)
+        return key[:-1] == (state.number, *ambient(self.devices[0].traced_as), self.adapters.read(call.module).key)
 
     def assign(self, assignment: Assignment) -> None:
         """Has its weights be where an assignment of all of them by name says; its programs are lowered again for that.
@@ -257,7 +269,7 @@ class Component:
         """
         if self.rows or any(one.bounds for one in assignment.values()):
             raise UsageError(f"{self.name} cannot be assigned rows: split mode row decides which device gets which")
-        with self.turn, trace_lock.alone(), self.alone():
+        with self.turn, self.turn, trace_lock.alone():
             self.sites.check(assignment)
             self.unload()
             self.view.forget_copies()
@@ -280,13 +292,34 @@ class Component:
             )
             for one in self.view.weights()
         }
+        stays = {one.name: Assigned(one.home or self.devices[0], (), one.residency) for one in self.view.weights()}
         self.streams = True
         try:
             self.assign(assignment)
         except BaseException:
             self.streams = False
             raise
+        self._stays = stays
         return True
+
+    def stay(self) -> None:
+        """Has its weights rest again where they did before `stream`; they are brought when they are read."""
+        stays, self._stays = self._stays, {}
+        self.streams = False
+        try:
+            self.assign(stays)
+        except BaseException:
+            self.streams, self._stays = True, stays
+            raise
+
+    def comes_back(self) -> Counter[Device]:
+        """The bytes that `stay` would have on each device."""
+        found: Counter[Device] = Counter()
+        for one in self.view.weights():
+            there = self._stays.get(one.name)
+            if there is not None and there.residency is Residency.DEVICE and there.device is not None:
+                found[there.device] += one.nbytes if one.tensor.device != there.device.torch else 0
+        return found
 
     def put_back(self) -> None:
         """Compiles anew where the module's own functions stand in the place of compiled calls."""
@@ -306,18 +339,13 @@ class Component:
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
-        try:
-            with self.view.using(), self.parts.waits:
-                return answer(self, call, args, kwargs)
-        except BaseException:
-            self.view.release()
-            raise
-
-    def renew_merged(self) -> None:
-        """Brings the data of weights up to date after something was merged or taken out."""
-        if self.merges.are_pending:
-            with self.alone():
-                self.merges.settle()
+        with self.turn, self.turn:
+            try:
+                with self.view.using():
+                    return answer(self, call, args, kwargs)
+            except BaseException:
+                self.view.release()
+                raise
 
     def refresh_weights(self) -> None:
         """Lets every program fetch its weights again, after they were converted."""

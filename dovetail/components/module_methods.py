@@ -14,12 +14,15 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..conventions import libraries
 from ..conventions.replacements import put_method
+from .merging import merged_together
 
 if TYPE_CHECKING:
     from .component import Component
 
 _KINDS = ("cpu", "cuda", "xpu")
 """The methods of a module that move it to a device of a kind."""
+_CONVERSIONS = ("half", "bfloat16", "float", "double", "type")
+"""Those that convert it."""
 _GENERATE, _DECODE = "generate", "decode"
 
 
@@ -28,8 +31,12 @@ def put_methods(component: Component) -> list[nn.Module]:
     module = component.module
     put_method(module, "save_pretrained", functools.partial(_save, component))
     put_method(module, "load_state_dict", functools.partial(_load_state, component))
+    for name in libraries.FUSES:
+        put_method(module, name, functools.partial(merged_together, (component,)))
     for name in ("to", "enable_group_offload"):
         put_method(module, name, functools.partial(_move, component, name))
+    for name in _CONVERSIONS:
+        put_method(module, name, functools.partial(_convert, component))
     for name in _KINDS:
         put_method(module, name, functools.partial(_move_to, component, name))
     if all(hasattr(type(component.module), name) for name in libraries.VAE_METHODS):
@@ -43,19 +50,18 @@ def put_methods(component: Component) -> list[nn.Module]:
 
 def _save(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Saves the module, with the weights that were not needed so far, as if it lay in one place."""
-    with component.turn, component.alone():
-        component.renew_merged()
-        with component.view.on_file_terms():
-            return original(*args, **kwargs)
+    with component.turn, component.turn, component.view.on_file_terms():
+        return original(*args, **kwargs)
 
 
 def _load_state(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Loads other weights, which go to their devices at the next call; peft fills adapters by this too."""
-    if component.takes_adapters:
-        return original(*args, **kwargs)
-    with component.turn, component.alone():
-        component.view.take_over()
-        component.unload()
+    return original(*args, **kwargs) if component.takes_adapters else _convert(component, original, *args, **kwargs)
+
+
+def _convert(component: Component, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Changes weights while no component runs: what stands for them makes data where it must."""
+    with component.turn, component.turn:
         return original(*args, **kwargs)
 
 
@@ -72,8 +78,7 @@ def _move(component: Component, name: str, original: Callable[..., Any], *args: 
     dtypes = {tensor.dtype for tensor in component.module.parameters() if tensor.is_floating_point()}
     if layout is None and (dtype is None or dtypes == {dtype}):
         return component.module  # without touching weights that are not read yet
-    with component.turn, component.alone(), component.view.bared():
-        return original(dtype=dtype, **({} if layout is None else {"memory_format": layout}))
+    return _convert(component, original, dtype=dtype, **({} if layout is None else {"memory_format": layout}))
 
 
 def _move_to(component: Component, name: str, _: Callable[..., Any], device: Any = None) -> Any:
@@ -96,7 +101,8 @@ def _decode(component: Component, original: Callable[..., Any], *args: Any, **kw
     """Decodes, and once more with less memory where that runs out."""
     if component.recovery is None:
         return original(*args, **kwargs)
-    return component.recovery.decode(component, original, args, kwargs)
+    with component.turn, component.turn:
+        return component.recovery.decode(component, original, args, kwargs)
 
 
 def _generate(owner: Callable[[], Component | None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

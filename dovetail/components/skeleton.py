@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,28 +22,26 @@ from ..conventions.replacements import Replacement
 _CHILDREN = "_modules"
 _TENSORS = ("_parameters", "_buffers")
 _LEFT_OUT = ("_compiled_call_impl",)  # what nn.Module.compile leaves in a module: it cannot be traced through
-_OF_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BEFORE, _AFTER = "_forward_pre_hooks", "_forward_hooks"
 _ATOMS = (type, FunctionType, BuiltinFunctionType, ModuleType, torch.Tensor, str, bytes, int, float, type(None))
 
 
 @contextlib.contextmanager
 def skeleton(
     module: nn.Module,
-    tensor_of: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     instead: Mapping[nn.Module, nn.Module] | None = None,
 ) -> Iterator[nn.Module]:
     """A copy of a module's structure without the hooks of the module itself; afterwards it holds no tensor.
 
     Args:
         module: what is copied, with all of its parts.
-        tensor_of: gives the tensor that stands in the copy for one of the module's.
         instead: parts that others stand for.
     """
-    copier = _Copier(module, tensor_of, instead or {})
+    copier = _Copier(module, instead or {})
     made = copier.of(module)
-    for name in _OF_HOOKS:  # whoever calls the module runs them
-        hooks = vars(made)[name]
-        vars(made)[name] = type(hooks)((key, hook) for key, hook in hooks.items() if is_of_libraries(hook))
+    vars(made)[_AFTER] = type(vars(made)[_AFTER])()  # whoever calls the module runs them, on what the program returns
+    hooks = vars(made)[_BEFORE]  # of which those of libraries compute weights anew, and are run there too
+    vars(made)[_BEFORE] = type(hooks)((key, hook) for key, hook in hooks.items() if is_of_libraries(hook))
     try:
         yield made
     finally:
@@ -53,14 +51,8 @@ def skeleton(
 
 
 class _Copier:
-    def __init__(
-        self,
-        root: nn.Module,
-        tensor_of: Callable[[torch.Tensor], torch.Tensor],
-        instead: Mapping[nn.Module, nn.Module],
-    ) -> None:
+    def __init__(self, root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> None:
         self._tree = {id(one) for one in root.modules()}
-        self._tensor_of = tensor_of
         self._instead = instead
         self.made: dict[int, nn.Module] = {}
         self._copied: dict[int, Any] = {}
@@ -80,10 +72,7 @@ class _Copier:
             if name == _CHILDREN:
                 yield name, {key: None if child is None else self.of(child) for key, child in value.items()}
             elif name in _TENSORS:
-                yield (
-                    name,
-                    {key: tensor if tensor is None else self._tensor_of(tensor) for key, tensor in value.items()},
-                )
+                yield name, dict(value)
             elif not isinstance(value, Replacement) and name not in _LEFT_OUT:
                 yield name, self._value(value)
             elif isinstance(value, Replacement) and value.replaced is not None:

@@ -1,14 +1,14 @@
 """Notices whatever may change what a module computes, apart from the numbers in its weights.
 
 Its parts, their classes, attributes, hooks and functions of their own, and what attention processors and other objects
-in attributes are set to, are compared by identity with how they were; for a model of 1500 modules that takes about a
-millisecond. Only where something differs is it described anew, by value where it is plain, and by identity elsewhere.
-Equal descriptions are one state, for which the programs compiled before hold again.
+in attributes are set to, and what their code reaches beside them (``reached.py``) are compared by identity with how
+they were; for a model of 1500 modules that takes about a millisecond. Only where something differs is it described
+anew, by value where it is plain, and by identity elsewhere. Equal descriptions are one state, for which the programs
+compiled before hold again.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import weakref
@@ -23,11 +23,15 @@ import torch
 from numpy import ndarray
 from torch import nn
 
+from ..cache.code import is_own, module_of
+from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
 from ..conventions.replacements import Replacement
 from ..runtime.store.stored_weight import version_of
 from .calls import Answer
+from .identity import serial
+from .reached import Reached
 
 _KEPT = 32
 """So many states of a module are remembered."""
@@ -41,6 +45,7 @@ _NOTED_ELSEWHERE = libraries.BOOKKEEPING
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_END = object()
 _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
 
 
@@ -64,6 +69,7 @@ class _Seen:
     counts: list[int]
     written: list[Any]
     marks: list[Any]
+    reached: Reached
     values: list[Any]
 
 
@@ -79,6 +85,7 @@ class Stamp:
         self._module = weakref.ref(module)
         self._instead = instead
         self._seen: _Seen | None = None
+        self._reached = Reached(())
         self._is_due = False
         self._state = State(0, {})
         self._known: OrderedDict[Hashable, State] = OrderedDict()
@@ -107,17 +114,22 @@ class Stamp:
         modules = list(_modules(root, instead))
         walk = _Walk()
         parts = tuple(walk.module(one, one is root, instead) for one in modules)
-        described = parts, tuple(walk.members(one) for one in _of_classes(map(type, modules)))
+        roots = dict.fromkeys((*map(type, modules), *walk.code))
+        members = tuple(walk.members(one) for one in _of_classes(map(type, modules)))
+        self._reached, beside = self._reached.renewed(roots, _Walk)
+        described = parts, members, self._reached.described
         dicts: list[Mapping[Any, Any]] = [
             *(vars(one) for one in modules[1:]),
             *(one._modules for one in modules),
             *walk.dicts,
+            *beside.dicts,
         ]
         dicts += _of_classes(map(type, modules))
         hooks = [vars(one)[name] for one in modules[1:] for name in _HOOKS]
         classes, counts = list(map(type, modules)), list(map(len, hooks))
-        marks = list(map(_mark, walk.written))
-        seen = _Seen(modules[1:], classes[1:], dicts, walk.sequences, hooks, counts, walk.written, marks, [])
+        written = [*walk.written, *beside.written]
+        marks, sequences = list(map(_mark, written)), [*walk.sequences, *beside.sequences]
+        seen = _Seen(modules[1:], classes[1:], dicts, sequences, hooks, counts, written, marks, self._reached, [])
         seen.values.extend(_values(root, seen))
         self._seen = seen
         if described not in self._known:
@@ -133,22 +145,23 @@ def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
     if list(map(len, seen.hooks)) != seen.counts or list(map(type, seen.modules)) != seen.classes:
         return False
     try:
-        now = _values(root, seen)
-    except RuntimeError:  # another thread puts something in
-        return False
-    if len(now) != len(seen.values) or not all(map(operator.is_, now, seen.values)):
+        if not all(map(operator.is_, _values(root, seen), seen.values)):
+            return False
+    except (RuntimeError, LookupError, ValueError):  # another thread puts something in, or a variable is gone
         return False
     return list(map(_mark, seen.written)) == seen.marks
 
 
-def _values(root: nn.Module, seen: _Seen) -> list[Any]:
+def _values(root: nn.Module, seen: _Seen) -> Iterator[Any]:
+    """What is compared, with a mark behind it, so that one more or less is another value somewhere."""
     chain = itertools.chain.from_iterable
     own = (
         value
         for name, value in vars(root).items()
         if not isinstance(value, Replacement) and name not in _NOTED_ELSEWHERE
     )
-    return [*own, *chain(held.values() for held in seen.dicts), *chain(seen.sequences)]
+    dicts, lists = (held.values() for held in seen.dicts), chain(seen.sequences)
+    return itertools.chain(own, chain(dicts), lists, seen.reached.values(), (_END,))
 
 
 def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:
@@ -172,6 +185,7 @@ class _Walk:
         self.sequences: list[Any] = []
         self.written: list[Any] = []
         self.live: dict[nn.Module, str] = {}
+        self.code: dict[Any, None] = {}
         self._met: dict[int, Any] = {}
         self._weights: dict[int, int] = {}
 
@@ -181,21 +195,21 @@ class _Walk:
         if why:
             self.live[module] = why
         if why and not is_root:
-            return _serial(module), "as it is"
+            return serial(module), "as it is"
         own = vars(module)
         settings = ((name, value) for name, value in own.items() if _counts(name, value))
         children = (
-            (name, None if child is None else _serial(instead.get(child, child)))
+            (name, None if child is None else serial(instead.get(child, child)))
             for name, child in own["_modules"].items()
         )
-        hooks = (_serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
+        hooks = (serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
         tensors = (
             (name, value is None or (value.dtype, value.shape, self._which(value)))
             for held in (own["_parameters"], own["_buffers"])
             for name, value in held.items()
         )
         values = tuple((name, self.value(value, _DEPTH)) for name, value in settings)
-        return _serial(module), _serial(type(module)), bool(why), values, tuple(children), tuple(hooks), tuple(tensors)
+        return serial(module), serial(type(module)), bool(why), values, tuple(children), tuple(hooks), tuple(tensors)
 
     def _which(self, weight: torch.Tensor) -> int:
         """Which of the weights that were met so far a weight is: of one that is tied a program knows one."""
@@ -208,12 +222,14 @@ class _Walk:
         if isinstance(value, _PLAIN):
             return type(value), value
         if isinstance(value, MethodType):
-            return self.value(value.__self__, depth), _serial(value.__func__)
+            return self.value(value.__self__, depth), self.value(value.__func__, depth)
         if isinstance(value, (torch.Tensor, ndarray)):
             self.written.append(value)
-            return _serial(value), _mark(value)
+            return serial(value), _mark(value)
         if isinstance(value, (nn.Module, *_CODE)):
-            return _serial(value)
+            if isinstance(value, FunctionType):
+                self.code[value] = None
+            return serial(value)
         if id(value) in self._met:
             return "met", self._met[id(value)][1]
         self._met[id(value)] = value, len(self._met)
@@ -223,14 +239,16 @@ class _Walk:
             return type(value), tuple(self.value(item, depth) for item in value)
         if isinstance(value, dict):
             self.dicts.append(value)
-            return _serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
+            return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
         held = _attributes(value) if depth else None
+        if depth and (callable(value) or is_own(module_of(type(value)))):
+            self.code[type(value)] = None
         if held is None:
-            return _serial(value)
+            return serial(value)
         self.dicts.append(held)
         items = tuple((name, self.value(item, depth - 1)) for name, item in list(held.items()))
         is_plain = type(value).__module__.partition(".")[0] in _LIBRARIES
-        return _serial(type(value) if is_plain else value), items
+        return serial(type(value) if is_plain else value), items
 
     def members(self, members: Mapping[str, Any]) -> Hashable:
         """What a class says: its functions, and other members that are plain, or containers."""
@@ -298,6 +316,9 @@ def _why_live(module: nn.Module, is_root: bool) -> str:
         patched = function.__func__ is not type(module).forward
     if patched and not (is_root and not isinstance(function, Answer)):
         return "a forward of its own, as caches and hooks of libraries put there"
+    quantized = (one for one in own["_parameters"].values() if one is not None)
+    if library := next(filter(None, map(foreign_library, quantized)), ""):
+        return f"weights that {library} quantized"
     if is_root:
         return ""
     foreign = any(not is_of_libraries(hook) for name in _HOOKS for hook in own[name].values())
@@ -305,41 +326,4 @@ def _why_live(module: nn.Module, is_root: bool) -> str:
 
 
 def _key(key: Any) -> Hashable:
-    return key if isinstance(key, _PLAIN) else _serial(key)
-
-
-_numbers: dict[int, tuple[Any, int]] = {}
-_next = itertools.count()
-
-
-def _serial(value: Any) -> Hashable:
-    """A number of an object that no other object gets; what cannot be referred to weakly stands for itself."""
-    known = _numbers.get(id(value))
-    if known is not None and known[0]() is value:
-        return known[1]
-    try:
-        reference = weakref.ref(value, functools.partial(_forget, id(value)))
-    except TypeError:
-        return _ByIdentity(value)
-    _numbers[id(value)] = reference, next(_next)
-    return _numbers[id(value)][1]
-
-
-def _forget(key: int, reference: Any) -> None:
-    if key in _numbers and _numbers[key][0] is reference:
-        del _numbers[key]
-
-
-class _ByIdentity:
-    """An object that is equal to itself alone, and is kept."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
+    return key if isinstance(key, _PLAIN) else serial(key)

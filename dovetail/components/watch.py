@@ -32,19 +32,16 @@ class Watch(OfComponent):
         """The state of a part, after what others changed in it was taken in."""
         component = self.component
         stamp, weights = self._stamps.get(call) or self._stamp_of(call)
-        with component.sharing.shared():  # nobody puts stand-ins in place of weights meanwhile
-            state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
+        state, is_changed = stamp.look(), weights.is_changed(call.module, stamp.modules)
         if is_changed:
-            with component.alone():
-                component.view.survey()
-                component.sites.forget()
-                component.refresh_weights()
-                for one, _ in list(self._stamps.values()):
-                    one.forget()  # what was one weight may be two now
-                state = stamp.look()
+            component.view.survey()
+            component.sites.forget()
+            component.refresh_weights()
+            for one, _ in list(self._stamps.values()):
+                one.forget()  # what was one weight may be two now
+            state = stamp.look()
         if weights.has_turned():
-            with component.alone():
-                call.unload()
+            call.unload()
         if state.live is not self._live.get(call):
             self._leave(call, stamp, state)
         return state

@@ -14,15 +14,18 @@ from .plan import modules_of
 from .subclass import handle_of
 
 
-def refuse_taken(pipe: Any) -> None:
-    """Raises UsageError where dovetail, diffusers or accelerate has placed components of a pipeline already."""
+def refuse_taken(pipe: Any, borrowed: Mapping[str, object]) -> None:
+    """Raises UsageError where a pipeline is compiled already, or somebody has placed components that it cannot borrow.
+
+    It shares components of another pipeline, but no parts of one.
+    """
     if handle_of(pipe) is not None:
         raise UsageError(f"this {type(pipe).__name__} is compiled already: call pipe.dovetail.undo() first")
-    modules = modules_of(pipe)
+    modules = {name: module for name, module in modules_of(pipe).items() if name not in borrowed}
     taken = [name for name, module in modules.items() if is_compiled(module)]
     if taken:
         raise UsageError(
-            f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as components of another pipeline: give "
+            f"{', '.join(taken)} of this {type(pipe).__name__} are compiled as parts of components elsewhere: give "
             f"this one copies (pipe.{taken[0]} = copy.deepcopy(pipe.{taken[0]})), or call dovetail.undo() on the "
             "other one first"
         )

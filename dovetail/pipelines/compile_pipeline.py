@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,15 +13,19 @@ from ..compiler.spec.devices import Rig
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
 from ..conventions.spellings import Budgets, Counts, Modes, Places, Settings, Shares, Tiling
-from ..lora.requested import Loras
+from ..lora.requested import Loras, read_loras
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
 from ..runtime.store.store import Origins
+from .loras import apply_loras
 from .pipeline import CompiledPipeline
-from .subclass import handle_of
+from .sharing import leader_of
+from .subclass import become_compiled, handle_of, set_apart, when_made
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+logger = logging.getLogger(__name__)
 
 PipelineT = TypeVar("PipelineT", bound="DiffusionPipeline")
 
@@ -118,10 +124,39 @@ def compile_opened(
     **options: Any,
 ) -> PipelineT:
     """Compiles a pipeline whose weights come from somewhere, by component; the rest is as for compile_pipeline."""
+    if follow(pipe):
+        _join(pipe, {**options, "backend": one_backend(backend, device_map)})
+        return pipe
     request = {name: options.pop(name) for name in _REQUEST if name in options}
     settings = cast("Settings", {"backend": one_backend(backend, device_map), **request})
     CompiledPipeline(pipe, settings, origins=origins, **options)
     return pipe
+
+
+def _join(pipe: Any, options: Mapping[str, Any]) -> None:
+    """What is asked of a pipeline whose components are placed already, all of them: LoRAs, and no devices."""
+    if any(options.get(name) is not None for name in ("backend", "params_backend", "max_vram", "max_memory", "rig")):
+        logger.warning(
+            "the components of this %s are those of another compiled pipeline, and stay where that placed them: what "
+            "is asked here of devices and budgets is not used",
+            type(pipe).__name__,
+        )
+    apply_loras(pipe.dovetail, read_loras(options.get("lora")), options.get("lora_apply_mode", "auto"))
+
+
+def follow(pipe: Any) -> bool:
+    """Gives a pipeline over the components of a compiled one its own ``.dovetail``; says whether it has that now."""
+    handle = handle_of(pipe)
+    leader = leader_of(pipe)
+    if handle is None and leader is not None:
+        become_compiled(pipe, leader.faced(pipe))
+    elif handle is None:
+        with contextlib.suppress(AttributeError, ValueError):  # it is being made
+            set_apart(pipe)
+    return leader is not None and (handle is None or handle.follows)
+
+
+when_made(follow)
 
 
 def undo(pipe: DiffusionPipeline) -> None:

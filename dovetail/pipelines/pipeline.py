@@ -32,9 +32,10 @@ from .checks import refuse_taking
 from .described import as_html, as_text
 from .loras import apply_loras
 from .pipeline_state import bring_state
-from .placed import Options, PlacedPipeline, give_back
-from .plan import modules_of, resting_in_memory, share_out
-from .subclass import become_as_before, become_compiled, handle_of
+from .placed import PlacedPipeline
+from .plan import Options, modules_of, resting_in_memory, share_out
+from .sharing import leader_of, let_go
+from .subclass import become_as_before, become_compiled, handle_of, set_apart
 from .wrong_calls import WRONG, wrong_calls_told
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class CompiledPipeline(PlacedPipeline):
         **options: Unpack[Options],
     ) -> None:
         check_mode(lora_apply_mode)
+        self._leads: weakref.ref[DiffusionPipeline] | None = None
         loras = read_loras(lora)
         super().__init__(pipe, request, **options)
         try:
@@ -83,12 +85,14 @@ class CompiledPipeline(PlacedPipeline):
         Each call of the pipeline does so itself, once for each kind of call. Returns None where the call cannot be
         planned, or calls no component. Raises DoesNotFitError where it does not fit; all is as before then.
         """
-        self._check_there()
-        try:
-            with wrong_calls_told(self.name, kwargs, (*WRONG, RuntimeError)):  # as nothing is computed
-                return self._planner.plan(self, args, kwargs, strict=True)
-        finally:
-            self._planner.end()
+        with self.turn, self.turn:
+            self._check_there()
+            try:
+                told = wrong_calls_told(self.name, kwargs, (*WRONG, RuntimeError))  # as nothing is computed
+                with told, self.using_borrowed():
+                    return self._planner.plan(self, args, kwargs, strict=True)
+            finally:
+                self._planner.end()
 
     def plan_ahead(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
@@ -151,6 +155,10 @@ class CompiledPipeline(PlacedPipeline):
 
         Raises DoesNotFitError where they do not fit; nothing was read then.
         """
+        with self.turn, self.turn:
+            self._prepare(args, kwargs)
+
+    def _prepare(self, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
         plan = self.plan(*args, **kwargs)
         if plan is None:
             self.pipe(*args, **{"num_inference_steps": 1, **kwargs})
@@ -199,6 +207,17 @@ class CompiledPipeline(PlacedPipeline):
             return
         if old is not None and value is old.module:
             return
+        if self._leader() is not None:  # which keeps its own
+            pipe = self.pipe
+            become_as_before(pipe)
+            put()
+            set_apart(pipe)
+            return
+        with self.turn, self.turn:
+            self._exchange(name, old, module, put)
+
+    def _exchange(self, name: str, old: Component | None, module: nn.Module | None, put: Callable[[], None]) -> None:
+        """Does that, between calls."""
         new = self._joining(name, module) if module is not None else None
         if new is not None and self.decision is not None:
             logger.warning(
@@ -215,6 +234,7 @@ class CompiledPipeline(PlacedPipeline):
         finally:
             self._join(new)
             self._join_left()
+            self._part()
 
     def _joining(self, name: str, module: nn.Module) -> Component:
         """A component that is to take the place of another; where that rests in files, it rests in host memory."""
@@ -243,17 +263,46 @@ class CompiledPipeline(PlacedPipeline):
         """Gives a component back, if anybody has its module still."""
         old = self._components.pop(name, None)
         self._tiles.remove(name)
-        if old is not None and module is not None:
-            give_back(old)
-        self._store.forget(module)
+        if self.borrowed.pop(name, None) is not None:
+            return
+        if old is None or module is None or let_go(old, self):
+            self._store.forget(module)
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
-        self._restore()
+        if self._leader() is None:
+            self._restore()
+            self._part()
         pipe = self._pipe()
         if pipe is not None and handle_of(pipe) is self:
             become_as_before(pipe)
             bring_state(pipe)
+
+    def faced(self, pipe: DiffusionPipeline) -> CompiledPipeline:
+        """What another pipeline over the same components has at its own ``.dovetail``: these, as its calls use them."""
+        face = object.__new__(type(self))
+        vars(face).update(vars(self))
+        face._pipe, face._leads, face.name = weakref.ref(pipe), self._pipe, type(pipe).__name__
+        self._pipes.append(face._pipe)
+        return face
+
+    def _leader(self) -> DiffusionPipeline | None:
+        """The pipeline whose components these are, where that is another one that is there still."""
+        pipe = self._leads() if self._leads is not None else None
+        return pipe if pipe is not None and handle_of(pipe) is not None else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the components are those of another pipeline, all of them."""
+        return self._leads is not None
+
+    def _part(self) -> None:
+        """Has pipelines that followed, and whose components these are no more, be as diffusers' own."""
+        for reference in self._pipes:
+            pipe = reference()
+            handle = handle_of(pipe) if pipe is not None else None
+            if pipe is not None and handle is not None and handle is not self and leader_of(pipe) is None:
+                become_as_before(pipe)
 
     def go_on(self, latents: Mapping[str, torch.Tensor], *args: object, **kwargs: object) -> Any:
         """Decodes latents that an earlier call of the same arguments left, and returns what that would have returned.
@@ -269,6 +318,10 @@ class CompiledPipeline(PlacedPipeline):
         self._check_there()
         if not TENSORS.accepts(latents):
             raise UsageError(f"go_on takes for latents {TENSORS.words}, and no {type(latents).__name__}")
+        with self.turn, self.turn:
+            return self._go_on(latents, args, kwargs)
+
+    def _go_on(self, latents: Mapping[str, torch.Tensor], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         base = getattr(type(self.pipe), "_dovetail_base", type(self.pipe))
         with self.running(), contextlib.suppress(DoesNotFitError):
             self.plan_ahead(args, kwargs)  # for tiles; what is not decoded need not fit

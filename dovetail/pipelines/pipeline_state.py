@@ -7,26 +7,45 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiler.errors import UsageError
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import moved
+from ..runtime.store.origin import HOST
 
 
-def bring_state(pipe: Any) -> None:
-    """Brings the tensors that a scheduler keeps to the device of the pipeline."""
+def bring_state(pipe: Any, to: torch.device | None = None) -> None:
+    """Brings the tensors that a scheduler keeps to the device of the pipeline; or those on accelerators elsewhere."""
     for component in pipe.components.values():
         if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
             held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
-            there = libraries.execution_device(pipe)
-            vars(component).update({name: moved(value, there) for name, value in held.items()})
+            there = to or libraries.execution_device(pipe)
+            brought = {name: value for name, value in held.items() if to is None or value.device.type != HOST.type}
+            vars(component).update({name: moved(value, there) for name, value in brought.items()})
 
 
 class ExecutionDevice(Replacement):
-    """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong."""
+    """Tells diffusers, in accelerate's place, where the pipeline's own tensors belong.
+
+    While it is there nobody else moves the component: whatever of accelerate offloads or dispatches a model, or takes
+    hooks off it, asks the hook that is there to give way first.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.execution_device = device
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Does nothing; accelerate calls it when it removes hooks."""
-        return module
+        """Raises UsageError."""
+        raise UsageError(
+            f"accelerate cannot move this {type(module).__name__}, or take hooks off it: dovetail placed it as a "
+            "component of a compiled pipeline: let its weights rest in host memory instead (params_backend=cpu), or "
+            "call undo() of that pipeline first"
+        )
+
+    init_hook = detach_hook
+
+
+def take_hook_out(module: nn.Module) -> None:
+    """Has a module without a hook of ours, or of accelerate's, whatever became of them meanwhile."""
+    if not isinstance(vars(module).pop(libraries.HOOK, None), ExecutionDevice):
+        libraries.take_hooks_off(module)

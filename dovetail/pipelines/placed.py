@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import DryRun
-from ..components.sharing import Sharing
+from ..components.turn import Turn
 from ..conventions import libraries
 from ..conventions.request import BOTH, Request
 from ..conventions.roles import role_of_module
@@ -40,31 +40,28 @@ from ..planning.tiling import parse_tiling
 from ..plans.folder import Plans
 from ..progress.phases import begin
 from ..recovery.recovery import Recovery
+from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .chunks import in_found_chunks
-from .ledger import Ledger
+from .ledger import Ledger, host_checked
+from .neighbour import Neighbour
 from .pipeline_state import ExecutionDevice
 from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, placing, share_out
+from .sharing import OfAllFaces, let_go, named_in, placed_already, users_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-class Options(TypedDict, total=False):
-    """What else than devices and budgets a pipeline is compiled with: see ``compile_pipeline``."""
-
-    dynamic_shapes: Mapping[str, Mapping[str, object]] | None
-    passes: str | Sequence[Pass] | None
-    callbacks: Sequence[Callback]
-    origins: Mapping[str, Origins] | None
-    vae_tiling: Tiling | None
-    plans: str | os.PathLike[str] | None
-
-
-class PlacedPipeline:
+class PlacedPipeline(Neighbour):
     """The components of a pipeline, and where they are; it keeps neither the pipeline nor its modules alive."""
+
+    _is_open = OfAllFaces[bool]()
+    _phase = OfAllFaces[str]()
+    _rests_in_files = OfAllFaces[bool]()
+    decision = OfAllFaces["Decision | None"]()
 
     def __init__(
         self,
@@ -80,12 +77,18 @@ class PlacedPipeline:
     ) -> None:
         self._plans = Plans(plans) if plans is not None else None
         request = self._plans.completed(request) if self._plans else request
+        super().__init__()
         self._pipe = weakref.ref(pipe)
+        self._pipes = [self._pipe]
         self.name = type(pipe).__name__
-        refuse_taken(pipe)
         modules = modules_of(pipe)
+        self.borrowed = placed_already(modules)
+        self.has_shared = False
+        refuse_taken(pipe, self.borrowed)
+        request = cast("Settings", named_in(request, self.borrowed))
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
+        self._asked_rig, self._brought = self._request.rig, -1
         self._asked_chunks = self._request.chunks
         self._passes = passes
         if passes is not None and self._request.inductor:
@@ -94,12 +97,15 @@ class PlacedPipeline:
         self._shapes = dynamic_shapes or {}
         self._request.switch_on()
         self._is_open = leaves_devices_open(self._request, roles)
-        self.decision: Decision | None = None
+        self.decision = None
         check_names(self._request, roles, self._shapes)
         self._phase = ""
+        self.hook = ExecutionDevice(torch.device("cpu"))
         self._running: list[None] = []
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
-        self._store, self._sharing = Store(plain_name), Sharing()
+        self._store, self._turn = Store(plain_name), Turn()
+        for one in self.borrowed.values():
+            self._turn.join(one.shared_turn)
         self._tiles = Tiles(modules, roles, parse_tiling(vae_tiling))
         self._recovery = Recovery(self._components)
         self._rests_in_files = False
@@ -108,13 +114,18 @@ class PlacedPipeline:
         self._phases = Phases()
         self._planner = Planner(self._phases, self._tiles)
         self._ledger = Ledger(self._components, self._planner, self._phases)
+        self._store.room_for = host_checked(weakref.ref(self))
         try:
             rigs = share_out(self._request, modules, roles)
             made = [
                 self._made(name, roles[name], module, rigs[name], (origins or {}).get(name))
                 for name, module in modules.items()
+                if name not in self.borrowed
             ]
-            self._components.update({one.name: one for one in made})  # each is kept by its module from `swap` on
+            there = {**self.borrowed, **{one.name: one for one in made}}
+            self._components.update({name: there[name] for name in modules})
+            for one in self.borrowed.values():
+                one.borrowers.add(self)
             for one in made:
                 one.swap()
             self._settle()
@@ -131,6 +142,11 @@ class PlacedPipeline:
                 f"the {self.name} is gone: keep what load_pipeline or compile_pipeline returned, and not only .dovetail"
             )
         return pipe
+
+    @property
+    def known_pipe(self) -> DiffusionPipeline | None:
+        """The pipeline, or None where nobody has it any more."""
+        return self._pipe()
 
     @property
     def components(self) -> dict[str, Component]:
@@ -163,25 +179,33 @@ class PlacedPipeline:
         """What was compiled so far, by component."""
         return {name: one.programs for name, one in self.components.items() if one.programs}
 
+    @property
+    def turn(self) -> ForkSafeLock:
+        """Held by a call of the pipeline from its beginning to its end, and by whatever changes a component."""
+        return self._turn.lock
+
     def release(self) -> None:
         """Lets go of all weights that rest elsewhere than where they are read, as each call does at its end."""
-        self._phase = ""
-        for component in self.components.values():
-            component.view.release()
-            component.adapters.forget()
+        with self.turn, self.turn:
+            self._phase = ""
+            for component in self.components.values():
+                component.view.release()
+                component.adapters.forget()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A call of the pipeline; at its end goes what was staged, and adapters' weights are taken anew by the next.
+        """A call of the pipeline, by the thread that has the turn; what was staged for it leaves at its end.
 
         Raises DoesNotFitError where memory runs out in what the pipeline computes itself.
         """
         for component in self.components.values():
             component.put_back()
+        self._stay_again()
         self._running.append(None)
         self._recovery.begin()
+        self._recovery.is_called = True
         try:
-            with exhaustion_told(f"{self.name} outside its components"):
+            with self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
                 yield
             self._recovery.keep() if self.keeps_latents else self._recovery.begin()
         except BaseException:
@@ -189,6 +213,7 @@ class PlacedPipeline:
             raise
         finally:
             self._running.pop()
+            self._recovery.is_called = bool(self._running)
             self._planner.end()
             self.release()
 
@@ -199,33 +224,35 @@ class PlacedPipeline:
     def rest_in_files(self) -> None:
         """Has weights that the host computes with rest in their files, of which they are views, between phases.
 
-        The memory of a phase's components is then free for the next. To be called before the first call, where nobody
-        needs the modules' own tensors. Components that lie in no files stay as they are.
+        So a phase's memory is free for the next. To be called before the first call, where nobody needs modules' own
+        tensors. Components that lie in no files stay.
         """
         self._rests_in_files = True
         if not self._is_open:
             self._free_host()
 
     def _free_host(self) -> None:
-        for one in self.components.values():
+        for one in self._own().values():
             stays = one.view.residency is Residency.DEVICE and all(device.is_host for device in one.devices)
             if stays and one.view.is_in_files:
                 one.view.rest_in(Residency.DISK)
 
     def _settle(self) -> None:
         """Tells libraries where the components are, and reads what they look at; where that is known."""
-        for component in self.components.values():
+        for component in self._own().values():
             if self.rig.present and not self._is_open:
                 component.settle()
         self._tell_device()
-        places = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
-        self.pipe.__dict__[libraries.DEVICE_MAP] = places
+        pipe = self._pipe()
+        if pipe is not None:
+            there = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
+            pipe.__dict__[libraries.DEVICE_MAP] = there
 
     def _tell_device(self) -> None:
         """Has the pipeline make its own tensors where they are to be as components are placed now."""
-        hook = ExecutionDevice(self.main.torch if self.rig.present else torch.device("cpu"))
-        for component in self.components.values():
-            component.module.__dict__[libraries.HOOK] = hook
+        self.hook.execution_device = self.main.torch if self.rig.present else torch.device("cpu")
+        for component in self._own().values():
+            component.module.__dict__[libraries.HOOK] = self.hook
 
     def decided(
         self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
@@ -276,7 +303,10 @@ class PlacedPipeline:
         """Gives the components the devices of a request, and their weights the places where they rest."""
         self._request = request
         roles = self._roles
+        own = self._own()
         for name, rig in share_out(request, self._modules(), roles).items():
+            if name not in own:
+                continue
             there = placing(request, name, roles[name], rig, self._whole_on(rig.devices[0]))
             self._components[name].move(rig, **there)
         self._tell_device()
@@ -291,16 +321,15 @@ class PlacedPipeline:
             module,
             rig,
             finish=self._finish,
-            offer=self._ledger.offer,
             origins=origins,
             store=self._store,
-            sharing=self._sharing,
-            enter=self._enter,
+            turn=self._turn,
             dynamic_shapes=self._shapes.get(name),
             **placing(self._request, name, role, rig, self._whole_on(rig.devices[0])),
         )
         one.kept_traces = self._plans.traces if self._plans else {}
-        one.recovery = self._recovery
+        one.serve(self.as_user(name))
+        one.owner = self
         return one
 
     @property
@@ -313,10 +342,17 @@ class PlacedPipeline:
 
     def _restore(self) -> None:
         """Gives all components back as they were."""
-        self._planner.forget()
-        self._tiles.undo()
-        for component in self.components.values():
-            give_back(component)
+        with self.turn, self.turn:
+            self._planner.forget()
+            self._tiles.undo()
+            for name, component in self.borrowed.items():
+                component.borrowers.discard(self)
+                self._components.pop(name, None)
+            left = [one for one in self.borrowed.values() if not users_of(one)]
+            self.borrowed.clear()
+            for component in (*self.components.values(), *left):
+                let_go(component, self)
+                self._components.pop(component.name, None)
 
     def _whole_on(self, main: Device) -> Device:
         """The device of calls that cannot be compiled; while devices are open, the host."""
@@ -325,14 +361,12 @@ class PlacedPipeline:
     def _enter(self, component: Component) -> None:
         """Lets go of what was staged for another phase, when a component of a new one is called.
 
-        A component that is called outside a call of the pipeline takes its adapters' weights anew each time.
+        A component that is called outside a call of the pipeline takes those weights of adapters anew each time to
+        which not every write is seen.
         """
-        if self._is_open:  # a call that could not be planned
-            self._is_open = False
-            self._place(self._request)
-            self._settle()
+        self.close()  # for a call that could not be planned
         if not self._running:
-            component.adapters.forget()
+            component.adapters.forget_unwatched()
         phase = self._phases(component.name)
         if phase == self._phase:
             return
@@ -341,6 +375,13 @@ class PlacedPipeline:
         for other in self.components.values():
             if self._phases(other.name) != phase:
                 other.view.release()
+
+    def close(self) -> None:
+        """Has components take the devices that they get without a search, if devices are open still."""
+        if self._is_open:
+            self._is_open = False
+            self._place(self._request)
+            self._settle()
 
     def _finish(
         self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
@@ -359,9 +400,3 @@ class PlacedPipeline:
         PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)
-
-
-def give_back(component: Component) -> None:
-    """Gives a component's module back as it was; raises DoesNotFitError where a weight finds no room."""
-    component.restore()
-    component.module.__dict__.pop(libraries.HOOK, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,11 @@ from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request, tell_unused_shares
+from ..conventions.spellings import Tiling
+from ..passes.infra.base import Pass
+from ..passes.infra.manager import Callback
+from ..runtime.devices.wrapped import bytes_of
+from ..runtime.store.store import Origins
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +91,7 @@ def count_held_as_free(request: Request, modules: Mapping[str, nn.Module]) -> Re
     held: Counter[str] = Counter()
     for module in modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
-            held[canonical_name(tensor.device)] += tensor.nbytes
+            held[canonical_name(tensor.device)] += bytes_of(tensor)
     memory = {
         device: replace(size, free=min(size.total, size.free + held[device.name]))
         for device, size in request.rig.memory.items()
@@ -111,7 +117,7 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
 
 def share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]) -> dict[str, Rig]:
     """The devices of each component; of several text encoders the largest alone is split, unless told by name."""
-    sizes = {name: sum(p.nbytes for p in module.parameters()) for name, module in modules.items()}
+    sizes = {name: sum(bytes_of(p) for p in module.parameters()) for name, module in modules.items()}
     encoders = [name for name, role in roles.items() if role == "te"]
     dominant = max(encoders, key=sizes.__getitem__, default="")
     shared: dict[str, Rig] = {}
@@ -149,3 +155,14 @@ def resting_in_memory(request: Request, name: str) -> Request:
     return replace(
         request, params_backend=replace(request.params_backend, named=(*request.params_backend.named, *resting))
     )
+
+
+class Options(TypedDict, total=False):
+    """What else than devices and budgets a pipeline is compiled with: see ``compile_pipeline``."""
+
+    dynamic_shapes: Mapping[str, Mapping[str, object]] | None
+    passes: str | Sequence[Pass] | None
+    callbacks: Sequence[Callback]
+    origins: Mapping[str, Origins] | None
+    vae_tiling: Tiling | None
+    plans: str | os.PathLike[str] | None

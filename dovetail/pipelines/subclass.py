@@ -9,10 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ..compiler.errors import UsageError
 from ..components.calls import is_compiled
+from ..components.merging import merged_together
 from ..conventions import libraries
 from ..lora.stand_ins import on_stand_ins
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 MARK = "_dovetail"
 _MOVES = ("to", "enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _LOADS = ("load_lora_weights",)
+_APART = "_dovetail_apart"
+
+
+_told: list[Callable[[Any], object]] = []
+
+
+def when_made(tell: Callable[[Any], object]) -> None:
+    """Has a function be told of each diffusers pipeline that gets its components, once there was a compiled one."""
+    _told.append(tell)
 
 
 def handle_of(pipe: Any) -> CompiledPipeline | None:
@@ -33,8 +44,9 @@ def handle_of(pipe: Any) -> CompiledPipeline | None:
 def become_compiled(pipe: Any, handle: CompiledPipeline) -> None:
     """Gives a pipeline the class of a compiled one; what it has at ``pipe.dovetail`` must not keep it alive."""
     pipe.__dict__[MARK] = handle
-    base: Any = type(pipe)
+    base: Any = getattr(type(pipe), _APART, type(pipe))
     libraries.tell_of_missing("dovetail", _why_not_compiled)
+    libraries.when_registered(lambda made: [one(made) for one in _told])
     pipe.__class__ = _compiled(base)
 
 
@@ -45,7 +57,7 @@ def _why_not_compiled(pipe: Any) -> str:
     if placed:
         return (
             f"this {name} was not compiled itself: its {', '.join(placed)} are those of a compiled pipeline, whose "
-            ".dovetail says where they are"
+            ".dovetail says where they are: dovetail.compile_pipeline(pipe) places the rest beside them"
         )
     return f"this {name} is not compiled, and neither is a copy of one that is: dovetail.compile_pipeline(pipe) does so"
 
@@ -56,6 +68,33 @@ def become_as_before(pipe: Any) -> None:
         pipe.__dict__.pop(name, None)
     if hasattr(type(pipe), "_dovetail_base"):
         pipe.__class__ = type(pipe)._dovetail_base
+    set_apart(pipe)
+
+
+def set_apart(pipe: Any) -> None:
+    """Has a pipeline that is not compiled, but uses components of one that is, compute where its own modules are.
+
+    Those components take what lies there and give back their results there.
+    """
+    placed = [is_compiled(part) for part in pipe.components.values() if isinstance(part, nn.Module)]
+    is_placeable = hasattr(type(pipe), libraries.EXECUTION_DEVICE) and not hasattr(type(pipe), _APART)
+    if is_placeable and any(placed) and not all(placed):
+        base: Any = type(pipe)
+        pipe.__class__ = _apart(base)
+
+
+@functools.cache
+def _apart(base: type[Any]) -> type[Any]:
+    same = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    where = property(functools.partial(_own_device, getattr(base, libraries.EXECUTION_DEVICE)))
+    return type(base.__name__, (base,), {**same, libraries.EXECUTION_DEVICE: where, _APART: base})
+
+
+def _own_device(general: property, pipe: Any) -> Any:
+    """Where the weights of a pipeline's modules lie that are not placed; as in general where there are none."""
+    own = (part for part in pipe.components.values() if isinstance(part, nn.Module) and not is_compiled(part))
+    found = next((weight.device for part in own for weight in part.parameters()), None)
+    return general.__get__(pipe) if found is None else found
 
 
 @functools.cache
@@ -66,8 +105,8 @@ def _compiled(base: type[Any]) -> type[Any]:
         "__delattr__": _delete,
         "__reduce_ex__": _reduce,
     }
-    own |= dict.fromkeys(_MOVES, _refuse) | dict.fromkeys(_LOADS, _load)
-    own |= {libraries.END_OF_CALL: _end, libraries.RESET_DEVICE_MAP: _reset}
+    own |= dict.fromkeys(_MOVES, _refuse) | dict.fromkeys(_LOADS, _load) | dict.fromkeys(libraries.FUSES, _fuse)
+    own |= {libraries.END_OF_CALL: _end, libraries.RESET_DEVICE_MAP: _reset, libraries.REMOVE_HOOKS: _nothing}
     there: dict[str, Any] = {name: _around(base, name, around) for name, around in own.items() if hasattr(base, name)}
     same = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(base.__name__, (base,), {**same, **there, "dovetail": property(_own_handle), "_dovetail_base": base})
@@ -95,7 +134,7 @@ def _around(base: type[Any], name: str, around: Callable[..., Any]) -> Callable[
 
 def _call(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Plans the call, calls the pipeline, and lets go of what was staged for it, whatever happens."""
-    with handle.running():
+    with handle.turn, handle.turn, handle.running():
         handle.plan_ahead(args, kwargs)
         return own(*args, **kwargs)
 
@@ -110,25 +149,29 @@ def _delete(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str
     handle.exchange(name, None, functools.partial(own, name))
 
 
-def _refuse(handle: CompiledPipeline, name: str, _: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse(handle: CompiledPipeline, name: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Refuses to move a pipeline that is placed, unless to where it is: ``pipe.to("cuda")`` stands in every script."""
     if name == "to" and _is_there(handle, args, kwargs):
         return handle.pipe
     if name == "to" and not _names_a_device(args, kwargs):
-        raise UsageError(
-            "pipe.to(dtype) cannot convert this pipeline, which is compiled: load it in that dtype (dtype=…), or call "
-            "pipe.dovetail.undo() first"
-        )
+        return _convert(handle, next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.dtype)))
     raise UsageError(
         f"pipe.{name}() cannot move this pipeline: dovetail placed its components (pipe.hf_device_map says where): "
         "name other devices in backend, or call pipe.dovetail.undo() first"
     )
 
 
+def _convert(handle: CompiledPipeline, dtype: torch.dtype) -> Any:
+    """Has each component take a dtype where it is: diffusers' own way asks first whether it could move all of them."""
+    with handle.turn, handle.turn:
+        for part in handle.pipe.components.values():
+            if isinstance(part, nn.Module):
+                part.to(dtype)
+    return handle.pipe
+
+
 def _is_there(handle: CompiledPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the pipeline computes on a device already, in the dtype if there is one; a bare kind means any of it."""
-    import torch
-
     given = [*args, *(value for name, value in kwargs.items() if name != "silence_dtype_warnings")]
     dtypes = {one for one in given if isinstance(one, torch.dtype)}
     try:
@@ -140,8 +183,6 @@ def _is_there(handle: CompiledPipeline, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _names_a_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    import torch
-
     given = [*args, *(value for name, value in kwargs.items() if name != "silence_dtype_warnings")]
     return not given or any(not isinstance(value, torch.dtype) for value in given if value is not None)
 
@@ -151,10 +192,25 @@ def _load(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any,
     return on_stand_ins(tuple(handle.components.values()), own, *args, **kwargs)
 
 
+def _fuse(handle: CompiledPipeline, _: str, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Merges adapters or takes them out: in all components, or in none where one fails."""
+    pipe = handle.pipe
+    before = set(getattr(pipe, libraries.FUSED, ()))
+    try:
+        return merged_together(tuple(handle.components.values()), own, *args, **kwargs)
+    except BaseException:
+        setattr(pipe, libraries.FUSED, before)
+        raise
+
+
 def _end(handle: CompiledPipeline, _: str, own: Callable[..., Any]) -> Any:
     """Lets go of what was staged at the end of a call, also of another pipeline's that calls this one's methods."""
     handle.release()
     return own()
+
+
+def _nothing(*_: Any) -> None:
+    """Takes no hooks off components: accelerate has none on what is placed."""
 
 
 def _reset(handle: CompiledPipeline, *_: Any) -> None:

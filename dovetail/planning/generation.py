@@ -125,6 +125,12 @@ class Generation:
         self._others = tuple(others)
         self._visits = visits or visits_of(self.calls)
 
+    def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
+        """This plan on the same devices, of which something else is free."""
+        other = Generation(self.calls, rigs, rig, self._others, self._visits)
+        other.tiles = self.tiles
+        return other
+
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """Every piece once; one that stays for one program stays for all."""

@@ -3,7 +3,8 @@
 The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own. What
 is called back at the end of a step gives back what it is given, for pipelines keep values of the step for it; all else
 that is called back is left out. Random generators are copies; tensors that were given are those that were given, for
-their numbers may decide what is called, in containers of their own.
+their numbers may decide what is called, in containers of their own. Objects of the user's are copied
+(``copies.py``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch
 from torch import nn
 
 from ..components.dry import dry_run
+from .copies import copied, is_of_a_library, is_of_the_user
 
 STEP_END = "callback_on_step_end"
 """The argument that is called at the end of each step."""
 
-_CONTAINERS = (list, tuple, dict)
 _LIBRARIES = ("diffusers", "transformers")
 
 
@@ -49,10 +50,12 @@ def isolated(
 
     ``devices`` are those on which random numbers may be drawn.
     """
-    given = [_harmless(value) for value in args]
-    named = {name: _named(name, value) for name, value in kwargs.items() if not is_left_out(name, value)}
     copies: dict[int, Any] = {}
-    there = _copied(pipe, cls, copies)
+    memo: dict[int, Any] = {}
+    there = _copied(pipe, cls, copies, memo)
+    given = [_harmless(value, copies, memo) for value in args]
+    wanted = {name: value for name, value in kwargs.items() if not is_left_out(name, value)}
+    named = {name: _named(name, value, copies, memo) for name, value in wanted.items()}
     with _same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
         yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
@@ -62,8 +65,8 @@ def is_left_out(name: str, value: Any) -> bool:
     return name.startswith("callback") and callable(value) and name != STEP_END
 
 
-def _named(name: str, value: Any) -> Any:
-    return _given_back if name == STEP_END and value is not None else _harmless(value)
+def _named(name: str, value: Any, known: Mapping[int, Any], memo: dict[int, Any]) -> Any:
+    return _given_back if name == STEP_END and value is not None else _harmless(value, known, memo)
 
 
 def _given_back(*given: Any) -> Any:
@@ -71,37 +74,40 @@ def _given_back(*given: Any) -> Any:
     return given[-1]
 
 
-def _harmless(value: Any) -> Any:
-    """An argument that the call may write to: generators and containers are copies."""
+def _harmless(value: Any, known: Mapping[int, Any], memo: dict[int, Any]) -> Any:
+    """An argument that the call may write to: generators, containers and objects of the user's are copies."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     if type(value) is dict:
-        return {key: _harmless(item) for key, item in value.items()}
+        return {key: _harmless(item, known, memo) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_harmless(item) for item in value)
-    return value
+        return type(value)(_harmless(item, known, memo) for item in value)
+    return value if is_of_a_library(value) else copied("an argument", value, known, memo)
 
 
-def _copied(pipe: Any, cls: type[Any], known: dict[int, Any]) -> Any:
+def _copied(pipe: Any, cls: type[Any], known: dict[int, Any], memo: dict[int, Any]) -> Any:
     """A pipeline of the same components; what it holds that is neither a module nor of another library is copied."""
     if id(pipe) in known:
         return known[id(pipe)]
     made = known[id(pipe)] = object.__new__(cls)
-    vars(made).update({name: _own(name, value, known) for name, value in vars(pipe).items()})
+    vars(made).update({name: _own(value, known, memo) for name, value in vars(pipe).items()})
+    own = {name: value for name, value in vars(made).items() if value is vars(pipe)[name]}
+    may_write = (torch.Generator, torch.Tensor) if is_of_the_user(cls) else torch.Generator
+    for name, value in own.items():
+        if not is_of_a_library(value) or isinstance(value, may_write):
+            vars(made)[name] = copied(name, value, known, memo)
     vars(made)["_progress_bar_config"] = {"disable": True}
     return made
 
 
-def _own(name: str, value: Any, known: dict[int, Any]) -> Any:
+def _own(value: Any, known: dict[int, Any], memo: dict[int, Any]) -> Any:
     """What a copy of a pipeline has in an attribute: schedulers and the like are its own, as are pipelines in it."""
     from diffusers import ConfigMixin, DiffusionPipeline
 
     if isinstance(value, (nn.Module, type)):
         return value
     if isinstance(value, DiffusionPipeline):
-        return _copied(value, type(value), known)
-    if type(value) in _CONTAINERS:
-        return copy.copy(value)
+        return _copied(value, type(value), known, memo)
     if isinstance(value, ConfigMixin) and id(value) not in known:
         known[id(value)] = copy.deepcopy(value)
     return known.get(id(value), value)

@@ -22,7 +22,8 @@ def kind_of(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashab
     tokenizers = [part for part in pipe.components.values() if hasattr(part, "tokenize") and callable(part)]
     named = {name: value is not None if name == STEP_END else value for name, value in kwargs.items()}
     own = tuple((name, _of(value, tokenizers)) for name, value in named.items() if not is_left_out(name, value))
-    return tuple(_of(value, tokenizers) for value in args), own, _settings(pipe)
+    given = tuple(_of(value, tokenizers) for value in args)
+    return type(pipe), given, own, _settings(pipe)
 
 
 def _settings(pipe: Any) -> Hashable:

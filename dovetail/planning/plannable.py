@@ -39,6 +39,9 @@ class Plannable(Protocol):
     def placed_main(self) -> Device:
         """The device of the pipeline's own tensors when it is called, as components are placed now."""
 
+    def measure(self, *, if_changed: bool = False) -> bool:
+        """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""
+
     @property
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""

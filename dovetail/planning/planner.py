@@ -14,14 +14,13 @@ not meet (after a callback changed something, or where numbers decide).
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..compiler.errors import DovetailError
+from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..components.calls import Call
@@ -60,7 +59,6 @@ class Planner:
         self.tiles = tiles
         self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
-        self._lock = threading.RLock()
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
         self.planned = 0
@@ -70,10 +68,9 @@ class Planner:
 
     def forget(self) -> None:
         """Has the next calls be planned anew."""
-        with self._lock:
-            self._known.clear()
-            self._values.clear()
-            self._held.clear()
+        self._known.clear()
+        self._values.clear()
+        self._held.clear()
 
     def held(self, component: Component) -> Counter[Device]:
         """What the pipeline holds of each device at the call that is being lowered.
@@ -82,6 +79,10 @@ class Planner:
         the component that was.
         """
         return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
+
+    def values_of(self, component: Component) -> Counter[Device]:
+        """What values of a component take of each device at most, as far as it is planned."""
+        return self._values.get(component.name, Counter())
 
     def beside(self, component: Component) -> defaultdict[str, Counter[Device]]:
         """What values of other components take of each device at most, by phase, as far as it is planned."""
@@ -101,22 +102,22 @@ class Planner:
         """
         if dry_run() is not None or not _may_run_dry(handle):
             return None
-        with self._lock:
-            kind = kind_of(handle.pipe, args, kwargs)
-            known = self._known.get(kind)
-            if known is not None:
-                self.tiles.put(handle, known[2])
-                if all(one.is_there() for one in known[1]):
-                    self._known.move_to_end(kind)
-                    return known[0]
-                self.tiles.put_back()
-            self.planned += 1
-            return Making(self, handle, PlanRequest(kind, args, kwargs, strict)).plan()
+        kind = kind_of(handle.pipe, args, kwargs)
+        known = self._known.get(kind)
+        if known is not None:
+            self.tiles.put(handle, known[2])
+            if all(one.is_there() for one in known[1]) and _fits_still(handle, known[0]):
+                self._known.move_to_end(kind)
+                return known[0]
+            del self._known[kind]
+            self.tiles.put_back()
+        self.planned += 1
+        handle.measure()
+        return Making(self, handle, PlanRequest(kind, args, kwargs, strict)).plan()
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
-        with self._lock:
-            self.tiles.put_back()
+        self.tiles.put_back()
 
     def attempt(
         self,
@@ -248,6 +249,17 @@ class Planner:
         rigs = {name: one.rig for name, one in handle.components.items()}
         visits = list(visits_in(run, planned, handle.rig, handle.placed_main))
         return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
+
+
+def _fits_still(handle: Plannable, generation: Generation) -> bool:
+    """Whether a plan fits beside what else lies on devices, if weights were brought since that was asked last."""
+    if not handle.measure(if_changed=True):
+        return True
+    try:
+        generation.on({name: one.rig for name, one in handle.components.items()}, handle.granted).check()
+    except DoesNotFitError:
+        return False
+    return True
 
 
 def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:

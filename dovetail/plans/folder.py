@@ -25,6 +25,7 @@ from ..compiler.text.plan_file import load_plan
 from ..conventions.spellings import Settings
 from ..passes.placement.assignment import Assigned, Assignment
 from ..passes.rewrites.chunk import chunks_of
+from ..passes.verify.types import verify_types
 from ..passes.verify.verifier import verify
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class Plans:
 def _read(file: Path) -> Program:
     program, _, _ = load_plan(file)
     verify(program)
+    verify_types(program)
     return program
 
 

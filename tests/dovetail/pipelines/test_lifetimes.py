@@ -195,8 +195,8 @@ class _Pause:
 
 
 @pytest.mark.usefixtures("no_gc")
-@pytest.mark.parametrize("what", ["an error", "a release"])
-def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["a call", "an error", "a release", "an undo"])
+def test_what_another_thread_does_waits_until_a_running_call_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, x, found, pause = Pipe(), torch.randn(2, 16), [], _Pause()
     with torch.no_grad():
         expected = pipe.transformer(x)
@@ -206,6 +206,10 @@ def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: py
         with torch.no_grad():
             found.append(pipe.transformer(x))
 
+    def err() -> None:
+        with pytest.raises(CallError):
+            pipe.transformer(x.clone().requires_grad_())
+
     before = sim.stats(0).in_use
     call()
     pipe.dovetail.release()
@@ -213,18 +217,19 @@ def test_what_a_running_call_uses_stays_until_it_ends(what: str, monkeypatch: py
     pause.thread = threading.Thread(target=call)
     pause.thread.start()
     assert pause.inside.wait(30)
-    if what == "an error":
-        with pytest.raises(CallError):
-            pipe.transformer(x.clone().requires_grad_())
-    pipe.dovetail.release()
-    brought = sim.stats(0).bytes_in
-    call()
-    assert sim.stats(0).bytes_in - brought == x.nbytes
+    work = {"a call": call, "an error": err, "a release": pipe.dovetail.release, "an undo": pipe.dovetail.undo}[what]
+    other = threading.Thread(target=work)
+    other.start()
+    other.join(0.05)
+    assert other.is_alive()
+    assert len(found) == 1
     pause.over.set()
     pause.thread.join(60)
-    pipe.dovetail.release()
+    other.join(60)
+    call()
+    pipe.dovetail.release() if what != "an undo" else None
     assert sim.stats(0).in_use == before
-    assert [torch.equal(one, expected) for one in found] == [True] * 3
+    assert [torch.equal(one, expected) for one in found] == [True] * (4 if what == "a call" else 3)
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])

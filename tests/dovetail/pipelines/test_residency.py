@@ -15,6 +15,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import ExecutionError, UsageError
+from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.ir.staging import slot_bytes
@@ -55,10 +56,10 @@ def resident(pipe: Any) -> int:
     pipe.scheduler.set_timesteps(1)  # which keeps tensors of its own on the main device, as the pipeline does
     pipe._current_timestep = None
     return sum(
-        tensor.nbytes if any(tensor.stride()) else tensor.itemsize
+        tensor.nbytes
         for one in pipe.dovetail.components.values()
         for tensor in (*one.module.parameters(), *one.module.buffers())
-        if tensor.device.type == "sim"
+        if tensor.device.type == "sim" and has_numbers(tensor)
     )
 
 
@@ -258,7 +259,7 @@ def test_rows_that_stay_on_their_devices_are_held_once_and_come_back(saved: dict
     pipe.scheduler.set_timesteps(1)
     total = sum(tensor.nbytes for tensor in before.values())
     assert sum(in_use()) == total == pipe.dovetail.components["transformer"].assigned.bytes_on().total()
-    assert any(tensor.is_meta for tensor in pipe.transformer.parameters())
+    assert not all(map(has_numbers, pipe.transformer.parameters()))
     pipe.transformer.save_pretrained(tmp_path)
     assert sum(in_use()) == total
     again = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path).state_dict()
@@ -274,10 +275,8 @@ def test_what_rests_on_disk_is_saved_and_still_rests_there(saved: dict[str, Path
     pipe = dovetail.load_pipeline(saved["flux"], APART, params_backend="*=disk")
     paint(pipe, call)
     pipe.save_pretrained(tmp_path)
-    first, *others = pipe.transformer.parameters()
-    assert all(tensor.is_meta for tensor in others)
-    assert first.device == pipe.transformer.device == torch.device("sim", 0)
-    assert not any(first.stride())
+    assert not any(map(has_numbers, pipe.transformer.parameters()))
+    assert pipe.transformer.device == torch.device("sim", 0)
     first = diffusers.FluxPipeline.from_pretrained(saved["flux"]).transformer.state_dict()
     again = diffusers.FluxPipeline.from_pretrained(tmp_path).transformer.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
@@ -406,5 +405,5 @@ def test_equal_names_in_two_files_are_two_weights(tmp_path: Path) -> None:
         file = tmp_path / f"{number}.safetensors"
         save_file(module.state_dict(), file)
         module.to("meta")
-        ModuleView(module, origins_of(WeightIndex.of_file(file)), store=store).complete()
+        ModuleView(module, origins_of(WeightIndex.of_file(file)), store=store)
     assert all(torch.equal(module.weight, weight) for module, weight in zip(modules, expected, strict=True))

@@ -57,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 @pytest.mark.slow
 def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
-    fetched = counted(monkeypatch, stores, "_fetched")
+    fetched = counted(monkeypatch, stores, "fetched_weight")
     pipe = dovetail.load_pipeline(folder, **SMALL)
     pipe.set_progress_bar_config(disable=True)
     steps: list[int] = []
@@ -132,7 +132,7 @@ def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.Mo
     folder, call = saved("sd", tmp_path)
     pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
     pipe.dovetail.prepare(**call)
-    fetched = counted(monkeypatch, stores, "_fetched")
+    fetched = counted(monkeypatch, stores, "fetched_weight")
     paint(pipe, call)
     assert fetched == []
 

@@ -1,0 +1,193 @@
+"""What a compiled pipeline has to do with its neighbours: those that it shares components with, or devices.
+
+What is free of a device is asked again when a call is planned, and when weights were brought since it was asked last:
+other pipelines, other processes and other tensors lie there too. What the pipeline holds there itself counts as free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..compiler.spec.devices import Device, Memory, Rig
+from ..compiler.spec.units import format_bytes
+from ..components.compiled import Brought
+from ..components.component import Component, User
+from ..conventions.request import Request
+from ..planning.planner import Planner
+from ..recovery.recovery import Recovery
+from ..runtime.devices.accelerator import accelerator_of
+from ..runtime.store.origin import HOST
+from .ledger import Ledger
+from .pipeline_state import ExecutionDevice, bring_state
+from .plan import share_out
+from .sharing import OfAllFaces, lent
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_SLACK = 128
+"""A device whose free memory changed by less than this part of all that it has is taken for unchanged."""
+
+
+class Neighbour:
+    """A compiled pipeline beside others; see PlacedPipeline, which it is a part of.
+
+    ``borrowed`` are the components that another pipeline placed, by their names here.
+    """
+
+    borrowed: dict[str, Component]
+    hook: ExecutionDevice
+    _asked_rig: Rig
+    _ledger: Ledger
+    _planner: Planner
+    _recovery: Recovery
+    _request = OfAllFaces[Request]()
+    _brought = OfAllFaces[int]()
+    has_shared = OfAllFaces[bool]()
+    """Whether other pipelines use some of these components, or did."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def pipe(self) -> DiffusionPipeline:
+            """The pipeline."""
+
+        @property
+        def components(self) -> dict[str, Component]:
+            """The components by name."""
+
+        @property
+        def main(self) -> Device:
+            """The device of the pipeline's own tensors now."""
+
+        @property
+        def _roles(self) -> Mapping[str, str]: ...
+        def _modules(self) -> dict[str, nn.Module]: ...
+        def _tell_device(self) -> None: ...
+        def _enter(self, component: Component) -> None: ...
+
+    def __init__(self) -> None:
+        self.common: dict[str, Any] = {}
+
+    def measure(self, *, if_changed: bool = False) -> bool:
+        """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""
+        brought, self._brought = self._brought, Brought.times
+        if if_changed and brought == Brought.times:
+            return False
+        found = free_now(self._asked_rig, self.components.values())
+        if found.memory == self._request.rig.memory:
+            return False
+        self._request = replace(self._request, rig=found)
+        own = self._own()
+        for name, rig in share_out(self._request, self._modules(), self._roles).items():
+            if name in own:
+                own[name].rig = rig
+        return True
+
+    def _stay_again(self) -> None:
+        """Has components that ran out of memory in an earlier call be where they were, if there is room again."""
+        for component in self.components.values():
+            if component.streams and has_room(component, self._planner.values_of(component)):
+                component.stay()
+                self._planner.forget()
+
+    def as_user(self, name: str) -> User:
+        """What a component asks and tells of this pipeline, and what it is called here."""
+        return User(name, self._ledger.offer, self._enter, self._recovery)
+
+    @contextlib.contextmanager
+    def using_borrowed(self) -> Iterator[None]:
+        """Has the components that others placed serve this pipeline meanwhile."""
+        for owner in {one.owner for one in self.borrowed.values()}:
+            owner.close()
+        self.has_shared |= any(one.borrowers for one in self.components.values())
+        with lent(self.borrowed, self), self._scheduler_shared() if self.has_shared else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def _scheduler_shared(self) -> Iterator[None]:
+        """Has the tensors of a scheduler, which other pipelines may use too, lie here meanwhile, and then nowhere."""
+        bring_state(self.pipe, self.main.torch)
+        try:
+            yield
+        finally:
+            bring_state(self.pipe, HOST)
+
+    def inherits(self, component: Component) -> bool:
+        """Takes over a component that is left by the pipeline that placed it, if this one borrows it."""
+        name = next((name for name, one in self.borrowed.items() if one is component), None)
+        if name is None:
+            return False
+        del self.borrowed[name]
+        component.borrowers.discard(self)
+        component.owner, self.has_shared = self, True
+        component.serve(self.as_user(name))
+        self._tell_device()
+        return True
+
+    def _own(self) -> dict[str, Component]:
+        """The components that this pipeline has placed itself."""
+        return {name: one for name, one in self.components.items() if name not in self.borrowed}
+
+
+def free_now(asked: Rig, components: Iterable[Component]) -> Rig:
+    """A rig with no more free memory than its devices have now, where it is of this machine.
+
+    Where that is less than was asked for, what nobody holds any more is collected first: it may be a pipeline's.
+    """
+    if not asked.present:
+        return asked
+    own = held_by(components)
+    found = _lessened(asked, own)
+    if found.memory != asked.memory and gc.collect():
+        found = _lessened(asked, own)
+    return found
+
+
+def _lessened(asked: Rig, own: Mapping[torch.device, int]) -> Rig:
+    return replace(asked, memory={device: _less(device, memory, own) for device, memory in asked.memory.items()})
+
+
+def _less(device: Device, memory: Memory, own: Mapping[torch.device, int]) -> Memory:
+    if device.is_host or device.process:
+        return memory
+    room = accelerator_of(device.torch).room()
+    if room is None or room + own.get(device.torch, 0) >= memory.free - memory.total // _SLACK:
+        return memory
+    free = room + own.get(device.torch, 0)
+    why = f"{format_bytes(memory.free - free)} are held by other pipelines, or other programs"
+    return replace(memory, free=free, why=", ".join(filter(None, (memory.why, why))))
+
+
+def held_by(components: Iterable[Component]) -> Counter[torch.device]:
+    """The bytes that components hold on each device, each piece of memory counted once."""
+    found: dict[tuple[torch.device, int], int] = {}
+    for component in components:
+        held = [tensor for program in component.programs for tensor in program.held()]
+        for one in component.view.weights():
+            held += [*([one.tensor] if one.is_here else ()), *one.parts.values(), *one.staged.values()]
+        for tensor in held:
+            if accelerator_of(tensor.device).has_streams:
+                start = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.itemsize
+                found[tensor.device, start] = tensor.untyped_storage().nbytes()
+    count: Counter[torch.device] = Counter()
+    for (device, _), nbytes in found.items():
+        count[device] += nbytes
+    return count
+
+
+def has_room(component: Component, values: Mapping[Device, int]) -> bool:
+    """Whether the weights of a component that streams would have room where they were to stay, beside its values."""
+    need = Counter(values)
+    for device, nbytes in component.comes_back().items():
+        need[device] += nbytes
+    rooms = {device: accelerator_of(device.torch).room() for device in need if not device.is_host}
+    return all(room is None or room >= need[device] for device, room in rooms.items())

@@ -1,0 +1,65 @@
+"""Pipelines of one process know what each other, and anybody else, holds of a device when a call is planned."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.runtime import sim
+
+from ..components.small_pipeline import WIDTH, Model, Pipeline
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+RIG = "sim0=128KiB,cpu=4GiB"  # for one of them, and not for two
+
+
+@pytest.fixture
+def both() -> tuple[list[Any], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two pipelines of one model, a call, what eager gives for it, and what it gives for the call twice over."""
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(2, WIDTH)
+    with torch.no_grad():
+        want, twice = model(x), model(torch.cat([x, x]))
+    pipes = [Pipeline(copy.deepcopy(model)) for _ in range(2)]
+    for pipe in pipes:
+        dovetail.compile_pipeline(pipe, "sim0", rig=RIG)
+    return pipes, x, want, twice
+
+
+@pytest.mark.parametrize("planned", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_runs(both: Any, planned: bool) -> None:
+    (first, second), x, want, _ = both
+    for pipe in (first, second) if planned else ():
+        pipe.dovetail.plan(x)
+    assert torch.equal(first(x), want)
+    held = sim.stats(0).in_use
+    for _ in range(2):
+        with pytest.raises(DoesNotFitError, match=r"on sim0.* free of 128.0 KiB"):
+            second(x)
+    assert sim.stats(0).in_use == held
+    assert torch.equal(first(x), want)
+    first.dovetail.undo()
+    assert torch.equal(second(x), want)
+    with pytest.raises(DoesNotFitError):
+        dovetail.compile_pipeline(first, "sim0", rig=RIG)(x)
+    first.dovetail.undo()
+    second.dovetail.undo()
+
+
+def test_what_others_hold_of_a_device_counts_and_what_the_pipeline_itself_holds_does_not(both: Any) -> None:
+    (first, _), x, want, twice = both
+    assert torch.equal(first(x), want)
+    assert torch.equal(first(torch.cat([x, x])), twice)  # planned while its weights are there
+    first.dovetail.release()
+    first.dovetail.refresh()
+    others = torch.empty(40 * 2**10, dtype=torch.uint8, device="sim:0")
+    with pytest.raises(DoesNotFitError, match="other programs"):
+        first(x.repeat(100, 1))
+    del others
+    first.dovetail.undo()

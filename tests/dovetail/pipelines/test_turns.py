@@ -1,0 +1,93 @@
+"""Threads that call one pipeline take turns, a call each; a call may use the components of its own pipeline."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from testbed.pipelines import tiny_pipelines
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+SPREAD = "unet=sim0&sim1,te=sim1,vae=sim0"
+
+
+def painted(pipe: Any, call: dict[str, Any], seed: int, **more: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.as_tensor(pipe(**{**call, **more}, generator=generator, output_type="pt")[0]).cpu()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    pipe, call = tiny_pipelines.sd()
+    call = {**call, "num_inference_steps": 3}
+    expected = [painted(pipe, call, seed) for seed in range(3)]
+    dovetail.compile_pipeline(pipe, SPREAD)
+    painted(pipe, call, 0)
+    yield pipe, call, expected
+    pipe.dovetail.undo()
+
+
+def in_thread(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_each_of_several_threads_gets_the_picture_of_its_own_call(compiled: Any) -> None:
+    pipe, call, expected = compiled
+    found: list[Any] = []
+
+    def work(seed: int) -> None:
+        for _ in range(3):
+            try:
+                found.append(torch.equal(painted(pipe, call, seed), expected[seed]))
+            except Exception as error:
+                found.append(error)
+
+    threads = [in_thread(lambda seed=seed: work(seed)) for seed in range(3)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join(120)
+    assert found == [True] * 9
+
+
+def test_a_callback_may_call_the_components_of_its_own_pipeline(compiled: Any) -> None:
+    pipe, call, expected = compiled
+    previews: list[torch.Size] = []
+
+    def look(own: Any, _: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            previews.append(own.vae.decode(values["latents"], return_dict=False)[0].shape)
+        return values
+
+    assert torch.equal(painted(pipe, call, 1, callback_on_step_end=look), expected[1])
+    assert len(previews) == 3
+
+
+def test_an_interrupt_of_a_call_that_waits_for_its_turn_ends_it_and_leaves_the_pipeline_usable(compiled: Any) -> None:
+    pipe, call, expected = compiled
+    waits, over = threading.Event(), threading.Event()
+
+    def hold(_: Any, __: int, ___: Any, values: dict[str, Any]) -> dict[str, Any]:
+        waits.set()
+        over.wait(60)
+        return values
+
+    thread = in_thread(lambda: painted(pipe, call, 0, callback_on_step_end=hold))
+    assert waits.wait(60)
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))  # as Ctrl-C does: a wait is ended
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        painted(pipe, call, 1)
+    assert not over.is_set()
+    pipe._interrupt = False  # what is no component is set at once, whoever has the turn
+    over.set()
+    thread.join(60)
+    assert torch.equal(painted(pipe, call, 2), expected[2])
