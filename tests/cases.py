@@ -1,7 +1,9 @@
-"""Which cases of a table run with the fast tests; the others run with the slow ones."""
+"""Which cases of a table run: with the fast tests, with the slow ones, or where a printed seed draws them."""
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -14,3 +16,20 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in fast else pytest.mark.slow)
         for case in cases
     ]
+
+
+def drawn(cases: Iterable[Any], count: int) -> list[Any]:
+    """So many of the cases, in their order, as the seed draws them that `tests/conftest.py` sets and prints.
+
+    With DOVETAIL_TEST_CASES=all it is all of them.
+    """
+    known = list(cases)
+    if os.environ.get("DOVETAIL_TEST_CASES") == "all" or count >= len(known):
+        return known
+    chosen = random.Random(os.environ["DOVETAIL_TEST_SEED"]).sample(range(len(known)), count)
+    return [known[number] for number in sorted(chosen)]
+
+
+def numbers_drawn(last: int, step: int) -> range:
+    """Every so many-th number from 1 to the last; the seed of the run draws which of the first ones it begins with."""
+    return range(1 + int(os.environ["DOVETAIL_TEST_SEED"]) % min(step, last), last + 1, step)

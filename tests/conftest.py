@@ -1,15 +1,18 @@
-"""Settings of hypothesis: examples are bounded, and in CI they are the same at every run."""
+"""Settings of hypothesis (examples are bounded; in CI they are the same at every run), and the seed of drawn cases."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import random
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["DOVETAIL_CACHE"] = "0"  # what a test traces depends on no earlier run; those of the cache switch it on
+os.environ.setdefault("DOVETAIL_TEST_SEED", str(random.SystemRandom().randrange(2**32)))  # workers inherit it
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 settings.register_profile("dev", deadline=None, max_examples=30, suppress_health_check=QUIET)
@@ -28,3 +31,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     if "torch" in sys.modules:
         sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the seed by which the cases of this run were drawn; `pytest -q` shows no header that could."""
+    terminalreporter.write_line(f"cases drawn by DOVETAIL_TEST_SEED={os.environ['DOVETAIL_TEST_SEED']}")

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import dovetail
 
 from .more_pipelines import MORE_PIPELINES
+from .seen_pipelines import SEEN_PIPELINES
 from .tiny_pipelines import PIPELINES, Made
 from .transformer_pipelines import TRANSFORMER_PIPELINES
 from .unet_pipelines import UNET_PIPELINES
@@ -42,7 +43,13 @@ def _last(value: Any) -> Any:
     return value.to(memory_format=torch.channels_last) if is_picture else value
 
 
-_MADE: dict[str, Callable[[], Made]] = {**PIPELINES, **MORE_PIPELINES, **UNET_PIPELINES, **TRANSFORMER_PIPELINES}
+_MADE: dict[str, Callable[[], Made]] = {
+    **PIPELINES,
+    **MORE_PIPELINES,
+    **UNET_PIPELINES,
+    **TRANSFORMER_PIPELINES,
+    **SEEN_PIPELINES,
+}
 EVERY_PIPELINE: dict[str, Callable[[], Made]] = {
     **_MADE,
     **{f"{name}_channels_last": channels_last(_MADE[name]) for name in CHANNELS_LAST},

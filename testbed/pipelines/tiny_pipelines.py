@@ -81,6 +81,7 @@ def flux_img2img() -> Made:
 
 
 _BLOCKS = {
+    "block_out_channels": (8, 16),
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
     "cross_attention_dim": 32, "attention_head_dim": 2,
 }  # fmt: skip
@@ -89,7 +90,6 @@ _BLOCKS = {
 def unet(**more: Any) -> Any:
     torch.manual_seed(2)
     return diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16),
         layers_per_block=1,
         sample_size=16,
         norm_num_groups=4,
@@ -175,16 +175,16 @@ def sdxl() -> Made:
 
 
 def sdxl_parts(**more: Any) -> dict[str, Any]:
-    denoiser = unet(
-        attention_head_dim=(2, 4),
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        transformer_layers_per_block=(1, 2),
-        projection_class_embeddings_input_dim=80,
-        cross_attention_dim=64,
-        **more,
-    )
+    wide: dict[str, Any] = {
+        "attention_head_dim": (2, 4),
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "transformer_layers_per_block": (1, 2),
+        "projection_class_embeddings_input_dim": 80,
+        "cross_attention_dim": 64,
+    }
+    denoiser = unet(**{**wide, **more})
     return {
         "unet": denoiser,
         "scheduler": diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading"),

@@ -171,6 +171,41 @@ def anyflow(draw: Draw) -> tuple[dict[str, Any], Call]:
     )
 
 
+def framepack(draw: Draw) -> tuple[dict[str, Any], Call]:
+    """Cuts its text to the length that the mask says, which is a value."""
+    config = dict(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=6,
+        num_single_layers=12,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        pooled_projection_dim=8,
+        rope_axes_dim=(2, 4, 4),
+        has_image_proj=True,
+        image_proj_dim=16,
+        has_clean_x_embedder=True,
+    )
+    return config, dict(
+        hidden_states=draw(1, 4, 3, 4, 4),
+        timestep=draw.ids(1000, 1),
+        encoder_hidden_states=draw(1, 12, 16),
+        encoder_attention_mask=torch.ones(1, 12),
+        pooled_projections=draw(1, 8),
+        image_embeds=draw(1, 12, 16),
+        guidance=draw.ids(1000, 1),
+        indices_latents=torch.ones(3),
+        latents_clean=draw(1, 4, 2, 4, 4),
+        indices_latents_clean=torch.ones(2),
+        latents_history_2x=draw(1, 4, 2, 4, 4),
+        indices_latents_history_2x=torch.ones(2),
+        latents_history_4x=draw(1, 4, 8, 4, 4),
+        indices_latents_history_4x=torch.ones(8),
+    )
+
+
 UNTRACEABLE: dict[str, Callable[[Draw], tuple[dict[str, Any], Call]]] = {
     "HiDreamImageTransformer2DModel": hidream,
     "Lumina2Transformer2DModel": lumina2,
@@ -179,4 +214,5 @@ UNTRACEABLE: dict[str, Callable[[Draw], tuple[dict[str, Any], Call]]] = {
     "HunyuanVideo15Transformer3DModel": hunyuan15,
     "CogVideoXTransformer3DModel": cogvideo,
     "AnyFlowFARTransformer3DModel": anyflow,
+    "HunyuanVideoFramepackTransformer3DModel": framepack,
 }

@@ -47,9 +47,10 @@ def test_weights_that_another_library_quantized_are_refused_by_simulated_devices
 
     module = Blocks().eval()
     module.blocks[1].weight = GGUFParameter(torch.zeros(4, 34, dtype=torch.uint8), requires_grad=False, quant_type=8)
-    dovetail.compile_pipeline(Pipe(module), backend)
-    with torch.no_grad(), pytest.raises(WeightError, match=r"blocks\.1\.weight of Blocks is a GGUFParameter.*weights="):
-        module(torch.ones(1, 4))
+    with pytest.raises(WeightError, match=r"blocks\.1\.weight of Blocks is a GGUFParameter.*weights="):
+        dovetail.compile_pipeline(Pipe(module), backend)
+    assert type(module.blocks[1].weight) is GGUFParameter
+    assert not hasattr(module, "_hf_hook")
 
 
 @pytest.mark.parametrize("before", [True, False])

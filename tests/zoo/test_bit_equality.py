@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,9 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 from testbed.zoo.everything import CLASSES, FIRST, NAMES
 from testbed.zoo.tiny import TINY
+from tests.cases import drawn
 
+DTYPES = (torch.float32, torch.bfloat16)
 RIG = Rig.parse("sim0=512MiB,sim1=1GiB,sim2=256MiB,sim3=768MiB,sim4=384MiB")
 
 
@@ -47,8 +50,7 @@ def test_in_bf16_two_devices_compute_the_bits_of_eager(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dtype"), drawn(itertools.product(NAMES, DTYPES), len(NAMES)))
 def test_any_number_of_devices_computes_the_bits_of_eager(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, (1, 2, 3, 5))
 

@@ -238,6 +238,21 @@ def test_an_initialized_tensor_keeps_its_values() -> None:
     assert tensor.tolist() == [7.0, 7.0], VERSIONS
 
 
+def test_a_language_model_returns_caches_and_an_encoder_none() -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    small = dict.fromkeys(sizes, 1) | {"vocab_size": 9, "hidden_size": 8}
+    llama = transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=1))
+    bert = transformers.BertModel(transformers.BertConfig(**small))
+    assert libraries.returns_caches(llama)
+    assert not libraries.returns_caches(bert)
+
+
+def test_a_call_by_code_of_diffusers_is_told_from_one_of_a_person() -> None:
+    assert not libraries.is_called_by_diffusers()
+    theirs = {"__name__": "diffusers.pipelines.any", "asked": libraries.is_called_by_diffusers}
+    assert eval("asked()", theirs)
+
+
 def test_the_parts_of_a_lora_layer_are_found(lora_layer: Any) -> None:
     assert libraries.is_plain_lora(lora_layer), VERSIONS
     assert libraries.has_lora(lora_layer, "one")
@@ -271,3 +286,10 @@ def test_other_adapters_are_other_objects() -> None:
     model.add_adapter("two", peft.LoraConfig(r=2, target_modules=["0"]))
     assert len(libraries.adapter_configs(model)) > len(before), VERSIONS
     assert libraries.adapter_configs(torch.nn.Linear(1, 1)) == (None,)
+
+
+def test_components_have_the_methods_that_pipelines_call_beside_forward() -> None:
+    from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
+
+    kinds = (StableUnCLIPImageNormalizer, diffusers.PriorTransformer)
+    assert all(any(callable(getattr(kind, name, None)) for kind in kinds) for name in libraries.OWN_METHODS)
