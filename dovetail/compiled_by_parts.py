@@ -7,6 +7,7 @@ import copy
 import logging
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class CompiledByParts(CompiledModule):
 
     def _take_over(self) -> None:
         """Takes over what somebody changed in the module that was compiled; files have what they have."""
-        with self._component.turn:
+        with self._component.turn, self._component.turn:
             if self._given.is_changed():
                 twin = self._component.module
                 now = {**dict.fromkeys(tensors_of_module(twin)), **self._given.look()}
@@ -166,16 +167,17 @@ def compile_by_parts(
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
         with _told_afterwards():
-            compiled(*args, **kwargs)
+            copy_context().run(compiled, *args, **kwargs)
         before.give_back()
     except DovetailError:
         raise
     except Exception as error:  # the module's own Python ran: it is what it raises by itself
         said = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
-        raise TraceError(
-            f"{type(module).__name__} refuses this example call: {type(error).__name__}: {said}: give arguments with "
-            "which the module itself runs"
-        ) from error
+        refused = f"{type(module).__name__} refuses this example call: {type(error).__name__}: {said}"
+        advice = "give arguments with which the module itself runs"
+        if not isinstance(error, type(why.__cause__)):  # else the trace has stumbled over the same
+            advice += f". It runs by its parts because it could not be traced: {why}"
+        raise TraceError(f"{refused}: {advice}") from error
     return compiled
 
 

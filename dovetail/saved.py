@@ -16,6 +16,7 @@ from .conventions.request import switch_on
 from .passes.infra.manager import PassManager
 from .passes.lowering.lower import Lower
 from .passes.lowering.verification import Verify
+from .passes.verify.types import verify_types
 from .passes.verify.verifier import verify
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for
@@ -40,6 +41,7 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
     """
     program, rig, tensors = load_plan(path)
     verify(program)
+    verify_types(program)
     switch_on(rig)
     if "cut" in program.facts:
         PassManager((Lower(), Verify())).run(program)

@@ -27,7 +27,7 @@ class SharedWeights(ProgramWeights):
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """The weight on a device, as ``ProgramWeights`` brings it unless it is there."""
-        if self._is_adapter(weight):
+        if self.adapters.known(weight) is not None:
             return super().__call__(weight, device)
         with _lock:
             own = self._stored(weight).tensor
