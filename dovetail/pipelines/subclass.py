@@ -154,7 +154,8 @@ def _refuse(handle: CompiledPipeline, name: str, own: Callable[..., Any], *args:
     if name == "to" and _is_there(handle, args, kwargs):
         return handle.pipe
     if name == "to" and not _names_a_device(args, kwargs):
-        return _convert(handle, next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.dtype)))
+        dtype = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.dtype)), None)
+        return handle.pipe if dtype is None else _convert(handle, dtype)
     raise UsageError(
         f"pipe.{name}() cannot move this pipeline: dovetail placed its components (pipe.hf_device_map says where): "
         "name other devices in backend, or call pipe.dovetail.undo() first"

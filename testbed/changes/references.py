@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from .change import Change, Step, do
-from .models import modules
+from .models import align, modules
 
 Digests = dict[str, str]
 """A short text for each tensor: its dtype, shape and a digest of its numbers."""
@@ -46,7 +46,9 @@ def unchanged(change: Change, folder: Path) -> torch.Tensor:
     file = folder / "references" / f"{change.model.name} unchanged.pt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
-        torch.save(change.model.paint(change.model.eager(folder)), own := file.with_suffix(f".{id(change)}"))
+        pipe = change.model.eager(folder)
+        align(pipe)
+        torch.save(change.model.paint(pipe), own := file.with_suffix(f".{id(change)}"))
         own.rename(file)
     return torch.load(file)  # type: ignore[no-any-return]
 
@@ -57,6 +59,7 @@ def _made(change: Change, steps: tuple[Step, ...], folder: Path) -> Reference:
         for step in steps:
             do(step, pipe, folder)
         held, saved = digests_held(pipe), digests_saved(pipe)
+        align(pipe)
         picture = change.model.paint(pipe, **change.call)
     except Exception as error:
         return Reference(None, None, {}, {}, f"{type(error).__name__}: {error}")
