@@ -17,7 +17,7 @@ from tests.measured import budget, least, measured, predicted
 
 from .modules import ModuleCase, module_cases
 
-few = settings(max_examples=max(10, settings().max_examples // 4))
+few = settings(max_examples=max(6, settings().max_examples // 4))
 
 
 def amounts(text: str) -> dict[str, int]:

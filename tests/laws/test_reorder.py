@@ -17,7 +17,7 @@ from .graphs import Case, cases, same_bits
 from .modules import ModuleCase, module_cases
 from .test_modules import equal
 
-few = settings(max_examples=max(10, settings().max_examples // 4))
+few = settings(max_examples=max(6, settings().max_examples // 4))
 TRACED = ",".join(str(step) for step in default_passes() if step.name != "reorder")
 
 

@@ -63,7 +63,8 @@ def _is_matrix(name: str) -> bool:
     return ".lora." in name and not name.endswith(".scale")
 
 
-@pytest.mark.parametrize("rests", [pytest.param("cpu", marks=pytest.mark.slow), "disk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("rests", ["cpu", "disk"])
 def test_a_lora_comes_with_its_blocks_within_the_planned_bytes(rests: str, made: Any) -> None:
     folder, lora, call = made
     eager, _ = tiny_pipelines.flux()

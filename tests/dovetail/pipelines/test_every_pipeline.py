@@ -8,7 +8,7 @@ from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import DEVICES, EVERY_PIPELINE, compare
 from tests.cases import drawn
 
-FAST = ("if_img2img_upscale", "sd_inpaint_channels_last")
+FAST = ("sd_inpaint_channels_last",)
 SOME = tuple(EVERY_PIPELINE)[::9]
 HALF = len(EVERY_PIPELINE) // 2
 

@@ -72,7 +72,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
     assert (steps, len(fetched)) == ([], before)
 
 
-@pytest.mark.parametrize("name", slow_but(["flux", "sd"], tiny_pipelines.PIPELINES))
+@pytest.mark.parametrize("name", slow_but(["sd"], tiny_pipelines.PIPELINES))
 def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.PIPELINES[name]()
     expected = paint(pipe, call)
@@ -118,6 +118,7 @@ def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
     assert not called
 
 
+@pytest.mark.slow
 def test_a_refused_call_leaves_everything_for_a_smaller_one(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
     pipe = dovetail.load_pipeline(folder, **SMALL)

@@ -134,6 +134,7 @@ def test_a_smaller_picture_afterwards_is_decoded_whole() -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_tiling_that_is_off_refuses() -> None:
     pipe, call = sd()
     dovetail.compile_pipeline(pipe, **SMALL, vae_tiling="off")
