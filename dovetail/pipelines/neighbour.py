@@ -33,6 +33,8 @@ from .sharing import OfAllFaces, lent
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from .pipeline import CompiledPipeline
+
 _SLACK = 128
 """A device whose free memory changed by less than this part of all that it has is taken for unchanged."""
 
@@ -55,6 +57,10 @@ class Neighbour:
     """Whether other pipelines use some of these components, or did."""
 
     if TYPE_CHECKING:
+
+        @property
+        def faces(self) -> list[CompiledPipeline]:
+            """What the pipelines over these components have at ``.dovetail``."""
 
         @property
         def pipe(self) -> DiffusionPipeline:

@@ -69,7 +69,8 @@ class CompiledPipeline(PlacedPipeline):
         **options: Unpack[Options],
     ) -> None:
         check_mode(lora_apply_mode)
-        self._leads: weakref.ref[DiffusionPipeline] | None = None
+        self.follows = False
+        """Whether the components are those of another pipeline, all of them."""
         loras = read_loras(lora)
         super().__init__(pipe, request, **options)
         try:
@@ -282,19 +283,23 @@ class CompiledPipeline(PlacedPipeline):
         """What another pipeline over the same components has at its own ``.dovetail``: these, as its calls use them."""
         face = object.__new__(type(self))
         vars(face).update(vars(self))
-        face._pipe, face._leads, face.name = weakref.ref(pipe), self._pipe, type(pipe).__name__
+        face._pipe, face.follows, face.name = weakref.ref(pipe), True, type(pipe).__name__
         self._pipes.append(face._pipe)
         return face
 
-    def _leader(self) -> DiffusionPipeline | None:
-        """The pipeline whose components these are, where that is another one that is there still."""
-        pipe = self._leads() if self._leads is not None else None
-        return pipe if pipe is not None and handle_of(pipe) is not None else None
-
     @property
-    def follows(self) -> bool:
-        """Whether the components are those of another pipeline, all of them."""
-        return self._leads is not None
+    def faces(self) -> list[CompiledPipeline]:
+        """What the pipelines over these components have at ``.dovetail``, the one that placed them first.
+
+        Those that are gone, or were undone, are not among them.
+        """
+        there = (handle_of(pipe) for reference in self._pipes if (pipe := reference()) is not None)
+        return [one for one in there if one is not None and one.common is self.common]
+
+    def _leader(self) -> CompiledPipeline | None:
+        """The pipeline whose components these are, or the next that follows where it is gone; None if that is this."""
+        first = next(iter(self.faces), self) if self.follows else self
+        return None if first is self else first
 
     def _part(self) -> None:
         """Has pipelines that followed, and whose components these are no more, be as diffusers' own."""

@@ -17,7 +17,6 @@ from ..components.component import Component
 from ..conventions import libraries
 from .pipeline_state import take_hook_out
 from .plan import modules_of
-from .subclass import handle_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,15 +64,9 @@ def leader_of(pipe: Any) -> CompiledPipeline | None:
 
 
 def users_of(component: Component) -> list[CompiledPipeline]:
-    """The compiled pipelines that use a component, its owner first."""
+    """The compiled pipelines that use a component, its owner first; those that follow one outlive it."""
     known = [one for one in (component.owner, *component.borrowers) if one is not None]
-    return [one for one in known if is_compiled_now(one)]
-
-
-def is_compiled_now(handle: Any) -> bool:
-    """Whether a pipeline is there, and was not undone."""
-    pipe = handle.known_pipe
-    return pipe is not None and handle_of(pipe) is handle
+    return list(dict.fromkeys(face for one in known for face in one.faces))
 
 
 def named_in(settings: Any, borrowed: Mapping[str, Component]) -> dict[str, Any]:

@@ -138,3 +138,20 @@ def test_a_pipeline_that_gets_another_component_is_no_longer_one_of_the_compiled
     assert list(other.dovetail.components["unet"].devices) == list(pipe.dovetail.components["vae"].devices)
     other.dovetail.undo()
     pipe.dovetail.undo()
+
+
+def test_a_pipeline_made_of_one_whose_own_leader_is_gone_is_compiled_too(base: Any) -> None:
+    pipe, call, expected, expected_other = base
+    first = diffusers.StableDiffusionPipeline(**pipe.components)
+    dovetail.compile_pipeline(first, SPREAD)
+    second = diffusers.StableDiffusionImg2ImgPipeline.from_pipe(first)
+    del first
+    third = diffusers.StableDiffusionPipeline.from_pipe(second)
+    assert third.dovetail.components["unet"].module is pipe.unet
+    assert torch.equal(_pictured(third, call), expected)
+    third.dovetail.undo()  # the second one uses the components still
+    assert torch.equal(_pictured(second, _from_picture(call)), expected_other)
+    assert second.dovetail.components
+    second.dovetail.undo()
+    assert {weight.device.type for weight in pipe.unet.parameters()} == {"cpu"}
+    assert torch.equal(_pictured(pipe, call), expected)
