@@ -125,6 +125,7 @@ class Parts(OfComponent):
 
     def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
+        dry.keep(self.component)
         if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
             dry.whole[self.component.name] = self.component
             return self._run(call, args, kwargs)

@@ -23,6 +23,7 @@ from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.sizes import evaluate
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
+from .as_before import AsBefore
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -86,6 +87,7 @@ class DryRun:
     _known: dict[tuple[Call, Any], Any] = field(default_factory=dict)
     _left: dict[frozenset[Hashable], Counter[torch.device]] = field(default_factory=dict)
     _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
+    _before: dict[Component, AsBefore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._most()  # from now on
@@ -126,6 +128,16 @@ class DryRun:
         """The most bytes that the pipeline held since this was asked last, on devices that count them."""
         most = {device: accelerator_of(device).recent_peak() - before for device, before in self.before.items()}
         return +Counter(most)
+
+    def keep(self, component: Component) -> None:
+        """Notes what the module of a component keeps, before its own Python runs; `give_back` makes it so again."""
+        if component not in self._before:
+            self._before[component] = AsBefore(component.module)
+
+    def give_back(self) -> None:
+        """Makes the modules that ran as they are what they were before."""
+        while self._before:
+            self._before.popitem()[1].give_back()
 
     def once(self, component: Component, call: Call, key: Any, run: Callable[[], Any]) -> Any:
         """What a call returns that runs as it is, which it does once for each kind: zeros from the second time on."""
@@ -169,11 +181,12 @@ _SAVED: ContextVar[Mapping[str, torch.Tensor] | None] = ContextVar("dovetail sav
 @contextlib.contextmanager
 def going_on_from(latents: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Runs dry until a VAE decodes, and really from there on, with these in the place of what it is given."""
-    token = _SAVED.set(latents)
+    token, run = _SAVED.set(latents), DryRun()
     try:
-        with running_dry(DryRun()):
+        with running_dry(run):
             yield
     finally:
+        run.give_back()
         _SAVED.reset(token)
 
 
@@ -183,7 +196,10 @@ def latents_to_go_on_from() -> Mapping[str, torch.Tensor] | None:
 
 
 def leave_dry_run() -> None:
-    """Has components of this thread compute from now on."""
+    """Has components of this thread compute from now on, with what they kept before."""
+    run = dry_run()
+    if run is not None:
+        run.give_back()
     _GOING_ON.set(None)
 
 

@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -173,7 +174,7 @@ class Planner:
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still
-                call()
+                copy_context().run(call)  # what a component sets context variables to
                 run.end(lasting.beyond)
         except CannotBePlannedError as why:
             level = logging.WARNING if strict else logging.INFO
@@ -186,6 +187,7 @@ class Planner:
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, str(error))
         finally:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
+            run.give_back()
         return run
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:

@@ -1,0 +1,56 @@
+"""Makes a module what it was, after its own Python ran in a dry run: what it keeps of a call, the next one reads.
+
+A counter, a cache of keys and values and a buffer that is written would otherwise begin a call with what zeros left.
+Globals, which other threads may write meanwhile, stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..compiler.frontend.fakes import has_numbers
+from ..compiler.frontend.rollback import contents_beside, contents_of, restore
+from ..runtime.devices.transfers import moved
+from ..runtime.store.origin import HOST
+
+_LARGEST = 1 << 24
+"""Bytes of a tensor that a module writes in place; what is larger is a weight."""
+
+
+class AsBefore:
+    """What a module, its parts and the functions on them keep at one moment, apart from parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [*contents_of(module), *contents_beside(module)]
+        self._tensors = [(one, _version(one), _copied(one)) for one in _tensors(module, self._held)]
+
+    def give_back(self) -> None:
+        """Makes all of it so again."""
+        for container, before in self._held:
+            restore(container, before)
+        for tensor, version, numbers in self._tensors:
+            if version is None or _version(tensor) != version:
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(moved(numbers, tensor.device))
+
+
+def _tensors(module: nn.Module, held: list[tuple[Any, Any]]) -> Iterator[torch.Tensor]:
+    """The buffers of a module and the tensors that it keeps beside, each once, where they are small."""
+    kept = (one for _, before in held for one in (before.values() if isinstance(before, dict) else before))
+    found = {id(one): one for one in (*module.buffers(), *kept) if isinstance(one, torch.Tensor)}
+    for one in found.values():
+        if not isinstance(one, nn.Parameter) and has_numbers(one) and one.nbytes <= _LARGEST:
+            yield one
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.detach().clone() if tensor.is_cpu else moved(tensor.detach(), HOST)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
