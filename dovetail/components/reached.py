@@ -4,14 +4,19 @@
 next call computes. Which classes and which names of which namespaces count is what the cache's key goes by too
 (`cache.reach`). Their values are compared by identity before each call; in lists and tables of somebody's own, and in
 tables of functions, each item. What libraries collect in tables of their own is no setting, and is not looked into.
+Of somebody's own context variables and variables of a thread it is the numbers, texts and flags that they hold now,
+and the types of all else: what is collected in them is another at each call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -37,6 +42,7 @@ WalkT = TypeVar("WalkT", bound=Walk)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _TOLD = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor, ndarray, *_CODE)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 2
 
 
@@ -58,6 +64,8 @@ class Reached:
         ]
         self._globals = [one for one in reach.globals if _counts(str(one[0].get("__name__")))]
         self._cells, self._given = reach.cells, reach.given
+        held = [[held[name] for name in names if name in held] for held, names, own in self._globals if own]
+        self._ambient = list(filter(_is_ambient, itertools.chain(*held, _contents(self._cells))))
         self._members = [vars(one) for one in self._classes]
         self._getters = [(held, itemgetter(*names, names[0])) for held, names, _ in self._globals]
         self.described: Hashable = ()
@@ -67,7 +75,8 @@ class Reached:
         chain = itertools.chain.from_iterable
         members = chain([held.values() for held in self._members])
         named = chain([getter(held) for held, getter in self._getters])
-        return itertools.chain(members, named, [cell.cell_contents for cell in self._cells])
+        ambient = (value for one in self._ambient for _, value in _held_now(one))
+        return itertools.chain(members, named, [cell.cell_contents for cell in self._cells], ambient)
 
     def renewed(self, roots: Iterable[Any], walk: Callable[[], WalkT]) -> tuple[Reached, WalkT]:
         """The same for roots and values as they are now, and the walk that has described them."""
@@ -87,7 +96,8 @@ class Reached:
             tuple((name, _of_global(held[name], own, describe)) for name in names) for held, names, own in self._globals
         )
         rest = [cell.cell_contents for cell in self._cells] + self._given
-        return members, held, tuple(_of_global(one, True, describe) for one in rest)
+        ambient = tuple((name, describe(value, 0)) for one in self._ambient for name, value in _held_now(one))
+        return members, held, tuple(_of_global(one, True, describe) for one in rest), ambient
 
 
 def _of_class(cls: type, describe: Describe) -> Hashable:
@@ -107,6 +117,27 @@ def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
 def _counts(module: str) -> bool:
     """Whether somebody patches what is in a module: of PyTorch's own functions, those that models call."""
     return module == "torch" or module.startswith("torch.nn") or module.partition(".")[0] != "torch"
+
+
+def _is_ambient(value: Any) -> bool:
+    return isinstance(value, (ContextVar, threading.local))
+
+
+def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+
+
+def _held_now(ambient: ContextVar[Any] | threading.local) -> Iterator[tuple[Hashable, Any]]:
+    """What a context variable, or those of a thread, hold in this one: plain values, and the types of others."""
+    there = {"": ambient.get(None)} if isinstance(ambient, ContextVar) else vars(ambient)
+    for name, value in list(there.items()):
+        yield name, value if isinstance(value, _PLAIN) else type(value)
+        within = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for key, item in list(within.items()):
+            if isinstance(key, str):
+                yield (name, key), item if isinstance(item, _PLAIN) else type(item)
 
 
 def _is_of_functions(value: Any) -> bool:
