@@ -37,6 +37,7 @@ from .export_patches import lazily_exported, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
+from .identity import refuse_identity
 from .inline import inline_regions
 from .layout_ops import RecordContiguous, part_views
 from .model_view import ModelView
@@ -130,6 +131,7 @@ def _traced(
             with noted_changes(module) as found, questions.listening(module):
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
+            refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)

@@ -7,7 +7,7 @@ program remembers which questions were asked, and a call is refused for which an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -34,6 +34,15 @@ _USUAL: Mapping[str, tuple[Callable[[torch.Tensor], bool], str]] = {
 
 UNUSUAL = {question: what for question, (_, what) in _USUAL.items()}
 QUESTIONS = frozenset((LAYOUT, STRIDES, *_USUAL))
+
+
+def one_tensor(values: Iterable[object]) -> tuple[int, ...]:
+    """Which of the tensors among some arguments are one object: for each the first that it is; empty where all differ.
+
+    A model may ask that (``query is key``), and no trace notes that it did.
+    """
+    given = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    return tuple(map(given.index, given)) if len(set(given)) < len(given) else ()
 
 
 def unusual(tensor: torch.Tensor, asked: Collection[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiler.ir.asked import one_tensor
 from ..conventions.hooks import has_foreign_hooks
 from .content import Content
 from .surroundings import call_settings, foreign_methods, is_within_modes, surroundings
@@ -46,6 +47,7 @@ def key_of(
         content.say(torch.__version__.partition("+")[0], *call_settings(kind))
         content.module(module)
         content.arguments((list(args), dict(kwargs)))
+        content.say("one tensor", *one_tensor((*args, *kwargs.values())))
         content.arguments(dynamic_shapes)
         for name, method in foreign_methods():
             content.say("method of tensors", name)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..cache.traces import trace
 from ..compiler.errors import TraceError
 from ..compiler.frontend.trace_lock import alone
-from ..compiler.ir.asked import UNUSUAL
+from ..compiler.ir.asked import UNUSUAL, one_tensor
 from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..lora.adapters import Branches
@@ -188,10 +188,11 @@ class CallCompiler(OfComponent):
         self, call: Call, state: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> CompiledModule | Program | None:
         """A program or trace with dynamic shapes, of a module in the same state, that takes this call too."""
+        same = one_tensor((*args, *kwargs.values()))
         known: list[tuple[Any, Answering | Program]] = [*call.programs.items(), *call.traced.items()]
         for key, made in known:
             program = made.program if isinstance(made, CompiledModule) else made
-            if not isinstance(program, Program) or not program.symbols or key[:-1] != state:
+            if not isinstance(program, Program) or not program.symbols or key[:-1] != state or key[-1][-1] != same:
                 continue
             if program.signature.takes(args, kwargs):
                 call.traces -= 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ...compiler.ir.asked import unusual
+from ...compiler.ir.asked import one_tensor, unusual
 from ...compiler.ir.signature import constant_key
 
 _PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))
@@ -19,11 +19,12 @@ _PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))
 
 def call_key(args: Sequence[Any], kwargs: Mapping[str, Any], asked: frozenset[str] = frozenset()) -> Hashable:
     """The key of a call: calls of equal keys run the same program, where models ask no more than what is ``asked``."""
+    same = one_tensor((*args, *kwargs.values()))
     key = tuple(map(_key, args)), tuple((name, _key(value)) for name, value in kwargs.items())
     if not asked:
-        return key
+        return *key, same
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    return *key, tuple(unusual(tensor, asked) for tensor in tensors)
+    return *key, tuple(unusual(tensor, asked) for tensor in tensors), same
 
 
 def _key(value: Any) -> Hashable:
