@@ -57,12 +57,16 @@ def reached_by_globals(module: nn.Module) -> Iterator[Any]:
 
 
 def has_fakes(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether a value is or holds a tensor of a trace."""
-    if isinstance(value, FakeTensor):
-        return True
-    if not depth or isinstance(value, (*_NOWHERE, FunctionType, MethodType)):
-        return False
-    return any(has_fakes(one, depth - 1) for one in _held(value))
+    """Whether a value is or holds a tensor of a trace; each object is looked into once, however many lead to it."""
+    level, seen = [value], set[int]()
+    for _ in range(depth + 1):
+        if any(isinstance(one, FakeTensor) for one in level):
+            return True
+        inner = [one for one in level if not isinstance(one, (*_NOWHERE, FunctionType, MethodType))]
+        new = {id(one): one for one in inner if id(one) not in seen}
+        seen.update(new)
+        level = [held for one in new.values() for held in _held(one)]
+    return False
 
 
 def _functions_on(module: nn.Module) -> Iterator[Any]:

@@ -143,17 +143,26 @@ def restore(container: Any, before: Any) -> None:
     if isinstance(container, dict):
         _restore_keys(container, before)
     elif isinstance(container, CellType):
-        if not all(map(_is_same, contents_of_cell(container), before)) and before:
-            container.cell_contents = before[0]
+        _restore_variable(container, before)
     elif len(container) != len(before) or not all(map(_is_same, container, before)):
         container.clear()
         container.update(before) if isinstance(container, set) else container.extend(before)
 
 
+def _restore_variable(cell: CellType, before: list[Any]) -> None:
+    """Gives a variable of a closure its value back, or none where it had none."""
+    now = contents_of_cell(cell)
+    if now and not before:
+        del cell.cell_contents
+    elif before and not (now and now[0] is before[0]):
+        cell.cell_contents = before[0]
+
+
 def _take_fakes_out(container: Any, before: Any) -> None:
     """Gives a container that others write too back what it held in place of fake tensors alone."""
     if not isinstance(container, dict):
-        if any(map(has_fakes, contents(container))):
+        known = set(map(id, before))
+        if has_fakes([one for one in contents(container) if id(one) not in known]):
             restore(container, before)
         return
     for key, value in list(dict.items(container)):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -150,3 +151,48 @@ def test_ordered_dicts_and_queues_hold_after_a_trace_what_they_held_before_it_in
     assert module.cache.popitem(last=False) == ("a", 1)
     assert list(module.queue) == [1]
     assert module.queue.maxlen == 4
+
+
+class Linked:
+    """One of many objects of a script that lead to each other."""
+
+    near: list[Linked]
+
+
+LINKED: list[Linked] = []
+
+
+def test_globals_that_lead_to_each_other_are_looked_into_once() -> None:
+    nodes = [Linked() for _ in range(400)]
+    for index, one in enumerate(nodes):
+        one.near = [nodes[(7 * index + step) % len(nodes)] for step in range(30)]
+    module, x = nn.Linear(4, 4), torch.randn(2, 4)
+    trace(Cached(), (x,))
+    LINKED.extend(nodes)
+    begin = time.perf_counter()
+    try:
+        trace(Cached(), (x,))
+    finally:
+        LINKED.clear()
+    assert time.perf_counter() - begin < 5
+    assert torch.equal(dovetail.compile(module, (x,), backend="cpu")(x), module(x))
+
+
+def _with_an_empty_variable() -> tuple[Any, Any]:
+    def hook(_: nn.Module, __: Any, out: torch.Tensor) -> None:
+        nonlocal kept
+        kept = out
+
+    kept: Any = None
+    del kept
+    return hook, hook.__closure__
+
+
+def test_a_variable_of_a_hook_that_had_no_value_has_none_after_a_trace() -> None:
+    module = nn.Sequential(nn.Linear(4, 4))
+    hook, (cell,) = _with_an_empty_variable()
+    module[0].register_forward_hook(hook)
+    with pytest.raises(TraceError, match="at each call"):
+        trace(module, (torch.randn(2, 4),))
+    with pytest.raises(ValueError, match="empty"):
+        _ = cell.cell_contents
