@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 
 _SLACK = 128
 """A device whose free memory changed by less than this part of all that it has is taken for unchanged."""
+_NAMED = 3
+"""So many of those who hold a device are named."""
+
+
+_placed: weakref.WeakSet[Neighbour] = weakref.WeakSet()
+"""The pipelines of this process that have placed components."""
 
 
 class Neighbour:
@@ -47,6 +54,7 @@ class Neighbour:
 
     borrowed: dict[str, Component]
     hook: ExecutionDevice
+    name: str
     _asked_rig: Rig
     _ledger: Ledger
     _planner: Planner
@@ -82,13 +90,14 @@ class Neighbour:
 
     def __init__(self) -> None:
         self.common: dict[str, Any] = {}
+        _placed.add(self)
 
     def measure(self, *, if_changed: bool = False) -> bool:
         """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""
         brought, self._brought = self._brought, Brought.times
         if if_changed and brought == Brought.times:
             return False
-        found = free_now(self._asked_rig, self.components.values())
+        found = free_now(self._asked_rig, list(self.components.values()))
         if found.memory == self._request.rig.memory:
             return False
         self._request = replace(self._request, rig=found)
@@ -144,7 +153,7 @@ class Neighbour:
         return {name: one for name, one in self.components.items() if name not in self.borrowed}
 
 
-def free_now(asked: Rig, components: Iterable[Component]) -> Rig:
+def free_now(asked: Rig, components: Sequence[Component]) -> Rig:
     """A rig with no more free memory than its devices have now, where it is of this machine.
 
     Where that is less than was asked for, what nobody holds any more is collected first: it may be a pipeline's.
@@ -155,7 +164,7 @@ def free_now(asked: Rig, components: Iterable[Component]) -> Rig:
     found = _lessened(asked, own)
     if found.memory != asked.memory and gc.collect():
         found = _lessened(asked, own)
-    return found
+    return replace(found, memory={one: _told(one, memory, asked, components) for one, memory in found.memory.items()})
 
 
 def _lessened(asked: Rig, own: Mapping[torch.device, int]) -> Rig:
@@ -168,9 +177,29 @@ def _less(device: Device, memory: Memory, own: Mapping[torch.device, int]) -> Me
     room = accelerator_of(device.torch).room()
     if room is None or room + own.get(device.torch, 0) >= memory.free - memory.total // _SLACK:
         return memory
-    free = room + own.get(device.torch, 0)
-    why = f"{format_bytes(memory.free - free)} are held by other pipelines, or other programs"
-    return replace(memory, free=free, why=", ".join(filter(None, (memory.why, why))))
+    return replace(memory, free=room + own.get(device.torch, 0))
+
+
+def _told(device: Device, memory: Memory, asked: Rig, own: Sequence[Component]) -> Memory:
+    """The memory of a device, with who holds what was asked for and is not free."""
+    lacking = asked.memory[device].free - memory.free
+    if lacking <= 0:
+        return memory
+    others = _others_on(device, own)
+    who = [f"{name} {format_bytes(nbytes)}" for name, nbytes in others.most_common(_NAMED)]
+    who += ["other programs, or tensors of this one"] if lacking - others.total() > memory.total // _SLACK else []
+    why = f"{format_bytes(lacking)} are held by {', and '.join(who) or 'others'}"
+    return replace(memory, why=", ".join(filter(None, (memory.why, why))))
+
+
+def _others_on(device: Device, own: Sequence[Component]) -> Counter[str]:
+    """The bytes that components of other pipelines hold on a device, by their names and pipelines."""
+    found: Counter[str] = Counter()
+    for pipe in list(_placed):
+        with contextlib.suppress(RuntimeError):  # their threads go on: it is for a message
+            there = [(name, one) for name, one in pipe._own().items() if one not in own]
+            found.update({f"{name} of a {pipe.name}": held_by([one])[device.torch] for name, one in there})
+    return +found
 
 
 def held_by(components: Iterable[Component]) -> Counter[torch.device]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.devices import Device, Memory, Rig
 from ..compiler.spec.units import format_bytes
 from ..passes.simulate.memory import simulate
 from .tiling import Tile
@@ -199,7 +199,7 @@ class Generation:
                 is_asked = device != self.rig.host or device in call.program.devices or _rests(self, device)
                 if peak.total > memory.free and is_asked:
                     over = {device: peak.total - memory.free}
-                    problem, ways = self._refusal(call, device, peak, memory.free, memory.total)
+                    problem, ways = self._refusal(call, device, peak, memory)
                     raise DoesNotFitError(problem, over, ways)
         self._check_shared()
 
@@ -227,7 +227,7 @@ class Generation:
                     found.setdefault(piece.key, piece)
         return sum((Counter({piece.component: piece.nbytes}) for piece in found.values()), Counter[str]())
 
-    def _refusal(self, call: PlannedCall, device: Device, peak: Peak, free: int, total: int) -> tuple[str, str]:
+    def _refusal(self, call: PlannedCall, device: Device, peak: Peak, memory: Memory) -> tuple[str, str]:
         here = self.resident.get(device, Counter()) + self._staged(call, device)
         holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
         largest = next((name for name, _ in here.most_common(1)), call.component)
@@ -236,7 +236,8 @@ class Generation:
         ways += ["ask for a smaller size or batch" if peak.values > peak.resident + peak.staged else "a smaller dtype"]
         return (
             f"{call.title} needs {format_bytes(peak.total)} on {device} while {call.phase}, which has "
-            f"{format_bytes(free)} free of {format_bytes(total)}: weights {holders or 'none'}, and "
+            f"{format_bytes(memory.free)} free of {format_bytes(memory.total)}"
+            f"{f' ({memory.why})' if memory.why else ''}: weights {holders or 'none'}, and "
             f"{format_bytes(peak.values)} of values"
         ), f"{ways[0]}, {ways[1]}, or {ways[2]}"
 

@@ -40,7 +40,7 @@ def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_r
     assert torch.equal(first(x), want)
     held = sim.stats(0).in_use
     for _ in range(2):
-        with pytest.raises(DoesNotFitError, match=r"on sim0.* free of 128.0 KiB"):
+        with pytest.raises(DoesNotFitError, match=r"on sim0.* of 128.0 KiB \(74.4 KiB are held by unet of a P"):
             second(x)
     assert sim.stats(0).in_use == held
     assert torch.equal(first(x), want)
@@ -50,6 +50,16 @@ def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_r
         dovetail.compile_pipeline(first, "sim0", rig=RIG)(x)
     first.dovetail.undo()
     second.dovetail.undo()
+
+
+def test_what_no_pipeline_holds_is_said_to_be_held_by_others(both: Any) -> None:
+    (first, second), x, _, _ = both
+    first(x)
+    ballast = torch.empty(40 * 1024, dtype=torch.uint8, device="sim:0")
+    told = r"114.4 KiB are held by unet of a Pipeline 74.4 KiB, and other programs, or tensors of this one"
+    with pytest.raises(DoesNotFitError, match=told):
+        second(x)
+    del ballast
 
 
 def test_what_others_hold_of_a_device_counts_and_what_the_pipeline_itself_holds_does_not(both: Any) -> None:
