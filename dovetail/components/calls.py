@@ -204,16 +204,17 @@ class Answer(Replacement):
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a component answers the calls of a module."""
-    return _answering(module) is not None
+    return answering(module) is not None
 
 
 def component_of(module: nn.Module) -> Component | None:
     """The component that a module was made; None for a part of one, and where none answers its calls."""
-    component = _answering(module)
+    component = answering(module)
     return component if component is not None and component.module is module else None
 
 
-def _answering(module: nn.Module) -> Component | None:
+def answering(module: nn.Module) -> Component | None:
+    """The component that answers the calls of a module, which is its own or a part of it; or None."""
     placed = _placed(module, "forward")
     if not isinstance(placed, Answer) or placed.call.is_over:
         return None

@@ -95,6 +95,22 @@ def take_hooks_off(module: nn.Module) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
+def when_hooked(ask: Callable[[nn.Module], object]) -> None:
+    """Has a function be asked before accelerate puts a hook on a module, from now on; what it raises ends that."""
+    from accelerate import big_modeling, hooks
+
+    own: Callable[..., nn.Module] = hooks.add_hook_to_module
+    if hasattr(own, "__wrapped__"):  # it is already
+        return
+
+    @functools.wraps(own)
+    def add(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        ask(module)
+        return own(module, *args, **kwargs)
+
+    hooks.add_hook_to_module = big_modeling.add_hook_to_module = add
+
+
 def is_group_offloaded(module: nn.Module) -> bool:
     """Whether diffusers moves the weights of a module by groups, between each call and the next."""
     from diffusers.hooks.group_offloading import _is_group_offload_enabled

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..compiler.errors import UsageError
+from ..components.calls import answering
 from ..conventions import libraries
 from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import moved
@@ -45,7 +46,16 @@ class ExecutionDevice(Replacement):
     init_hook = detach_hook
 
 
+def refuse_hooks(module: nn.Module) -> None:
+    """Raises UsageError for a component of a compiled pipeline, or a part of one, that accelerate would move."""
+    component = answering(module)
+    hook = None if component is None else vars(component.module).get(libraries.HOOK)
+    if isinstance(hook, ExecutionDevice):
+        hook.detach_hook(module)
+
+
 def take_hook_out(module: nn.Module) -> None:
     """Has a module without a hook of ours, or of accelerate's, whatever became of them meanwhile."""
-    if not isinstance(vars(module).pop(libraries.HOOK, None), ExecutionDevice):
+    is_ours = isinstance(vars(module).pop(libraries.HOOK, None), ExecutionDevice)
+    if not is_ours or any(libraries.HOOK in vars(part) for part in module.modules()):
         libraries.take_hooks_off(module)

@@ -17,6 +17,7 @@ from ..components.calls import is_compiled
 from ..components.merging import merged_together
 from ..conventions import libraries
 from ..lora.stand_ins import on_stand_ins
+from .pipeline_state import refuse_hooks
 
 if TYPE_CHECKING:
     from .pipeline import CompiledPipeline
@@ -46,6 +47,7 @@ def become_compiled(pipe: Any, handle: CompiledPipeline) -> None:
     pipe.__dict__[MARK] = handle
     base: Any = getattr(type(pipe), _APART, type(pipe))
     libraries.tell_of_missing("dovetail", _why_not_compiled)
+    libraries.when_hooked(refuse_hooks)
     libraries.when_registered(lambda made: [one(made) for one in _told])
     pipe.__class__ = _compiled(base)
 

@@ -293,3 +293,20 @@ def test_components_have_the_methods_that_pipelines_call_beside_forward() -> Non
 
     kinds = (StableUnCLIPImageNormalizer, diffusers.PriorTransformer)
     assert all(any(callable(getattr(kind, name, None)) for kind in kinds) for name in libraries.OWN_METHODS)
+
+
+def test_accelerate_is_asked_before_it_hooks_a_module() -> None:
+    from accelerate import big_modeling, hooks
+
+    asked: list[torch.nn.Module] = []
+    before = hooks.add_hook_to_module
+    own = getattr(before, "__wrapped__", before)
+    hooks.add_hook_to_module = big_modeling.add_hook_to_module = own
+    try:
+        libraries.when_hooked(asked.append)
+        layer = torch.nn.Linear(2, 2)
+        big_modeling.cpu_offload(layer, torch.device("cpu"))
+    finally:
+        hooks.add_hook_to_module = big_modeling.add_hook_to_module = before
+    assert asked
+    assert set(asked) == {layer}

@@ -33,6 +33,9 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "to": lambda pipe: _clone(pipe).to("cpu"),
     "cpu_offload": lambda pipe: accelerate.cpu_offload(pipe.text_encoder, TO),
     "cpu_offload_with_hook": lambda pipe: accelerate.cpu_offload_with_hook(pipe.vae, TO),
+    "dispatch_model": lambda pipe: _dispatch(pipe, force_hooks=True),
+    "dispatch_model of a part": lambda pipe: accelerate.dispatch_model(pipe.unet.mid_block, {"": TO}, force_hooks=True),
+    "cpu_offload of a part": lambda pipe: accelerate.cpu_offload(pipe.unet.mid_block, TO),
     "remove hooks": lambda pipe: accelerate.hooks.remove_hook_from_module(pipe.unet, recurse=True),
 }
 
@@ -52,6 +55,7 @@ def test_what_others_do_to_move_components_is_refused_in_one_sentence(eager: Any
             move(pipe)
             pytest.fail(name)
     pipe.remove_all_hooks()
+    assert not any("_old_forward" in vars(part) for part in pipe.unet.modules())
     assert torch.equal(paint(pipe, call).cpu(), expected)
     pipe.dovetail.undo()
     assert torch.equal(paint(pipe, call), expected)
@@ -62,10 +66,12 @@ def _no_hooks(_: Any) -> None:
     """Leaves the components without any."""
 
 
-def _dispatch(pipe: Any) -> None:
+def _dispatch(pipe: Any, **options: Any) -> None:
     names = dict(pipe.text_encoder.named_children())
     with contextlib.suppress(TypeError):  # accelerate cannot make a parameter on a simulated device
-        accelerate.dispatch_model(pipe.text_encoder, {one: ("cpu", TO)[i % 2] for i, one in enumerate(names)}, TO)
+        accelerate.dispatch_model(
+            pipe.text_encoder, {one: ("cpu", TO)[i % 2] for i, one in enumerate(names)}, TO, **options
+        )
 
 
 @pytest.mark.parametrize("put", [_no_hooks, _dispatch])
