@@ -87,6 +87,7 @@ class ModuleView:
         self.moved: Callable[[], None] = lambda: None
         """Called when weights may have moved since they were looked at."""
         self._names = {one.name for one in self.weights()}
+        self._own = weakref.WeakSet(self.weights())
         self._homeless = self._in_no_file()
         self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)
         if residency is Residency.DISK:
@@ -250,7 +251,7 @@ class ModuleView:
         self.survey()
         for one in self.weights():
             self.store.forget_parts(one)
-            before = one.before if one.name in self._names else self._home  # else made while it was placed
+            before = self._was_on(one)
             target = HOST if before is None or before.type == "meta" else before
             moves = before is not None and one.is_here and not one.is_on(target)
             if moves or (not one.is_here and one.file is not None):
@@ -259,6 +260,12 @@ class ModuleView:
             one.bounds = ()
         self._lent.clear()
         self._is_due = False
+
+    def _was_on(self, one: StoredWeight) -> torch.device | None:
+        """Where a weight was before it was brought elsewhere; one that was made meanwhile belongs where others were."""
+        if one.name not in self._names:
+            return self._home
+        return one.before or (None if one in self._own else self._home)
 
     @locked
     def forget_copies(self) -> None:

@@ -97,6 +97,20 @@ def test_modules_that_are_quantized_between_two_calls_run_as_they_are_from_then_
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("calls", [0, 1])
+def test_weights_that_were_quantized_between_two_calls_are_given_back_where_the_others_were(calls: int) -> None:
+    module = Blocks().eval()
+    pipe = dovetail.compile_pipeline(Pipe(module), "sim0&sim1")  # type: ignore[type-var]
+    module(X)
+    quantized("Int8WeightOnlyConfig", module)
+    for _ in range(calls):
+        module(X)
+    dovetail.undo(pipe)  # type: ignore[arg-type]
+    assert {str(one.device) for one in module.parameters()} == {"cpu"}
+    assert torch.equal(module(X), quantized("Int8WeightOnlyConfig", Blocks().eval())(X))
+
+
+@torch.no_grad()
 def test_a_module_that_torchao_quantized_is_compiled_by_itself_too() -> None:
     module = quantized("Int8WeightOnlyConfig", Blocks().eval())
     assert torch.equal(dovetail.compile(module, (X,), backend="sim0&sim1")(X), module(X))
