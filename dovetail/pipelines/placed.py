@@ -201,10 +201,11 @@ class PlacedPipeline(Neighbour):
         for component in self.components.values():
             component.put_back()
         self._stay_again()
-        self._running.append(None)
-        self._recovery.begin()
-        self._recovery.is_called = True
-        try:
+        outer = len(self._running)
+        try:  # an interrupt may come between any two statements
+            self._running.append(None)
+            self._recovery.begin()
+            self._recovery.is_called = True
             with self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
                 yield
             self._recovery.keep() if self.keeps_latents else self._recovery.begin()
@@ -212,7 +213,7 @@ class PlacedPipeline(Neighbour):
             self._recovery.keep()
             raise
         finally:
-            self._running.pop()
+            del self._running[outer:]
             self._recovery.is_called = bool(self._running)
             self._planner.end()
             self.release()

@@ -89,10 +89,10 @@ def named_in(settings: Any, borrowed: Mapping[str, Component]) -> dict[str, Any]
 def lent(borrowed: Mapping[str, Component], handle: Neighbour) -> Iterator[None]:
     """Has components ask and tell a pipeline that borrows them meanwhile, and not their owner."""
     before = [(one, one.user, vars(one.module).get(libraries.HOOK)) for one in borrowed.values()]
-    for name, one in borrowed.items():
-        one.serve(handle.as_user(name))
-        vars(one.module)[libraries.HOOK] = handle.hook
     try:
+        for name, one in borrowed.items():
+            one.serve(handle.as_user(name))
+            vars(one.module)[libraries.HOOK] = handle.hook
         yield
     finally:
         for one, user, hook in before:

@@ -7,7 +7,10 @@ a model of many like blocks takes a small part of the time that running it whole
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import contextlib
+import logging
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,12 +48,27 @@ def verify_types(program: Program) -> None:
     A program of dynamic sizes is checked for those of its example. What only a kernel knows is left as it is said.
     Raises VerificationError, which names the first op that yields something else.
     """
-    with torch.no_grad(), _Bounded() as mode:
+    with torch.no_grad(), _quiet(), _Bounded() as mode:
         checked = _Checked(program, mode)
         for node in program.ops():
             problem = checked.problem(node)
             if problem:
                 raise VerificationError(explain(program, Violation("types", f"%{node.name} {problem}", node), LAW))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Has PyTorch write no traceback of an op that cannot be run: that is told as any other problem."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+
+    def is_of_others(_: logging.LogRecord, here: int = threading.get_ident()) -> bool:
+        return threading.get_ident() != here
+
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
 
 
 class _Checked:

@@ -76,6 +76,23 @@ def test_an_annotation_that_is_not_what_its_op_yields_is_found(text: str, edit: 
         verify_types(parse_program(changed))
 
 
+def test_an_op_that_cannot_be_run_is_told_and_pytorch_writes_no_traceback_of_it(text: str) -> None:
+    written: list[logging.LogRecord] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record)
+
+    logger, handler = logging.getLogger("torch._subclasses.fake_tensor"), Handler()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(VerificationError, match="cannot be run"):
+            verify_types(parse_program(EDITS["a size that no memory has"](text).replace("2147483648", f"{2**62}")))
+    finally:
+        logger.removeHandler(handler)
+    assert not written
+
+
 def test_dynamic_sizes_are_checked_for_those_of_the_example() -> None:
     program = trace(nn.Linear(8, 8).eval(), (X,), dynamic_shapes={"input": {0: torch.export.Dim("n", min=2, max=64)}})
     verify_types(program)
