@@ -215,6 +215,9 @@ class CompiledPipeline(PlacedPipeline):
             set_apart(pipe)
             return
         with self.turn, self.turn:
+            if handle_of(self.pipe) is not self:  # it was undone meanwhile
+                put()
+                return
             self._exchange(name, old, module, put)
 
     def _exchange(self, name: str, old: Component | None, module: nn.Module | None, put: Callable[[], None]) -> None:

@@ -135,10 +135,18 @@ def _around(base: type[Any], name: str, around: Callable[..., Any]) -> Callable[
 
 
 def _call(handle: CompiledPipeline, _: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Plans the call, calls the pipeline, and lets go of what was staged for it, whatever happens."""
-    with handle.turn, handle.turn, handle.running():
-        handle.plan_ahead(args, kwargs)
-        return own(*args, **kwargs)
+    """Plans the call, calls the pipeline, and lets go of what was staged for it, whatever happens.
+
+    Another thread may have undone the pipeline, or compiled it anew, while this one waited for its turn.
+    """
+    (pipe,) = own.args  # type: ignore[attr-defined]
+    with handle.turn, handle.turn:
+        if handle_of(pipe) is handle:
+            with handle.running():
+                handle.plan_ahead(args, kwargs)
+                return own(*args, **kwargs)
+    now = handle_of(pipe)
+    return own(*args, **kwargs) if now is None else _call(now, _, own, *args, **kwargs)
 
 
 def _set(handle: CompiledPipeline, _: str, own: Callable[..., Any], name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.pipelines.sharing import lent
 from testbed.pipelines import tiny_pipelines
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
@@ -91,3 +92,66 @@ def test_an_interrupt_of_a_call_that_waits_for_its_turn_ends_it_and_leaves_the_p
     over.set()
     thread.join(60)
     assert torch.equal(painted(pipe, call, 2), expected[2])
+
+
+def test_an_interrupt_at_the_beginning_of_a_call_leaves_none_running(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, call, expected = compiled
+    handle = pipe.dovetail
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(handle._recovery, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            painted(pipe, call, 0)
+    assert not handle._running
+    assert not handle._recovery.is_called
+    assert torch.equal(painted(pipe, call, 0), expected[0])
+
+
+def test_an_interrupt_while_components_are_lent_gives_them_back(compiled: Any) -> None:
+    parts = compiled[0].dovetail.components
+    before = {name: one.user for name, one in parts.items()}
+
+    class Borrower:
+        hook = None
+
+        def as_user(self, name: str) -> Any:
+            if name == list(parts)[-1]:
+                raise KeyboardInterrupt
+            return before[name].__class__("lent")
+
+    with pytest.raises(KeyboardInterrupt), lent(parts, Borrower()):  # type: ignore[arg-type]
+        pytest.fail("it was interrupted")
+    assert all(one.user is before[name] and one.name == name for name, one in parts.items())
+    hooks = {vars(one.module)["_hf_hook"] for one in parts.values()}
+    assert hooks == {compiled[0].dovetail.hook}
+
+
+def test_a_call_that_waits_while_its_pipeline_is_undone_is_answered_by_what_comes_then() -> None:
+    pipe, call = tiny_pipelines.sd()
+    expected, found = painted(pipe, call, 0), list[Any]()
+
+    def work() -> None:
+        try:
+            found.append(torch.equal(painted(pipe, call, 0), expected))
+        except Exception as error:
+            found.append(error)
+
+    for again in (False, True):
+        dovetail.compile_pipeline(pipe, SPREAD)
+        painted(pipe, call, 0)
+        with pipe.dovetail.turn:
+            thread = in_thread(work)
+            thread.join(0.3)
+            assert thread.is_alive()
+            pipe.dovetail.undo()
+            if again:
+                dovetail.compile_pipeline(pipe, SPREAD)
+        thread.join(60)
+        assert not thread.is_alive()
+    pipe.dovetail.undo()
+    assert found == [True, True]
