@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
+from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.stored_weight import StoredWeight
@@ -145,7 +147,9 @@ class Parts(OfComponent):
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
             result = crossing.give(call.original(*there_args, **there_kwargs))
         crossing.write_back()
-        return result if frame else Homeward(back, (args, kwargs)).bring(result)
+        if frame:
+            return result
+        return Homeward(back, (args, kwargs), partial(containers_of, self.component.module)).bring(result)
 
     def answer(self, program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a program returns, on the device where the module that calls it runs."""

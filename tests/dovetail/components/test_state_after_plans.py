@@ -54,6 +54,11 @@ def _context(_: Any, x: Tensor) -> Tensor:
     return x if before is None else x + before.to(x.device)
 
 
+def _returned(model: Any, x: Tensor) -> Any:
+    _object(model, x)
+    return model.box
+
+
 KEEPS: list[Callable[[Any, Tensor], Tensor]] = [_count, _buffer, _object, _items, _flag, _context]
 
 
@@ -90,3 +95,18 @@ def test_a_plan_leaves_nothing_in_what_a_module_keeps_of_each_call(
     dovetail.compile_pipeline(pipe, f"unet={backend}")
     for x, wanted in zip(inputs, expected, strict=True):
         assert torch.equal(pipe(x), wanted)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
+def test_an_object_that_a_module_keeps_and_returns_stays_where_the_module_has_it(backend: str) -> None:
+    torch.manual_seed(0)
+    model, x = Keeping(_returned), torch.randn(4, WIDTH)
+    eager, pipe = copy.deepcopy(model), Pipeline(unet=model)
+    dovetail.compile_pipeline(pipe, f"unet={backend}")
+    for _ in range(3):
+        with torch.no_grad():
+            expected = eager(x).kept
+        found = pipe(x).kept
+        assert found.device == x.device
+        assert torch.equal(found, expected)
+    assert (pipe(x) is model.box) == (backend == "cpu")
