@@ -32,6 +32,8 @@ _USUAL: Mapping[str, tuple[Callable[[torch.Tensor], bool], str]] = {
 }
 """The other questions: whether a tensor is as a trace shows its inputs, and what it is where it is not."""
 
+_NO_TENSORS = frozenset((bool, int, float, str, type(None), list, tuple, dict, torch.dtype, torch.device))
+
 UNUSUAL = {question: what for question, (_, what) in _USUAL.items()}
 QUESTIONS = frozenset((LAYOUT, STRIDES, *_USUAL))
 
@@ -41,7 +43,10 @@ def one_tensor(values: Iterable[object]) -> tuple[int, ...]:
 
     A model may ask that (``query is key``), and no trace notes that it did.
     """
-    given = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    found = [value for value in values if type(value) not in _NO_TENSORS]
+    if len(set(map(id, found))) == len(found):  # as nearly every call has it
+        return ()
+    given = [id(value) for value in found if isinstance(value, torch.Tensor)]
     return tuple(map(given.index, given)) if len(set(given)) < len(given) else ()
 
 
