@@ -43,7 +43,8 @@ def refuse_identity(module: nn.Module, given: Mapping[str, Any], example: Mappin
 
 
 def _operations(call: _Calls, given: Mapping[str, Any]) -> Sequence[object]:
-    with _Noted() as noted:
+    noted = _Noted()
+    with noted:
         call(given)
     return noted.found
 
@@ -52,7 +53,7 @@ class _Noted(TorchDispatchMode):
     """Notes the operations that are called meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[object] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
