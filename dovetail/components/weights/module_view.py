@@ -232,7 +232,7 @@ class ModuleView:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
         away = [one for one in self.weights() if not one.is_here or _is_elsewhere(one)]
-        back = [(one, one.tensor, one.origin, one.read_from) for one in away]
+        back = [(one, one.tensor.detach() if one.is_here else None, one.origin, one.read_from) for one in away]
         try:
             for one in away:
                 self.store.bring(one, HOST)
