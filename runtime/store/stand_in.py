@@ -35,6 +35,7 @@ class StandIn(torch.Tensor):
     numbers: Numbers
     steps: tuple[Step, ...]
     like: torch.Tensor
+    reported: torch.device
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -54,12 +55,12 @@ class StandIn(torch.Tensor):
     ) -> StandIn:
         """A stand-in on a device for numbers, or what steps look at of them, of the form of a tensor on meta."""
         with torch.inference_mode(False):
-            made: StandIn = torch.Tensor._make_wrapper_subclass(
-                StandIn, like.size(), strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype,
-                device=device, requires_grad=requires_grad,
-            )  # fmt: skip
+            bare = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
+            bare = bare.as_strided(like.size(), like.stride(), like.storage_offset()) if like.storage_offset() else bare
+            # on meta for PyTorch, so that no other tensor takes it for its data, where it has no memory
+            made = torch.Tensor._make_subclass(StandIn, bare, requires_grad, dispatch_device=True)
         torch._C._set_throw_on_mutable_data_ptr(made)
-        made.numbers, made.steps, made.like = numbers, steps, like
+        made.numbers, made.steps, made.like, made.reported = numbers, steps, like, device
         if is_parameter:
             made._is_param = True
         return made
@@ -130,6 +131,14 @@ class StandIn(torch.Tensor):
         made = StandIn.of(self.numbers, like, self.device, self.steps if is_whole else (*self.steps, step))
         self.numbers.given[id(made)] = made
         return made
+
+    def new(self, *args: Any, **options: Any) -> torch.Tensor:
+        """A tensor of the dtype, on the device that is reported."""
+        return torch.empty(0, dtype=self.dtype, device=self.device).new(*args, **options)
+
+    def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:
+        """A tensor of other data, of the dtype and on the device that is reported."""
+        return torch.empty(0, dtype=self.dtype, device=self.device).new_tensor(data, **options)
 
     def numpy(self, *, force: bool = False) -> Any:
         """An array over the weight's data."""

@@ -58,6 +58,8 @@ def _rule_of(func: OpOverload) -> _Rule:
 
 def dispatch(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs one ATen op on stand-ins and other tensors."""
+    if func is torch.ops.prim.device.default:
+        return args[0].reported
     rule = _rule_of(func)
     if rule.makes_alike:
         return _made_alike(func, args, kwargs)

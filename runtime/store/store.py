@@ -250,7 +250,7 @@ class Store:
         if data is None:
             self._lay_bare(one, origin)
             return
-        self.put(one, data)
+        self.put(one, data) if one.lasts else self._hold(one, data)
         one.origin, one.read_from = origin, read_from
 
     def drop(self, one: StoredWeight) -> None:

@@ -130,7 +130,7 @@ def _resized_by_out(net: Any) -> torch.Tensor:
 
 
 def _of_a_norm(net: Any) -> torch.Tensor:
-    found: torch.Tensor = net.train()(torch.linspace(-1, 1, 8).reshape(2, 4)).detach()
+    found: torch.Tensor = net.double().train()(torch.linspace(-1, 1, 8, dtype=torch.double).reshape(2, 4)).detach()
     return found
 
 
@@ -163,6 +163,17 @@ def test_what_was_detached_is_the_memory_that_it_is_in_eager(
     store.survey()
     wanted, got = real.state_dict(), net.state_dict()
     assert all(torch.equal(got[key], one) and got[key].dtype == one.dtype for key, one in wanted.items())
+
+
+def test_another_tensor_does_not_take_a_stand_in_for_data(held: tuple[nn.Sequential, Store]) -> None:
+    net, _ = held
+    other = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        other.data = net[0].weight.data
+    assert not other.any()
+    other.data = net[0].weight.detach().clone()
+    assert torch.equal(other, net[0].weight)
+    assert (net[0].weight.device, net[0].weight.is_meta, net[0].weight.is_cpu) == (HOST, False, True)
 
 
 def test_data_on_meta_is_refused_as_pytorch_refuses_it(real: nn.Sequential, held: tuple[nn.Sequential, Store]) -> None:
