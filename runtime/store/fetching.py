@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -32,6 +33,26 @@ def reread(source: Origin, like: torch.Tensor) -> torch.Tensor:
         source.reader.read_into(source.entry, made)
         return made
     return source.whole(like.dtype, HOST)
+
+
+def is_in_file(one: StoredWeight) -> bool:
+    """Whether a file has the numbers of a weight; what modules hold of it is compared, for it may be written."""
+    source = one.read_from if one.is_here else one.origin
+    if source is None or source.file is None or not one.is_here or not one.places:
+        return source is not None and source.file is not None
+    if not has_bits(one.tensor, reread(source, one.tensor)):
+        one.read_from = None
+    return one.read_from is not None
+
+
+def of_one_range(weights: Iterable[StoredWeight]) -> Iterator[tuple[StoredWeight, StoredWeight]]:
+    """The weights without data that lie where another does in a file, behind that."""
+    seen: dict[Any, StoredWeight] = {}
+    for one in weights:
+        if not one.is_here and one.file is not None:
+            first = seen.setdefault((one.file.entry, one.tensor.dtype, tuple(one.tensor.shape)), one)
+            if first is not one:
+                yield first, one
 
 
 def once(one: StoredWeight, key: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from ..devices.transfers import moved
 from . import stand_in_ops
+from .objects import exchange_contents
 from .origin import HOST
 from .stored_weight import Numbers
 
@@ -26,14 +27,15 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 class StandIn(torch.Tensor):
     """A weight without data of its own; a parameter where ``_is_param`` is set.
 
-    One ``is_own`` that a module holds; others are what it gave, which share its numbers and may come to others.
+    One is what a module holds; others are what it gave, which share its numbers and may come to others. Where the
+    weight gets data, what the module holds becomes an ordinary tensor, and is the same object still.
     """
 
     stands_in = True
     numbers: Numbers
     steps: tuple[Step, ...]
     like: torch.Tensor
-    is_own: bool = False
+    reported: torch.device
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -52,12 +54,13 @@ class StandIn(torch.Tensor):
         requires_grad: bool = False,
     ) -> StandIn:
         """A stand-in on a device for numbers, or what steps look at of them, of the form of a tensor on meta."""
-        made: StandIn = torch.Tensor._make_wrapper_subclass(
-            StandIn, like.size(), strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype,
-            device=device, requires_grad=requires_grad,
-        )  # fmt: skip
+        with torch.inference_mode(False):
+            bare = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
+            bare = bare.as_strided(like.size(), like.stride(), like.storage_offset()) if like.storage_offset() else bare
+            # on meta for PyTorch, so that no other tensor takes it for its data, where it has no memory
+            made = torch.Tensor._make_subclass(StandIn, bare, requires_grad, dispatch_device=True)
         torch._C._set_throw_on_mutable_data_ptr(made)
-        made.numbers, made.steps, made.like = numbers, steps, like
+        made.numbers, made.steps, made.like, made.reported = numbers, steps, like, device
         if is_parameter:
             made._is_param = True
         return made
@@ -71,9 +74,12 @@ class StandIn(torch.Tensor):
 
     def read(self, device: torch.device | None = None) -> torch.Tensor:
         """The numbers on a device, that it reports if left out: to be read, and not to be kept."""
+        held = vars(self)
+        if "numbers" not in held:  # another thread has given the weight data just now
+            return moved(self.detach(), device or self.device)
         with torch.inference_mode(False), torch.no_grad():
-            data = self.numbers.whole(device or self.device)
-            for step in self.steps:
+            data = held["numbers"].whole(device or self.device)
+            for step in held["steps"]:
                 data = step(data)
             return data
 
@@ -82,11 +88,18 @@ class StandIn(torch.Tensor):
 
         With ``is_lent``, for somebody who may only read it: it may be a view of the file.
         """
+        held = vars(self)
+        if "numbers" not in held:
+            return self
         with torch.inference_mode(False), torch.no_grad():
-            data = self.numbers.write(is_lent)
-            for step in self.steps:
+            data: torch.Tensor = held["numbers"].write(is_lent)
+            for step in held["steps"]:
                 data = step(data)
             return data
+
+    def become(self, data: torch.Tensor) -> None:
+        """Makes this an ordinary tensor, or parameter, of data."""
+        exchange_contents(self, self._plain(data))
 
     def _plain(self, data: torch.Tensor) -> torch.Tensor:
         """Data as what this is: a parameter, or a tensor."""
@@ -96,7 +109,8 @@ class StandIn(torch.Tensor):
             return data.detach().requires_grad_(self.requires_grad)
 
     def _open(self) -> torch.Tensor:
-        return self._plain(self.write(is_lent=True))
+        data = self.write(is_lent=True)
+        return self._plain(data) if isinstance(self, StandIn) else self
 
     @property
     def data(self) -> torch.Tensor:
@@ -114,7 +128,17 @@ class StandIn(torch.Tensor):
     def looking(self, step: Step, like: torch.Tensor) -> StandIn:
         """A stand-in of what a step looks at, of the form of a tensor on meta."""
         is_whole = step is torch.Tensor.detach
-        return StandIn.of(self.numbers, like, self.device, self.steps if is_whole else (*self.steps, step))
+        made = StandIn.of(self.numbers, like, self.device, self.steps if is_whole else (*self.steps, step))
+        self.numbers.given[id(made)] = made
+        return made
+
+    def new(self, *args: Any, **options: Any) -> torch.Tensor:
+        """A tensor of the dtype, on the device that is reported."""
+        return torch.empty(0, dtype=self.dtype, device=self.device).new(*args, **options)
+
+    def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:
+        """A tensor of other data, of the dtype and on the device that is reported."""
+        return torch.empty(0, dtype=self.dtype, device=self.device).new_tensor(data, **options)
 
     def numpy(self, *, force: bool = False) -> Any:
         """An array over the weight's data."""
@@ -190,9 +214,7 @@ def _refuse_array(stand_in: StandIn, force: bool) -> None:
 def laid_bare(tensor: torch.Tensor, numbers: Numbers, device: torch.device) -> StandIn:
     """The stand-in of a weight, of the form of its tensor."""
     like = tensor.like if isinstance(tensor, StandIn) else torch.empty_like(tensor, device="meta")
-    made = StandIn.of(
+    return StandIn.of(
         numbers, like.detach(), device, is_parameter=isinstance(tensor, nn.Parameter),
         requires_grad=tensor.requires_grad,
     )  # fmt: skip
-    made.is_own = True
-    return made

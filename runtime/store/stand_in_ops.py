@@ -6,7 +6,7 @@ Which of these it is stands in the schema of the op: what it writes, and which r
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 _KEEPING = ("set_", "detach_", "resize_")
 """What PyTorch counts among the ops that change the form of a tensor in place, and gives a weight memory or none."""
+_NORMS = (
+    aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default
+)  # fmt: skip
+_STATISTICS = ("running_mean", "running_var")
+"""What a norm writes while it is trained."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ def _rule_of(func: OpOverload) -> _Rule:
 
 def dispatch(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs one ATen op on stand-ins and other tensors."""
+    if func is torch.ops.prim.device.default:
+        return args[0].reported
     rule = _rule_of(func)
     if rule.makes_alike:
         return _made_alike(func, args, kwargs)
@@ -117,28 +124,37 @@ def _one_of(step: Any, index: int, data: torch.Tensor) -> torch.Tensor:
 def _run(func: OpOverload, rule: _Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs an op on the numbers of stand-ins; those that it writes have data then."""
     given = dict(zip(rule.names, args, strict=False)) | kwargs
-    written = [one for name in rule.written for one in _leaves(given.get(name)) if _is_one(one)]
+    written = [one for name in _written(func, rule, given) for one in _leaves(given.get(name)) if _is_one(one)]
+    ours = {id(one) for one in _leaves((args, kwargs)) if _is_one(one)}
+    beside = _device_beside([*args, *kwargs.values()])
     for one in _make_room(written):
         one.numbers.write()
-    there = _device_of([*args, *kwargs.values()], bool(written))
-    numbers: dict[int, torch.Tensor] = {id(one): one.write() for one in written}
+    numbers = {id(one): _data_of(one) for one in written}
+    _check_plain(numbers.values())
+    there = beside or _device_of([*args, *kwargs.values()], list(numbers.values()))
+    forms = {key: _form_of(data) for key, data in numbers.items()}
     back = [(numbers[id(one)], one) for one in written if numbers[id(one)].device != there]
     numbers.update({id(one): moved(data, there).clone() for data, one in back})
 
     def numbers_of(one: Any) -> Any:
-        if not _is_one(one):
+        if id(one) in numbers:
+            return numbers[id(one)]
+        if id(one) not in ours:
             return one
-        return numbers[id(one)] if id(one) in numbers else one.read(there)
+        return one.read(there) if _is_one(one) else moved(one.detach(), there)
 
     taken_args, taken = pytree.tree_map(numbers_of, tuple(args)), pytree.tree_map(numbers_of, kwargs)
     result = func(*taken_args, **taken)
     for data, one in back:
         data.copy_(numbers[id(one)])
+    for one in written:
+        if _is_one(one) and forms[id(one)] != _form_of(numbers[id(one)]):
+            one.become(numbers[id(one)])
     own = {id(data): one for one in written for data in (numbers[id(one)],)}
     read = {
         leaf.untyped_storage()._cdata
         for leaf, before in zip(_leaves((taken_args, taken)), _leaves((tuple(args), kwargs)), strict=True)
-        if _is_one(before) and id(before) not in numbers
+        if id(before) in ours and id(before) not in numbers
     }
     return pytree.tree_map(lambda leaf: _result(leaf, own, read), result)
 
@@ -163,16 +179,40 @@ def _make_room(written: list[StandIn]) -> Iterator[StandIn]:
     return iter(lacking.values())
 
 
-def _device_of(values: Sequence[Any], is_written: bool) -> torch.device:
-    """Where an op runs: where its other tensors are, or where data is written, or on the device that is reported."""
-    tensors = [one for one in _leaves(values) if isinstance(one, torch.Tensor)]
-    plain = [one.device for one in tensors if not _is_one(one) and (one.ndim or one.device != HOST)]
-    if plain:
-        return plain[0]
-    ours = [one for one in tensors if _is_one(one)]
-    if is_written:
-        return next((one.numbers.data.device for one in ours if one.numbers.data is not None), ours[0].device)
-    return ours[0].device
+def _written(func: OpOverload, rule: _Rule, given: Mapping[str, Any]) -> Collection[str]:
+    """The names of the arguments that an op writes; of some ops their schema says nothing of it."""
+    return _STATISTICS if func in _NORMS and given.get("training") else rule.written
+
+
+def _data_of(one: StandIn) -> torch.Tensor:
+    """The data that an op writes of a stand-in, which may have become an ordinary tensor; another object elsewhere."""
+    return one.write().detach() if _is_one(one) else one
+
+
+def _check_plain(written: Iterable[torch.Tensor]) -> None:
+    """Raises UsageError for what is written through a conjugate, which kernels read as if it were none."""
+    if any(one.is_conj() or one.is_neg() for one in written):
+        raise UsageError(
+            "a weight that has no data cannot be written through its conjugate: write the weight, or a clone of that"
+        )
+
+
+def _form_of(data: torch.Tensor) -> Any:
+    """What changes where an op gives a tensor another form or memory."""
+    return data.size(), data.stride(), data.storage_offset(), data.untyped_storage()._cdata
+
+
+def _device_beside(values: Sequence[Any]) -> torch.device | None:
+    """Where the first tensor beside stand-ins is, if there is one."""
+    plain = (one for one in _leaves(values) if isinstance(one, torch.Tensor) and not _is_one(one))
+    return next((one.device for one in plain if one.ndim or one.device != HOST), None)
+
+
+def _device_of(values: Sequence[Any], written: Sequence[torch.Tensor]) -> torch.device:
+    """Where an op on stand-ins alone runs: where data is written, or on the device that is reported."""
+    if written:
+        return written[0].device
+    return next(one.device for one in _leaves(values) if isinstance(one, torch.Tensor))
 
 
 def assign(stand_in: StandIn, other: torch.Tensor) -> None:
@@ -183,14 +223,18 @@ def assign(stand_in: StandIn, other: torch.Tensor) -> None:
     numbers = stand_in.numbers
     if _is_one(other) and not other.steps and other.numbers is numbers:
         return
-    if stand_in.is_own and numbers.store is not None:
-        numbers.store.exchange(numbers.stored, other)
-    else:
-        stand_in.numbers, stand_in.steps = Numbers(other.write() if _is_one(other) else other.detach()), ()
-    like = other.like if _is_one(other) else torch.empty_like(other, device="meta")
-    fresh = type(stand_in).of(stand_in.numbers, like, stand_in.device)
-    torch.Tensor.data.__set__(stand_in, fresh)  # type: ignore[attr-defined]
-    stand_in.like = like
+    stored, store = numbers.stored, numbers.store
+    if other.is_meta:
+        torch.empty(0).data = other  # which raises
+    if store is not None and stored is not None and stored.tensor is stand_in:
+        with store.lock, torch.no_grad():
+            store.exchange(stored, other)
+        return
+    data = other.write() if _is_one(other) else other
+    if _is_one(stand_in):
+        stand_in.become(data.detach())
+    else:  # what was written is a part of the same weight
+        stand_in.data = data
 
 
 def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
@@ -205,9 +249,8 @@ def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return None
     like = torch.empty_like(one.like, dtype=dtype)
-    made: StandIn = type(one).of(
-        Numbers(origin=RoundedOrigin.of(origin, one.dtype, dtype), like=like), like, one.device
-    )
+    numbers = Numbers(origin=RoundedOrigin.of(origin, one.dtype, dtype), like=like)
+    made = numbers.given[id(numbers)] = type(one).of(numbers, like, one.device)
     return made
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +22,12 @@ from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
 from ..devices.transfers import land, moved
 from ..devices.wrapped import is_wrapped
-from .fetching import WAY_OUT, fetched_weight, has_bits, once, reread
+from .fetching import WAY_OUT, fetched_weight, is_in_file, of_one_range, once
+from .objects import can_exchange, exchange_contents
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .stand_in import StandIn, laid_bare
-from .stored_weight import Numbers, StoredWeight, data_of, stands_in, version_of
+from .stored_weight import ORDINARY, Numbers, StoredWeight, data_of, stands_in, version_of
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
@@ -153,11 +153,12 @@ class Store:
         """
         one.before = one.before or one.lies_on
         source = one.source
+        data = data.detach() if type(data) in ORDINARY else data  # for the object is somebody's
         if isinstance(one.tensor, nn.Parameter) and not isinstance(data, nn.Parameter):
             data = nn.Parameter(data, requires_grad=one.tensor.requires_grad)
         self._hold(one, data)
         one.origin, one.read_from = None, source
-        return data
+        return one.tensor
 
     def write(self, one: StoredWeight, is_lent: bool = False) -> torch.Tensor:
         """What somebody may write of a weight: its tensor, with its numbers in host memory if it had none.
@@ -186,17 +187,31 @@ class Store:
         one.noted = None
 
     def exchange(self, one: StoredWeight, other: torch.Tensor) -> None:
-        """Has somebody else's data be a weight's; of a stand-in that belongs to no module the origin, and no data."""
-        one.parts.clear()
+        """Has somebody else's data be a weight's; of a stand-in that belongs to no module the origin, and no data.
+
+        What was detached from the weight before keeps its numbers of then.
+        """
         one.staged.clear()
         if isinstance(other, StandIn) and not other.steps and other.numbers.stored is None and other.numbers.origin:
+            one.leave_numbers()
             self._lay_bare(one, other.numbers.origin, other.like)
         else:
-            self.put(one, other.write() if isinstance(other, StandIn) else other.detach())
+            data = other.write() if isinstance(other, StandIn) else other
+            left = one.leave_numbers()
+            if left.given:
+                left.write()
+            self.put(one, data)
         one.noted = one.read_from = None
 
     def _hold(self, one: StoredWeight, tensor: torch.Tensor) -> None:
-        """Lets modules hold a tensor in the place of the one before."""
+        """Has modules hold a tensor in the place of the one before, as the same object once that was a stand-in.
+
+        Somebody's own tensor stays as it was, for another model may share it.
+        """
+        one.lasts = one.lasts or stands_in(one.tensor)
+        if one.places and one.lasts and tensor is not one.tensor and can_exchange(one.tensor, tensor):
+            exchange_contents(one.tensor, tensor)
+            tensor = one.tensor
         self._weights.pop(id(one.tensor), None)
         one.tensor, one.noted = tensor, (data_of(tensor), version_of(tensor))
         one.numbers.data = None if tensor.is_meta or stands_in(tensor) else tensor
@@ -229,10 +244,13 @@ class Store:
         one.origin, one.read_from = origin, None
 
     def put_back(
-        self, one: StoredWeight, tensor: torch.Tensor, origin: Origin | None, read_from: Origin | None
+        self, one: StoredWeight, data: torch.Tensor | None, origin: Origin | None, read_from: Origin | None
     ) -> None:
-        """Has modules hold a tensor again that they held before, with what was known of its numbers."""
-        self._hold(one, tensor)
+        """Has a weight have the data again that it had before, or none, with what was known of its numbers."""
+        if data is None:
+            self._lay_bare(one, origin)
+            return
+        self.put(one, data) if one.lasts else self._hold(one, data)
         one.origin, one.read_from = origin, read_from
 
     def drop(self, one: StoredWeight) -> None:
@@ -338,22 +356,13 @@ class Store:
         """
         if one.residency is Residency.DEVICE or one.borrowed:
             return
-        if one.residency is Residency.DISK and self._is_in_file(one):
+        if one.residency is Residency.DISK and is_in_file(one):
             self.take_out(one, one.read_from)
             return
         whole = one.whole(HOST)
         data = whole if is_wrapped(whole) else accelerator_of(device).pin(whole)
         if not one.is_on(HOST) or data.data_ptr() != one.tensor.data_ptr():
             self.put(one, data)
-
-    def _is_in_file(self, one: StoredWeight) -> bool:
-        """Whether a file has the numbers of a weight; what modules hold of it is compared, for it may be written."""
-        source = one.read_from if one.is_here else one.origin
-        if source is None or source.file is None or not one.is_here or not one.places:
-            return source is not None and source.file is not None
-        if not has_bits(one.tensor, reread(source, one.tensor)):
-            one.read_from = None
-        return one.read_from is not None
 
     def check(self) -> None:
         """Raises WeightError when a file was written to, of which weights are views; cheap enough for every call."""
@@ -384,11 +393,7 @@ class Store:
 
     def _join_ranges(self) -> None:
         """Makes one weight of those without data that lie in the same place of a file."""
-        seen: dict[Any, StoredWeight] = {}
-        for one in list(self._weights.values()):
-            if not one.is_here and one.file is not None:
-                first = seen.setdefault((one.file.entry, one.tensor.dtype, tuple(one.tensor.shape)), one)
-                if first is not one:
-                    first.places += one.places
-                    self._weights.pop(id(one.tensor), None)
-                    self._hold(first, first.tensor)
+        for first, one in of_one_range(list(self._weights.values())):
+            first.places += one.places
+            self._weights.pop(id(one.tensor), None)
+            self._hold(first, first.tensor)

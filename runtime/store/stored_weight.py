@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +31,8 @@ Part = tuple[tuple[int, int] | None, str, torch.device]
 class Numbers:
     """The numbers of a weight, which its stand-ins know too: data, or an origin, or the rows that lie on devices.
 
-    ``weight`` is the weight while a store has it. So a stand-in keeps neither a module nor a store alive.
+    ``weight`` is the weight while a store has it. So a stand-in keeps neither a module nor a store alive. ``given`` are
+    the stand-ins that were detached from it, or look at parts of it, while somebody has them.
     """
 
     data: torch.Tensor | None = None
@@ -39,6 +40,7 @@ class Numbers:
     parts: dict[Part, torch.Tensor] = field(default_factory=dict)
     like: torch.Tensor | None = None
     weight: weakref.ref[StoredWeight] | None = None
+    given: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
 
     @property
     def stored(self) -> StoredWeight | None:
@@ -63,12 +65,24 @@ class Numbers:
 
     def write(self, is_lent: bool = False) -> torch.Tensor:
         """The weight's data, which is made if there is none; see `Store.write`."""
-        stored, store = self.stored, self.store
+        stored, store, is_made = self.stored, self.store, self.data is None
         if stored is not None and store is not None:
-            return cast("torch.Tensor", store.write(stored, is_lent))
-        if self.data is None:
+            store.write(stored, is_lent)
+        elif is_made:
             self.data, self.origin = self.owned(is_lent), None
+        if is_made and not is_lent:
+            self.hand_out()
+        assert self.data is not None
         return self.data
+
+    def hand_out(self) -> None:
+        """Makes what was detached ordinary tensors of the data, which may be assigned to any other tensor's ``data``.
+
+        What has a history in autograd stays what it is.
+        """
+        for one in list(self.given.values()):
+            if stands_in(one) and one.grad_fn is None:
+                one.become(one.write())
 
     def owned(self, is_lent: bool = False) -> torch.Tensor:
         """All of them in host memory, of their own unless they are lent: else in a view of the file, if there is one.
@@ -120,6 +134,7 @@ class StoredWeight:
             else put it there, or writes it.
         read_from: the origin that its data was brought from, as it was then.
         keeper: the store, for stand-ins.
+        lasts: whether modules go on holding the same object, which is ours, whatever becomes of its numbers.
     """
 
     name: str
@@ -137,6 +152,7 @@ class StoredWeight:
     noted: tuple[Data, int] | None = None
     read_from: Origin | None = None
     keeper: weakref.ref[Any] | None = None
+    lasts: bool = False
 
     def __post_init__(self) -> None:
         if stands_in(self.tensor):
@@ -220,6 +236,13 @@ class StoredWeight:
     def is_in(self, place: dict[str, Any], key: str) -> bool:
         """Whether a module held it there at the last look."""
         return any(one is place and name == key for one, name in self.places)
+
+    def leave_numbers(self) -> Numbers:
+        """Knows other numbers from now on; returns those that it had, which what was detached from it keeps."""
+        left = self.numbers
+        left.weight, left.data = None, None if left.data is None else left.data.detach()
+        self.numbers = Numbers(like=left.like, weight=weakref.ref(self))
+        return left
 
     def check(self, weight: Weight) -> None:
         """Raises WeightError where it cannot be what a program knows as a weight, which was traced with another."""

@@ -233,7 +233,7 @@ class ModuleView:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
         away = [one for one in self.weights() if not one.is_here or _is_elsewhere(one)]
-        back = [(one, one.tensor, one.origin, one.read_from) for one in away]
+        back = [(one, _content(one), one.origin, one.read_from) for one in away]
         try:
             for one in away:
                 self.store.bring(one, HOST)
@@ -285,6 +285,13 @@ class ModuleView:
                 f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot rest on disk: load them with "
                 "load_pipeline, or let them rest in host memory (params_backend=cpu)"
             )
+
+
+def _content(one: StoredWeight) -> torch.Tensor | None:
+    """The data of a weight, which its tensor may not have later; None where it has none."""
+    if not one.is_here:
+        return None
+    return one.tensor.detach() if one.lasts else one.tensor
 
 
 def _is_elsewhere(one: StoredWeight) -> bool:

@@ -5,10 +5,18 @@ Which of them require gradients is looked at too, for PyTorch chooses kernels by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
 from torch import nn
 
 from ...runtime.store.seen import Seen
 from ...runtime.store.store import Store
+from ...runtime.store.stored_weight import Data, StoredWeight
+
+Known: TypeAlias = tuple[Data, int] | None
+"""The data of a tensor and how often it had been written; None of a stand-in."""
 
 
 class WeightStamp:
@@ -51,19 +59,31 @@ class WeightStamp:
 
     def _is_foreign(self, seen: Seen, now: Seen) -> bool:
         before, data = seen.data(), now.data()
-        for place in now.places:
-            for key, tensor in place.items():
-                one = None if tensor is None else self._store.known(tensor)
-                if tensor is None:
-                    continue
-                if one is None or not one.is_in(place, key):
-                    return True
-                is_new = id(tensor) not in before
-                was, found = (one.noted if is_new else before[id(tensor)]), data.get(id(tensor))
-                if was is None and (is_new or found is not None):  # also a stand-in whose object became a tensor
-                    return True
-                if found is None or was is None:  # a stand-in
-                    continue
-                if was[0] != found[0] or (was[1] != found[1] and (one.parts or one.staged)):
-                    return True
-        return False
+        held = [(place, key, tensor) for place in now.places for key, tensor in place.items() if tensor is not None]
+        others = [self._is_others(*one, before, data) for one in held]  # all of them, for each is noted
+        return any(others)
+
+    def _is_others(
+        self,
+        place: dict[str, Any],
+        key: str,
+        tensor: torch.Tensor,
+        before: Mapping[int, Known],
+        data: Mapping[int, Known],
+    ) -> bool:
+        """Whether a module holds data that is neither what it had at the last look nor what we put there since."""
+        one = self._store.known(tensor)
+        if one is None or not one.is_in(place, key):
+            return True
+        found, was = data.get(id(tensor)), before.get(id(tensor))
+        if found is None:  # a stand-in
+            return id(tensor) not in before and one.noted is None
+        if any(known and _is_the_same(one, known, found) for known in (was, one.noted)):
+            return False
+        one.noted = None
+        return True
+
+
+def _is_the_same(one: StoredWeight, known: tuple[Data, int], found: tuple[Data, int]) -> bool:
+    """Whether data is what is known, and was not written while there are copies of it."""
+    return known[0] == found[0] and (known[1] == found[1] or not (one.parts or one.staged))

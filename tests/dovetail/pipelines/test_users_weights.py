@@ -102,3 +102,19 @@ def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
         }
         assert {type(one) for one in mine.parameters()} == {StandIn}
     assert pipe.unet.device == torch.device("sim", 0)
+
+
+@pytest.mark.parametrize("devices", ["cpu", SPREAD])
+def test_an_optimizer_that_was_made_before_the_first_picture_trains_what_is_painted(devices: str, folder: Path) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    pipe = dovetail.load_pipeline(folder, devices)
+    call, found = sd()[1], []
+    for one in (eager, pipe):
+        optimizer = torch.optim.SGD(one.unet.parameters(), 0.1)
+        before = paint(one, call)
+        for parameter in one.unet.parameters():
+            parameter.grad = torch.full_like(parameter, 0.05)
+        optimizer.step()
+        found += [before, paint(one, call)]
+    assert not torch.equal(found[0], found[1])
+    assert all(torch.equal(one, other.cpu()) for one, other in zip(found[:2], found[2:], strict=True))

@@ -75,6 +75,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda w: pickle.loads(pickle.dumps(w)),
     "torch.save": _stored,
+    "new": lambda w: w.new_tensor([1, 2]) + w.new([3, 4]),
     "equal": lambda w: torch.tensor([torch.equal(w, w), torch.allclose(w, w + 1)]),
     "out": lambda w: torch.add(w.detach(), 1, out=torch.empty(4, 4)),
     "gradient": lambda w: torch.autograd.grad((w * w).sum(), w)[0],

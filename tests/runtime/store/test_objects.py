@@ -1,0 +1,194 @@
+"""The object of a weight is the weight's wherever its numbers are: for optimizers, averages, and what was detached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dovetail.compiler.errors import UsageError
+from dovetail.compiler.spec.residency import Residency
+from dovetail.runtime.store.origin import HOST
+from dovetail.runtime.store.stand_in import StandIn
+from dovetail.runtime.store.store import Store
+from dovetail.weights.files import open_weights, origins_of
+
+ONES = torch.ones(4, 4)
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
+@pytest.fixture
+def real() -> nn.Sequential:
+    torch.manual_seed(0)
+    return _net()
+
+
+@pytest.fixture
+def held(real: nn.Sequential, tmp_path: Path) -> tuple[nn.Sequential, Store]:
+    """The same net with its weights in a file, where they rest, and what holds them."""
+    save_file(real.state_dict(), tmp_path / "net.safetensors")
+    with torch.device("meta"):
+        net = _net()
+    store = Store()
+    store.add(net, origins_of(open_weights(tmp_path / "net.safetensors")), Residency.DISK)
+    return net, store
+
+
+def _steps(net: nn.Module, optimizer: torch.optim.Optimizer, between: Callable[[], None] = lambda: None) -> None:
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.linspace(-1, 1, 8).reshape(2, 4)).pow(2).sum().backward()
+        optimizer.step()
+        between()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=False),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1, foreach=True),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_was_made_over_weights_without_data_trains_them(
+    name: str, real: nn.Sequential, held: tuple[nn.Sequential, Store]
+) -> None:
+    net, store = held
+    before = list(net.parameters())
+    _steps(real, OPTIMIZERS[name](real.parameters()))
+    _steps(net, OPTIMIZERS[name](before), store.survey)
+    assert all(one is other for one, other in zip(before, net.parameters(), strict=True))
+    assert all(torch.equal(one, net.state_dict()[key]) for key, one in real.state_dict().items())
+
+
+def test_a_weight_that_is_brought_and_let_go_of_is_the_same_object_with_its_gradient(
+    held: tuple[nn.Sequential, Store],
+) -> None:
+    net, store = held
+    weight = net[0].weight
+    weight.sum().backward()
+    store.bring(store.of(weight), HOST)
+    assert (net[0].weight is weight, type(weight)) == (True, nn.Parameter)
+    assert torch.equal(weight.grad, ONES)
+    store.rest(store.of(weight), HOST)
+    assert (net[0].weight is weight, type(weight)) == (True, StandIn)
+    assert torch.equal(weight.grad, ONES)
+
+
+def _average_and_back(net: Any) -> torch.Tensor:
+    kept = {name: one.data for name, one in net.named_parameters()}
+    for one in net.parameters():
+        one.data = torch.full_like(one, 2)
+    found: torch.Tensor = net[0](torch.ones(1, 4)).detach()
+    for name, one in net.named_parameters():
+        one.data = kept[name]
+    return found
+
+
+def _exchanged(net: Any) -> torch.Tensor:
+    one, other = net[0].weight.data, net[1].weight.data
+    net[0].weight.data, net[1].weight.data = other, one
+    return torch.cat([net[0].weight.detach(), net[1].weight.detach()])
+
+
+def _after_another(net: Any) -> torch.Tensor:
+    detached, row = net[0].weight.data, net[0].weight.data[1]
+    net[0].weight.data = torch.ones(4, 4)
+    row.fill_(7)
+    return detached.clone()
+
+
+def _after_rounding(net: Any) -> torch.Tensor:
+    detached = net[0].weight.data
+    net.half()
+    detached.fill_(7)
+    return detached.clone()
+
+
+def _of_storage(net: Any) -> torch.Tensor:
+    detached: torch.Tensor = net[0].weight.data
+    return detached.set_(ONES.clone().untyped_storage(), 0, (2, 8), (8, 1)).clone()
+
+
+def _resized(net: Any) -> torch.Tensor:
+    detached: torch.Tensor = net[0].weight.data
+    return detached.resize_(2, 3).clone()
+
+
+def _resized_by_out(net: Any) -> torch.Tensor:
+    detached = net[0].weight.data
+    torch.add(torch.ones(2, 2), 1, out=detached)
+    return detached.clone()
+
+
+def _of_a_norm(net: Any) -> torch.Tensor:
+    found: torch.Tensor = net.double().train()(torch.linspace(-1, 1, 8, dtype=torch.double).reshape(2, 4)).detach()
+    return found
+
+
+def _in_inference(net: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        net[0].weight.t()[1].mul_(2)
+        return net[0].weight.t()[1:].clone()
+
+
+def _with_a_history(net: Any) -> torch.Tensor:
+    turned = net[0].weight.t()
+    net[0].weight.data.mul_(2)
+    turned.sum().backward()
+    found: torch.Tensor = net[0].weight.grad
+    return found
+
+
+WAYS = [
+    _average_and_back, _exchanged, _after_another, _after_rounding, _of_storage, _resized, _resized_by_out, _of_a_norm,
+    _in_inference, _with_a_history,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_detached_is_the_memory_that_it_is_in_eager(
+    way: Callable[[Any], torch.Tensor], real: nn.Sequential, held: tuple[nn.Sequential, Store]
+) -> None:
+    net, store = held
+    assert torch.equal(way(net), way(real))
+    store.survey()
+    wanted, got = real.state_dict(), net.state_dict()
+    assert all(torch.equal(got[key], one) and got[key].dtype == one.dtype for key, one in wanted.items())
+
+
+def test_another_tensor_does_not_take_a_stand_in_for_data(held: tuple[nn.Sequential, Store]) -> None:
+    net, _ = held
+    other = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        other.data = net[0].weight.data
+    assert not other.any()
+    other.data = net[0].weight.detach().clone()
+    assert torch.equal(other, net[0].weight)
+    assert (net[0].weight.device, net[0].weight.is_meta, net[0].weight.is_cpu) == (HOST, False, True)
+
+
+def test_data_on_meta_is_refused_as_pytorch_refuses_it(real: nn.Sequential, held: tuple[nn.Sequential, Store]) -> None:
+    net, _ = held
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        net[0].weight.data = torch.ones(4, 4, device="meta")
+    assert torch.equal(net[0].weight, real[0].weight)
+
+
+def test_no_weight_is_written_through_its_conjugate(tmp_path: Path) -> None:
+    start = torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
+    save_file({"weight": start}, tmp_path / "one.safetensors")
+    holder = nn.Module()
+    holder.register_parameter("weight", nn.Parameter(torch.empty(4, dtype=start.dtype, device="meta")))
+    Store().add(holder, origins_of(open_weights(tmp_path / "one.safetensors")))
+    with pytest.raises(UsageError, match="through its conjugate"):
+        holder.weight.data.conj().mul_(2j)
+    assert torch.equal(holder.weight, start)
