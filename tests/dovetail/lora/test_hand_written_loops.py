@@ -40,6 +40,8 @@ def both() -> Iterator[tuple[Any, nn.Module]]:
     pipe = adapted()
     dovetail.compile_pipeline(pipe, "sim0")
     yield pipe, adapted().transformer
+    KEPT.clear()
+    dovetail.undo(pipe)
     sim.reset_stats(0)
 
 
