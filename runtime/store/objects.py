@@ -6,6 +6,7 @@ moved or written, its object therefore stays, and what is in it is another: its 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from functools import partial
@@ -28,9 +29,14 @@ def exchange_contents(one: torch.Tensor, other: torch.Tensor) -> None:
 
     An interrupt (Ctrl-C) comes before or after it, for it runs in C alone.
     """
+    # what torch.compile traces may write a weight, and it follows no object that becomes one of another class
+    (_exchange_untraced if "torch._dynamo" in sys.modules else _exchange)(one, other)
+
+
+def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
     _take_gradient(one, other)
     steps = (
-        partial(torch._C._swap_tensor_impl, one, other),  # type: ignore[attr-defined]
+        partial(torch._C._swap_tensor_impl, one, other),
         partial(setattr, one, "__class__", type(other)),
         partial(setattr, other, "__class__", type(one)),
         partial(setattr, one, "__dict__", vars(other)),
@@ -38,6 +44,9 @@ def exchange_contents(one: torch.Tensor, other: torch.Tensor) -> None:
     )
     deque(map(partial.__call__, steps), maxlen=0)
     _pass_on_gradients(other, one)
+
+
+_exchange_untraced = torch._compile._disable_dynamo(_exchange)
 
 
 def _take_gradient(one: torch.Tensor, other: torch.Tensor) -> None:

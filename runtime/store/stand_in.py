@@ -58,7 +58,7 @@ class StandIn(torch.Tensor):
             bare = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
             bare = bare.as_strided(like.size(), like.stride(), like.storage_offset()) if like.storage_offset() else bare
             # on meta for PyTorch, so that no other tensor takes it for its data, where it has no memory
-            made = torch.Tensor._make_subclass(StandIn, bare, requires_grad, dispatch_device=True)
+            made: StandIn = torch.Tensor._make_subclass(StandIn, bare, requires_grad, dispatch_device=True)
         torch._C._set_throw_on_mutable_data_ptr(made)
         made.numbers, made.steps, made.like, made.reported = numbers, steps, like, device
         if is_parameter:
@@ -78,7 +78,7 @@ class StandIn(torch.Tensor):
         if "numbers" not in held:  # another thread has given the weight data just now
             return moved(self.detach(), device or self.device)
         with torch.inference_mode(False), torch.no_grad():
-            data = held["numbers"].whole(device or self.device)
+            data: torch.Tensor = held["numbers"].whole(device or self.device)
             for step in held["steps"]:
                 data = step(data)
             return data
@@ -132,11 +132,11 @@ class StandIn(torch.Tensor):
         self.numbers.given[id(made)] = made
         return made
 
-    def new(self, *args: Any, **options: Any) -> torch.Tensor:
+    def new(self, *args: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
         """A tensor of the dtype, on the device that is reported."""
         return torch.empty(0, dtype=self.dtype, device=self.device).new(*args, **options)
 
-    def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:
+    def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
         """A tensor of other data, of the dtype and on the device that is reported."""
         return torch.empty(0, dtype=self.dtype, device=self.device).new_tensor(data, **options)
 

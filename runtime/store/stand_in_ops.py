@@ -231,10 +231,10 @@ def assign(stand_in: StandIn, other: torch.Tensor) -> None:
             store.exchange(stored, other)
         return
     data = other.write() if _is_one(other) else other
-    if _is_one(stand_in):
-        stand_in.become(data.detach())
-    else:  # what was written is a part of the same weight
+    if not stands_in(stand_in):  # what was written is a part of the same weight
         stand_in.data = data
+        return
+    stand_in.become(data.detach())
 
 
 def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
@@ -250,7 +250,8 @@ def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
         return None
     like = torch.empty_like(one.like, dtype=dtype)
     numbers = Numbers(origin=RoundedOrigin.of(origin, one.dtype, dtype), like=like)
-    made = numbers.given[id(numbers)] = type(one).of(numbers, like, one.device)
+    made: StandIn = type(one).of(numbers, like, one.device)
+    numbers.given[id(made)] = made
     return made
 
 

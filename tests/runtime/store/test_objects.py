@@ -192,3 +192,16 @@ def test_no_weight_is_written_through_its_conjugate(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="through its conjugate"):
         holder.weight.data.conj().mul_(2j)
     assert torch.equal(holder.weight, start)
+
+
+def test_a_function_that_torch_compile_traces_reads_and_writes_a_weight(real: nn.Sequential, held: Any) -> None:
+    net, _ = held
+
+    @torch.compile(backend="eager")
+    def double(weight: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            weight.mul_(2)
+        return weight.sum()
+
+    assert torch.equal(double(net[0].weight), (real[0].weight * 2).sum())
+    assert torch.equal(net[0].weight, real[0].weight * 2)
