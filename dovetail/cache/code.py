@@ -121,8 +121,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            yield constant
+        elif isinstance(constant, str) and all(map(str.isidentifier, parts := constant.split("."))):
+            yield from parts  # of one, or of several for ``attrgetter``
 
 
 def _loads_in(code: CodeType) -> Iterator[str]:

@@ -56,8 +56,8 @@ _BY_ANYTHING = frozenset({"globals", "locals", "vars", "dir", "__dict__", "modul
 """What looks a name up that is in no bytecode: by a text in part, or by any."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CODE = (FunctionType, *_DESCRIPTORS, property, functools.cached_property)
-_FRAGMENT = 2
-"""Letters that a part of a name has at least."""
+_ASKED = "__getattr__"
+"""What a module has that answers for the names that it lacks."""
 
 
 class Content(Values):
@@ -105,6 +105,7 @@ class Content(Values):
             done.update(dict.fromkeys(new))
             for cls, name in new:
                 self.say("member", self._met[id(cls)][0], name)
+                self._is_owned = is_own(module_of(cls))
                 self._member(vars(cls)[name])
 
     def _unnamed(self, home: str, members: Mapping[str, Any], is_whole: bool) -> None:
@@ -191,7 +192,7 @@ class Content(Values):
             return {name for name in own if not name.startswith("__")}
         if not self._parts:
             return set()
-        return {name for name in own if name in self._texts or any(part in name for part in self._parts)}
+        return {name for name in own if name in self._texts or any(_is_part(part, name) for part in self._parts)}
 
     def _member(self, value: Any) -> None:
         if isinstance(value, _DESCRIPTORS):
@@ -217,6 +218,9 @@ class Content(Values):
     def _body(self, function: FunctionType) -> None:
         """What a function refers to: its defaults, its closure, and the globals that it names."""
         self.say("body", self._met[id(function)][0])
+        self._is_owned = is_own(home_of(function))
+        if self._is_owned:
+            self._value(vars(function))
         self._value(function.__defaults__)
         self._value(function.__kwdefaults__)
         for cell in function.__closure__ or ():
@@ -248,7 +252,7 @@ class Content(Values):
         if reads:
             self._refuse(f"what {home_of(function)}.{function.__qualname__} reads: {reads}")
         if _BY_TEXT.intersection(names):
-            self._parts.update(name for name in names if len(name) >= _FRAGMENT)
+            self._parts.update(names)
         self._is_open |= bool(_BY_ANYTHING & {*names, *loads_in(function.__code__)})
 
     def _imports(self, modules: Iterable[str], names: tuple[str, ...]) -> None:
@@ -265,9 +269,10 @@ class Content(Values):
         waiting, seen = [own], {id(own)}
         while waiting:
             held = waiting.pop()
-            more = self._reached(held) if is_own(str(held.get("__name__"))) else ()
-            for name in (*names, *sorted(set(more).difference(names))):
-                if name not in held or name.startswith("__") or name in libraries.OF_ONE_PROCESS:
+            self._is_owned = is_own(str(held.get("__name__")))
+            more = self._reached(held) if self._is_owned else ()
+            for name in (_ASKED, *names, *sorted(set(more).difference(names))):
+                if name not in held or (name.startswith("__") and name != _ASKED) or name in libraries.OF_ONE_PROCESS:
                     continue
                 value = held[name]
                 if isinstance(value, ModuleType):
@@ -282,6 +287,11 @@ class Content(Values):
 
     def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
         self.say("global", name)
+
+
+def _is_part(part: str, name: str) -> bool:
+    """Whether code may put a name together from a text: one letter counts where the name begins with it."""
+    return part in name if len(part) > 1 else name.startswith(part)
 
 
 def _functions_in(value: Any) -> list[FunctionType]:

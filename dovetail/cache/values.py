@@ -24,6 +24,7 @@ from ..compiler.frontend.fakes import has_numbers
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from .code import is_of_python, module_of
+from .held import held_by
 
 _PLAIN = (bool, int, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range)
 _OF_PYTHON = (int, float, complex, str, bytes)
@@ -50,6 +51,7 @@ class Values:
         self._homes: set[str] = set()  # the packages that the classes of the model come from
         self._depth = 0
         self._is_state = True
+        self._is_owned = False  # whether somebody's own code holds what is told now
 
     def say(self, *words: object) -> None:
         """Adds plain words."""
@@ -115,6 +117,7 @@ class Values:
         elif isinstance(value, Enum):
             self.say("enum", value.name)
             self._value(type(value))
+            self._value(value.value)
         else:
             self._container(value)
 
@@ -131,8 +134,12 @@ class Values:
             self._value(type(value))
             for item in value:
                 self._value(item)
+            self._attributes(value) if type(value) not in _SEQUENCES else None
         elif isinstance(value, _SETS):
             self.say("set", sorted(self._apart(item) for item in value))
+            for item in sorted(filter(_is_described, value), key=self._apart):
+                self._value(item)
+            self._attributes(value) if type(value) not in _SETS else None
         else:
             self._instance(value)
 
@@ -165,6 +172,8 @@ class Values:
         if is_of_python(home) or is_of_torch:
             if self._is_state:
                 raise HasNoContent(f"a {home}.{kind.__qualname__}")
+            if self._is_owned and not is_of_torch:
+                self._value(held_by(value))
             return
         if isinstance(value, _OF_PYTHON):
             self.say(next(base.__repr__(value) for base in _OF_PYTHON if isinstance(value, base)))
@@ -206,6 +215,8 @@ class Values:
         if has_numbers(tensor):
             plain = tensor.detach().cpu().contiguous()
             self._digest.update(plain.view(-1).view(torch.uint8).numpy().data)
+        if not self._is_state:
+            self._attributes(tensor)
 
     def _array(self, array: Any) -> None:
         if array.dtype.hasobject:
@@ -236,6 +247,11 @@ class Values:
 
     def _function(self, function: FunctionType) -> None:
         raise NotImplementedError
+
+
+def _is_described(value: Any) -> bool:
+    """Whether a member of a set says more than its name."""
+    return isinstance(value, (tuple, frozenset, type, FunctionType, Enum))
 
 
 def _has_attributes(value: Any) -> bool:

@@ -14,7 +14,12 @@ from typing import Any
 from .code import imports_in, loads_in, names_in, strings_in
 
 _BUILTINS = frozenset({"open", "eval", "exec", "compile", "__import__", "input"})
-_METHODS = frozenset({"open", "read_text", "read_bytes", "iterdir", "__subclasses__", "stat"})
+_METHODS = frozenset(
+    """
+    open read_text read_bytes iterdir stat lstat exists is_file is_dir is_symlink is_mount samefile readlink rglob cwd
+    __subclasses__
+    """.split()
+)
 _ANY = frozenset(
     """
     random time secrets uuid socket subprocess tempfile glob shutil datetime urllib importlib fileinput linecache
@@ -23,8 +28,18 @@ _ANY = frozenset(
 )
 """Modules of which nothing but what lies outside is asked."""
 _NAMED = {
-    "os": frozenset("listdir scandir stat lstat open read walk urandom popen system getcwd getpid cpu_count".split()),
-    "os.path": frozenset("exists isfile isdir islink getmtime getctime getsize expanduser abspath realpath".split()),
+    "os": frozenset(
+        """
+        listdir scandir stat lstat fstat statvfs open read walk access readlink urandom popen system getcwd getpid
+        getppid getuid getlogin uname times getloadavg cpu_count sched_getaffinity
+        """.split()
+    ),
+    "os.path": frozenset(
+        """
+        exists lexists isfile isdir islink ismount samefile getmtime getatime getctime getsize expanduser abspath
+        realpath
+        """.split()
+    ),
     "sys": frozenset({"argv", "stdin", "flags"}),
     "numpy": frozenset("load fromfile memmap loadtxt genfromtxt random".split()),
     "torch": frozenset(
@@ -54,16 +69,27 @@ def what_it_reads(function: FunctionType) -> str:
 
 def variables_of(function: FunctionType, is_own: bool) -> list[tuple[str, str]] | None:
     """The environment variables that a function names, as they are now; None where it does not say which it reads."""
-    code = function.__code__
-    names = names_in(code)
-    if not _ENVIRONMENT.intersection(names) and not any(
-        function.__globals__.get(name) is os.environ for name in (loads_in(code) if is_own else ())
-    ):
+    names = names_in(function.__code__)
+    if not _asks_environment(function, is_own):
         return []
     if not is_own:
         return sorted((name, os.environ[name]) for name in names if name in os.environ)
-    texts = [text for text in strings_in(code) if len(text) >= _SHORTEST and " " not in text]
+    texts = asked_of_environment(function)
     return sorted(one for one in os.environ.items() if any(text in one[0] for text in texts)) if texts else None
+
+
+def asked_of_environment(function: FunctionType) -> list[str]:
+    """The texts in a function of somebody's own that may be names of environment variables, or parts of such."""
+    if not _asks_environment(function, is_own=True):
+        return []
+    return sorted(text for text in strings_in(function.__code__) if len(text) >= _SHORTEST and " " not in text)
+
+
+def _asks_environment(function: FunctionType, is_own: bool) -> bool:
+    code = function.__code__
+    return bool(_ENVIRONMENT.intersection(names_in(code))) or any(
+        function.__globals__.get(name) is os.environ for name in (loads_in(code) if is_own else ())
+    )
 
 
 def _of(value: Any, names: frozenset[str]) -> str:
