@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import deque
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
 from contextvars import copy_context
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as every_module
 
 CONTAINERS = (dict, list, set, deque, CellType)
+HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap)
+"""What Python has to keep settings in."""
 _NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -52,8 +55,15 @@ def reached_by_globals(module: nn.Module) -> Iterator[Any]:
             held = vars(sys.modules[name])
             yield held
             for value in list(held.values()):
-                if isinstance(value, CONTAINERS) or type(value).__module__.partition(".")[0] == library:
+                if isinstance(value, (*CONTAINERS, *HOLDERS)) or type(value).__module__.partition(".")[0] == library:
                     yield from _reached(value, _DEPTH_OF_GLOBALS, seen)
+                yield from (vars(one) for one in _functions_of(value, name))
+
+
+def _functions_of(value: Any, module: str) -> list[FunctionType]:
+    """The functions of a Python module that one of its globals is or has: they may count their calls in attributes."""
+    members = vars(value).values() if isinstance(value, type) and value.__module__ == module else (value,)
+    return [one for one in list(members) if isinstance(one, FunctionType) and one.__module__ == module]
 
 
 def has_fakes(value: Any, depth: int = _DEPTH) -> bool:

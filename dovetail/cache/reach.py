@@ -15,6 +15,7 @@ import torch
 
 from .code import home_of, is_own, module_of
 from .content import Content
+from .world import asked_of_environment
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +24,16 @@ class Reach(Content):
     """Follows the code of some classes and functions.
 
     ``classes`` are those that were met and followed. ``globals`` are the namespaces that were looked into, each with
-    the names that are named of it, and whether it is of somebody's own. ``cells`` are the variables of closures, and
-    ``given`` the defaults of arguments, of functions of somebody's own.
+    the names that are named of it, and whether it is of somebody's own. ``functions`` are those of somebody's own,
+    ``cells`` the variables of their closures, and ``variables`` what they may ask of the environment.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         super().__init__()
         self.globals: list[tuple[Mapping[str, Any], tuple[str, ...], bool]] = []
         self.cells: list[CellType] = []
-        self.given: list[Any] = []
+        self.functions: list[FunctionType] = []
+        self.variables: dict[str, None] = {}
         self._looked: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         for root in roots:
             self._homes.add((module_of(root) if isinstance(root, type) else str(root.__module__)).partition(".")[0])
@@ -59,7 +61,8 @@ class Reach(Content):
     def _body(self, function: FunctionType) -> None:
         if is_own(home_of(function)):
             self.cells += function.__closure__ or ()
-            self.given += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            self.functions.append(function)
+            self.variables.update(dict.fromkeys(asked_of_environment(function)))
         super()._body(function)
 
     def _function(self, function: FunctionType) -> None:

@@ -20,10 +20,8 @@ from torch import nn
 
 from ..compiler.frontend import trace as tracing
 from ..compiler.frontend.trace_lock import alone
-from ..compiler.ir.asked import TRACED
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import HOST
-from ..conventions import libraries
 from . import entry, folder
 from .head import NoEntry
 from .key import Key, key_of
@@ -57,7 +55,7 @@ def trace(
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
     if key is None:
-        return told(tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind))
+        return tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
     program = _named(key, module, named or {}) or (read(key, module) if most else None)
     if program is None or not program.signature.takes(args, kwargs or {}):
         before = sources()
@@ -67,20 +65,6 @@ def trace(
         most = 0
     if most or _collecting.get() is not None:
         keep(key, program, most)
-    return told(program)
-
-
-def told(program: Program) -> Program:
-    """The program, of which is said once where its model computes something else for tensors without values."""
-    if TRACED in program.signature.asked and program.name not in _told:
-        _told.add(program.name)
-        logger.log(
-            logging.INFO if libraries.is_called_by_diffusers() else logging.WARNING,
-            "%s looks at values of its inputs unless it is being traced, as to leave out a mask that hides nothing: "
-            "its program does what it does when traced, which is the same but for the last bits if the model's two "
-            "ways agree: compare a call with eager",
-            program.name,
-        )
     return program
 
 

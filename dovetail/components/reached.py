@@ -12,11 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from operator import itemgetter
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from operator import attrgetter, itemgetter
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -25,6 +36,7 @@ from torch import nn
 
 from ..cache.code import is_own, module_of
 from ..cache.reach import Reach
+from ..compiler.frontend.outside import HOLDERS
 from .identity import serial
 
 Describe = Callable[[Any, int], Hashable]
@@ -41,7 +53,8 @@ WalkT = TypeVar("WalkT", bound=Walk)
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _TOLD = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor, ndarray, *_CODE)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque, MappingProxyType, bytearray)
+_SAYS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 2
 
@@ -63,7 +76,7 @@ class Reached:
             if one not in known and not issubclass(one, nn.Module) and _counts(module_of(one))
         ]
         self._globals = [one for one in reach.globals if _counts(str(one[0].get("__name__")))]
-        self._cells, self._given = reach.cells, reach.given
+        self._cells, self._functions, self._variables = reach.cells, reach.functions, list(reach.variables)
         held = [[held[name] for name in names if name in held] for held, names, own in self._globals if own]
         self._ambient = list(filter(_is_ambient, itertools.chain(*held, _contents(self._cells))))
         self._members = [vars(one) for one in self._classes]
@@ -76,7 +89,14 @@ class Reached:
         members = chain([held.values() for held in self._members])
         named = chain([getter(held) for held, getter in self._getters])
         ambient = (value for one in self._ambient for _, value in _held_now(one))
-        return itertools.chain(members, named, [cell.cell_contents for cell in self._cells], ambient)
+        said = chain([(*_SAYS(one), *vars(one).values()) for one in self._functions])
+        return itertools.chain(
+            members, named, [cell.cell_contents for cell in self._cells], said, self._environment(), ambient
+        )
+
+    def _environment(self) -> list[str]:
+        """The environment variables that somebody's own code asks, each text the same object while it is equal."""
+        return [sys.intern(os.environ.get(name, "")) for name in self._variables]
 
     def renewed(self, roots: Iterable[Any], walk: Callable[[], WalkT]) -> tuple[Reached, WalkT]:
         """The same for roots and values as they are now, and the walk that has described them."""
@@ -95,9 +115,11 @@ class Reached:
         held = tuple(
             tuple((name, _of_global(held[name], own, describe)) for name in names) for held, names, own in self._globals
         )
-        rest = [cell.cell_contents for cell in self._cells] + self._given
+        rest = [cell.cell_contents for cell in self._cells]
+        rest += [item for one in self._functions for item in _said(one)]
         ambient = tuple((name, describe(value, 0)) for one in self._ambient for name, value in _held_now(one))
-        return members, held, tuple(_of_global(one, True, describe) for one in rest), ambient
+        told = tuple(_of_global(one, True, describe) for one in rest)
+        return members, held, told, tuple(self._environment()), ambient
 
 
 def _of_class(cls: type, describe: Describe) -> Hashable:
@@ -106,9 +128,19 @@ def _of_class(cls: type, describe: Describe) -> Hashable:
     return serial(cls), tuple((name, _of_global(one, own, describe)) for name, one in shown)
 
 
+def _said(function: FunctionType) -> list[Any]:
+    """What a function is: its code, its defaults, and what somebody has put on it."""
+    defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    return [function.__code__, *defaults, *named.items(), *vars(function).items()]
+
+
 def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
     if isinstance(value, _TOLD):
         return describe(value, 0)
+    if own and isinstance(value, weakref.ref):
+        return describe(value(), _DEPTH)
+    if own and isinstance(value, HOLDERS):  # other objects of Python's own, such as loggers, are told by identity
+        return describe(value, _DEPTH)
     if isinstance(value, _CONTAINERS):
         return describe(value, _DEPTH) if own or _is_of_functions(value) else serial(value)
     return describe(value, _DEPTH) if is_own(module_of(type(value))) else serial(value)

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class _Seen:
     modules: list[nn.Module]
     classes: list[type]
     dicts: list[Mapping[Any, Any]]
+    keyed: list[Mapping[Any, Any]]
     sequences: list[Any]
     hooks: list[dict[int, Any]]
     counts: list[int]
@@ -129,7 +130,10 @@ class Stamp:
         classes, counts = list(map(type, modules)), list(map(len, hooks))
         written = [*walk.written, *beside.written]
         marks, sequences = list(map(_mark, written)), [*walk.sequences, *beside.sequences]
-        seen = _Seen(modules[1:], classes[1:], dicts, sequences, hooks, counts, written, marks, self._reached, [])
+        keyed = [*(one._modules for one in modules if one._modules), *walk.keyed, *beside.keyed]
+        seen = _Seen(
+            modules[1:], classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, self._reached, []
+        )
         seen.values.extend(_values(root, seen))
         self._seen = seen
         if described not in self._known:
@@ -161,7 +165,7 @@ def _values(root: nn.Module, seen: _Seen) -> Iterator[Any]:
         if not isinstance(value, Replacement) and name not in _NOTED_ELSEWHERE
     )
     dicts, lists = (held.values() for held in seen.dicts), chain(seen.sequences)
-    return itertools.chain(own, chain(dicts), lists, seen.reached.values(), (_END,))
+    return itertools.chain(own, chain(dicts), chain(seen.keyed), lists, seen.reached.values(), (_END,))
 
 
 def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:
@@ -182,6 +186,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.dicts: list[Mapping[Any, Any]] = []
+        self.keyed: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
         self.written: list[Any] = []
         self.live: dict[nn.Module, str] = {}
@@ -223,7 +228,7 @@ class _Walk:
             return type(value), value
         if isinstance(value, MethodType):
             return self.value(value.__self__, depth), self.value(value.__func__, depth)
-        if isinstance(value, (torch.Tensor, ndarray)):
+        if isinstance(value, (torch.Tensor, ndarray, bytearray)):
             self.written.append(value)
             return serial(value), _mark(value)
         if isinstance(value, (nn.Module, *_CODE)):
@@ -236,9 +241,12 @@ class _Walk:
         if isinstance(value, _SEQUENCES):
             if not isinstance(value, tuple):
                 self.sequences.append(value)
-            return type(value), tuple(self.value(item, depth) for item in value)
-        if isinstance(value, dict):
+            told = tuple(self.value(item, depth) for item in value)
+            held = getattr(value, "__dict__", None)  # of a class of somebody's own
+            return (type(value), told) if held is None else (type(value), told, self.value(held, depth))
+        if isinstance(value, (dict, MappingProxyType)):
             self.dicts.append(value)
+            self.keyed.append(value)
             return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
         held = _attributes(value) if depth else None
         if depth and (callable(value) or is_own(module_of(type(value)))):
@@ -300,6 +308,8 @@ def _mark(value: Any) -> Hashable:
     """What tells whether a tensor or an array was written to."""
     if isinstance(value, torch.Tensor):
         return version_of(value)
+    if isinstance(value, bytearray):
+        return bytes(value) if len(value) <= _SMALL else ()
     return value.tobytes() if value.nbytes <= _SMALL else ()
 
 

@@ -1,0 +1,148 @@
+"""Objects and functions that the code of a model reaches, changed in place between two calls."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+from .small_pipeline import WIDTH, Block, Model, Pipeline
+
+
+class Own:
+    """An object that nobody but a weak reference leads to."""
+
+    k = 1.0
+
+
+class OwnList(list[float]):
+    """A list with attributes."""
+
+    k = 1.0
+
+
+SPACE = types.SimpleNamespace(k=1.0)
+ARGUMENTS = argparse.Namespace(k=1.0)
+TABLE = {"k": 1.0}
+VIEW = types.MappingProxyType(TABLE)
+CHAIN = collections.ChainMap({"k": 1.0})
+USERS = collections.UserDict(k=1.0)
+LAST = collections.deque([1.0])
+BYTES = bytearray([1])
+OWN = Own()
+WEAK = weakref.ref(OWN)
+LIST = OwnList([1.0])
+KEYS = {"slow": True}
+VARIABLE = "A_NUMBER_OF_THIS_TEST"
+
+
+def counted(x: torch.Tensor, by: float = 1.0, *, plus: float = 0.0) -> torch.Tensor:
+    return x * by * counted.k + plus  # type: ignore[attr-defined,no-any-return]
+
+
+counted.k = 1.0  # type: ignore[attr-defined]
+
+
+def coded(x: torch.Tensor) -> torch.Tensor:
+    return x * 1.0
+
+
+class Reaching(Block):
+    """A block whose code reads all of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flags = {"slow": True}
+        self.table = torch.nn.ModuleDict({"slow": torch.nn.Identity()})
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        read = SPACE.k * ARGUMENTS.k * VIEW["k"] * CHAIN["k"] * USERS["k"] * LAST[0] * BYTES[0] * WEAK().k * LIST.k
+        keys = [name for held in (KEYS, self.flags, self.table) for name in held].count("slow") + 1
+        return coded(counted(super().between(x))) * read * keys * float(os.environ.get(VARIABLE, "1"))
+
+
+def _renamed(held: Any) -> None:
+    held["fast"] = held.pop("slow")
+
+
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "a namespace": lambda _: setattr(SPACE, "k", 2.0),
+    "parsed arguments": lambda _: setattr(ARGUMENTS, "k", 2.0),
+    "a table behind a read-only one": lambda _: TABLE.update(k=2.0),
+    "chained tables": lambda _: CHAIN.update(k=2.0),
+    "a table of Python": lambda _: USERS.update(k=2.0),
+    "a deque": lambda _: LAST.append(LAST.popleft() * 2.0),
+    "bytes": lambda _: BYTES.__setitem__(0, 2),
+    "what a weak reference leads to": lambda _: setattr(OWN, "k", 2.0),
+    "an attribute of a list": lambda _: setattr(LIST, "k", 2.0),
+    "an attribute of a function": lambda _: setattr(counted, "k", 2.0),
+    "the defaults of a function": lambda _: setattr(counted, "__defaults__", (2.0,)),
+    "its defaults by name": lambda _: setattr(counted, "__kwdefaults__", {"plus": 2.0}),
+    "the code of a function": lambda _: setattr(coded, "__code__", (lambda x: x * 2.0).__code__),
+    "a key of a table": lambda _: _renamed(KEYS),
+    "a key of a table of the module": lambda model: _renamed(model.blocks[0].flags),
+    "a key of a ModuleDict": lambda model: _renamed(model.blocks[0].table),
+    "an environment variable": lambda _: os.environ.update({VARIABLE: "2"}),
+}
+
+
+@pytest.fixture(scope="module")
+def painted() -> Any:
+    """A small model, a pipeline of a compiled one of the same weights, and an input."""
+    models = [Model(Reaching).eval() for _ in range(2)]
+    for model in models:
+        model.blocks = model.blocks[:1]
+    models[1].load_state_dict(models[0].state_dict())
+    pipe = Pipeline(models[1])
+    dovetail.compile_pipeline(pipe, "diffusion=sim0")
+    yield models, pipe, torch.randn(2, WIDTH)
+    os.environ.pop(VARIABLE, None)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_in_place_counts_at_the_next_call(what: str, painted: Any) -> None:
+    models, pipe, x = painted
+    with torch.no_grad():
+        before = models[0](x)
+        assert torch.equal(pipe(x).cpu(), before)
+        for model in models if "module" in what.lower() else models[:1]:
+            CHANGES[what](model)
+        after = models[0](x)
+    assert not torch.equal(before, after)
+    assert torch.equal(pipe(x).cpu(), after)
+
+
+def calls_counted(x: torch.Tensor) -> torch.Tensor:
+    calls_counted.calls += 1  # type: ignore[attr-defined]
+    return x
+
+
+calls_counted.calls = 0  # type: ignore[attr-defined]
+
+
+class Counting(Block):
+    """A block whose code counts its calls on a function and in a namespace."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        SPACE.calls = getattr(SPACE, "calls", 0) + 1
+        return calls_counted(super().between(x))
+
+
+def test_code_that_counts_on_a_function_goes_on_counting_and_is_not_compiled_each_time(traced: list[str]) -> None:
+    pipe, x = Pipeline(Model(Counting).eval()), torch.randn(2, WIDTH)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0")
+    for _ in range(3):
+        pipe(x)
+    known, calls = len(traced), calls_counted.calls  # type: ignore[attr-defined]
+    pipe(x)
+    assert len(traced) == known
+    assert calls_counted.calls == calls + 4  # type: ignore[attr-defined]
