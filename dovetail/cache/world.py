@@ -82,7 +82,10 @@ def asked_of_environment(function: FunctionType) -> list[str]:
     """The texts in a function of somebody's own that may be names of environment variables, or parts of such."""
     if not _asks_environment(function, is_own=True):
         return []
-    return sorted(text for text in strings_in(function.__code__) if len(text) >= _SHORTEST and " " not in text)
+    own = function.__globals__
+    named = {own[name] for name in loads_in(function.__code__) if isinstance(own.get(name), str)}
+    texts = strings_in(function.__code__) | named
+    return sorted(text for text in texts if len(text) >= _SHORTEST and " " not in text)
 
 
 def _asks_environment(function: FunctionType, is_own: bool) -> bool:

@@ -130,7 +130,7 @@ class Stamp:
         classes, counts = list(map(type, modules)), list(map(len, hooks))
         written = [*walk.written, *beside.written]
         marks, sequences = list(map(_mark, written)), [*walk.sequences, *beside.sequences]
-        keyed = [*(one._modules for one in modules if one._modules), *walk.keyed, *beside.keyed]
+        keyed = [*(one._modules for one in modules if isinstance(one, nn.ModuleDict)), *walk.keyed, *beside.keyed]
         seen = _Seen(
             modules[1:], classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, self._reached, []
         )

@@ -66,7 +66,7 @@ class Reaching(Block):
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
         read = SPACE.k * ARGUMENTS.k * VIEW["k"] * CHAIN["k"] * USERS["k"] * LAST[0] * BYTES[0] * WEAK().k * LIST.k
-        keys = [name for held in (KEYS, self.flags, self.table) for name in held].count("slow") + 1
+        keys = 1 + sum("slow" in held for held in (KEYS, self.flags, self.table))
         return coded(counted(super().between(x))) * read * keys * float(os.environ.get(VARIABLE, "1"))
 
 
