@@ -31,6 +31,7 @@ _DEPTH = 5
 """So many objects are looked into, one held by another."""
 _DEPTH_OF_GLOBALS = 3
 _NO_MODELS = ("torch", "builtins")
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def reached_by_functions(module: nn.Module) -> Iterator[Any]:
@@ -79,6 +80,12 @@ def has_fakes(value: Any, depth: int = _DEPTH) -> bool:
     return False
 
 
+def is_ours(value: Any) -> bool:
+    """Whether a value is of this package, as what stands in a compiled module in the place of methods."""
+    made = value if isinstance(value, FunctionType) else type(value)
+    return str(made.__module__).startswith(_PACKAGE)
+
+
 def _functions_on(module: nn.Module) -> Iterator[Any]:
     for place in _OF_ALL:
         yield from getattr(every_module, place, {}).values()
@@ -90,7 +97,7 @@ def _functions_on(module: nn.Module) -> Iterator[Any]:
 
 
 def _reached(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    if not depth or isinstance(value, _NOWHERE) or id(value) in seen:
+    if not depth or isinstance(value, _NOWHERE) or id(value) in seen or is_ours(value):
         return
     seen.add(id(value))
     if isinstance(value, CONTAINERS):

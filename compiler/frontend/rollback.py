@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .outside import contents_of_cell, has_fakes, reached_by_functions, reached_by_globals
+from .outside import contents_of_cell, has_fakes, is_ours, reached_by_functions, reached_by_globals
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -96,7 +96,7 @@ def contents(container: Any) -> Any:
 
 def _inside(value: Any) -> Iterator[Any]:
     """The containers that a value is or has; modules and what is no state of a model lead nowhere."""
-    if value is None or isinstance(value, (nn.Module, *_LEAVES)):
+    if value is None or isinstance(value, (nn.Module, *_LEAVES)) or is_ours(value):
         return
     if isinstance(value, tuple):
         for item in value:
