@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,13 @@ from .small_pipeline import WIDTH, Pipeline
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
 LAST: ContextVar[Any] = ContextVar("last", default=None)
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """Leaves no tensor of a device behind for later tests."""
+    yield
+    LAST.set(None)
 
 
 def _count(model: Any, x: Tensor) -> Tensor:
