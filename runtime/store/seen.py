@@ -28,7 +28,8 @@ class Seen:
     """Some modules, the dictionaries that hold weights, what is in them, and where and how new the data of each was.
 
     ``tensors`` are those with data: a stand-in is what it is until another tensor takes its place, or its object
-    becomes another one (`torch.utils.swap_tensors`), which ``kinds`` tell.
+    becomes another one (`torch.utils.swap_tensors`), which ``kinds`` tell, or stands for other numbers, for instance in
+    another dtype, which ``forms`` tell of the ``stand_ins``.
     ``storages`` tell that this data is still there: when it is freed, other data may come to lie in its place.
     ``wanting`` tells which of all required gradients. ``are_plain`` tells that C can ask all of them at once.
     """
@@ -37,6 +38,8 @@ class Seen:
     places: list[dict[str, Any]]
     values: list[Any]
     kinds: list[type]
+    stand_ins: list[Any]
+    forms: list[Any]
     tensors: list[torch.Tensor]
     memory: list[Any]
     layouts: list[Layout]
@@ -62,7 +65,12 @@ class Seen:
         layouts = _layouts(tensors)
         kinds = list(map(type, values))
         wanting = _wanting(values)
-        return cls(modules, places, values, kinds, tensors, memory, layouts, versions, storages, wanting, are_plain)
+        stand_ins = [value for value in values if value is not None and stands_in(value)]
+        forms = _forms(stand_ins)
+        return cls(
+            modules, places, values, kinds, stand_ins, forms, tensors, memory, layouts, versions, storages, wanting,
+            are_plain,
+        )  # fmt: skip
 
     def is_current(self) -> bool:
         """Whether the dictionaries still hold the same tensors, and nobody has written these."""
@@ -71,6 +79,7 @@ class Seen:
             return (
                 _are(_held(self.places), self.values)
                 and list(map(type, self.values)) == self.kinds
+                and _are(_forms(self.stand_ins), self.forms)
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
                 and _layouts(self.tensors) == self.layouts
@@ -79,10 +88,11 @@ class Seen:
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False
 
-    def data(self) -> dict[int, tuple[Data, int] | None]:
-        """The data of each tensor and how often it had been written, by the tensor's id; None for a stand-in."""
+    def data(self) -> dict[int, tuple[Data, int] | torch.Tensor | None]:
+        """The data of each tensor and how often it had been written, by the tensor's id; of a stand-in its form."""
         data = zip(zip(self.memory, self.layouts, self.storages, strict=True), self.versions, strict=True)
-        return dict.fromkeys(map(id, self.values)) | dict(zip(map(id, self.tensors), data, strict=True))
+        forms = zip(map(id, self.stand_ins), self.forms, strict=True)
+        return dict.fromkeys(map(id, self.values)) | dict(forms) | dict(zip(map(id, self.tensors), data, strict=True))
 
     def wants_the_same(self) -> bool:
         """Whether the same tensors require gradients."""
@@ -95,6 +105,11 @@ def _held(places: list[dict[str, Any]]) -> list[Any]:
 
 def _are(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _forms(stand_ins: list[Any]) -> list[Any]:
+    """What stand-ins have the form of: another object each time that one is put there, or comes to other numbers."""
+    return [vars(one).get("like") for one in stand_ins]
 
 
 def _layouts(tensors: list[torch.Tensor]) -> list[Layout]:

@@ -15,8 +15,8 @@ from ...runtime.store.seen import Seen
 from ...runtime.store.store import Store
 from ...runtime.store.stored_weight import Data, StoredWeight
 
-Known: TypeAlias = tuple[Data, int] | None
-"""The data of a tensor and how often it had been written; None of a stand-in."""
+Known: TypeAlias = tuple[Data, int] | torch.Tensor | None
+"""The data of a tensor and how often it had been written; of a stand-in its form."""
 
 
 class WeightStamp:
@@ -76,9 +76,9 @@ class WeightStamp:
         if one is None or not one.is_in(place, key):
             return True
         found, was = data.get(id(tensor)), before.get(id(tensor))
-        if found is None:  # a stand-in
-            return id(tensor) not in before and one.noted is None
-        if any(known and _is_the_same(one, known, found) for known in (was, one.noted)):
+        if not isinstance(found, tuple):  # a stand-in
+            return found is not was and one.noted is None
+        if any(isinstance(known, tuple) and _is_the_same(one, known, found) for known in (was, one.noted)):
             return False
         one.noted = None
         return True

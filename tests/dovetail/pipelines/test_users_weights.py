@@ -118,3 +118,15 @@ def test_an_optimizer_that_was_made_before_the_first_picture_trains_what_is_pain
         found += [before, paint(one, call)]
     assert not torch.equal(found[0], found[1])
     assert all(torch.equal(one, other.cpu()) for one, other in zip(found[:2], found[2:], strict=True))
+
+
+def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_next_call_on(folder: Path) -> None:
+    """Its inputs are numbers of words, in which nothing shows that it computes in another dtype now."""
+    eager: Any = diffusers.DiffusionPipeline.from_pretrained(folder)
+    pipe: Any = dovetail.load_pipeline(folder, SPREAD, params_backend="te=disk")
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        for dtype in (None, torch.bfloat16, torch.float32):
+            for one in (eager, pipe):
+                one.text_encoder.to(dtype or torch.float32)
+            assert torch.equal(pipe.text_encoder(ids)[0].cpu(), eager.text_encoder(ids)[0])
