@@ -1,7 +1,8 @@
 """Compares classes of transformers over three simulated devices with eager: ``python -m benchmarks.transformers``.
 
 A row a class: whether it is compiled whole or by its parts, and what its first call, other values and another size
-gave: ``equal`` in all that eager returns, the sentence in which it was refused, or the first difference. Each is traced
+gave: ``equal`` in all that eager returns, the sentence in which it was refused, or the first difference, with ``as was
+said`` where a line named its cause before. Each is traced
 with an empty cache. With names only those; ``--draw 6 --seed 1`` takes six of them by a seed.
 """
 
@@ -30,6 +31,7 @@ def main() -> None:
     asked = parser.parse_args()
     names = asked.names or sorted(random.Random(asked.seed).sample(sorted(CASES), asked.draw))
     logging.getLogger("dovetail").propagate = False
+    logging.getLogger("dovetail.cache.traces").setLevel(logging.INFO)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     sim.enable()
@@ -47,6 +49,8 @@ def main() -> None:
 def _kind(outcome: Outcome) -> str:
     if not outcome.is_right:
         return "wrong"
+    if outcome.is_named:
+        return "other than eager as was said"
     return f"{outcome.how} and equal" if outcome.how else "refused"
 
 

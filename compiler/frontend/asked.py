@@ -2,7 +2,8 @@
 
 Models take other ways while they are traced (other masks, other kernels), whose results are not always eager's to the
 bit. So a trace answers their code as an eager call would, and PyTorch's own code with the truth. What cannot be traced
-that way is traced once more with the truth, and said so.
+that way is traced once more with the truth, and said so: first of its tensors, which have no values, for many a model
+looks at those of a mask unless they are fake, and then of the trace.
 
 For a kind of device that is not here a model that asks what it can do is answered for one of recent years.
 """
@@ -12,24 +13,26 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
 from .diagnostics import is_of_model
 
+FAKES, TRACES = "of tensors without values", "of the trace"
+"""What the truth may be told of, in the order in which it is."""
 _QUESTIONS = ("is_compiling", "is_exporting")
 _CAPABILITY = (8, 0)
 """Of NVIDIA's cards since 2020."""
 
 
 @contextlib.contextmanager
-def answered(kind: str, asked: set[str], truly: bool = False) -> Iterator[None]:
-    """Has the model that this thread traces answered so meanwhile; ``asked`` gets the lines that asked.
+def answered(kind: str, asked: Mapping[str, set[str]], told: Collection[str] = ()) -> Iterator[None]:
+    """Has the model that this thread traces answered so meanwhile; ``asked`` gets the lines that asked, by question.
 
-    No other thread may trace. Where ``truly``, the model is told that it is traced.
+    No other thread may trace. The model is told the truth of what is among ``told``.
     """
     replaced: list[tuple[Any, str, Any]] = []
     mine = threading.get_ident()
@@ -40,19 +43,27 @@ def answered(kind: str, asked: set[str], truly: bool = False) -> Iterator[None]:
             replaced.append((home, name, own))
             setattr(home, name, make(own))
 
-    def unless_traced(own: Any) -> Any:
-        def answer() -> bool:
-            frame = _asking(sys._getframe(1))
-            if threading.get_ident() != mine or not is_of_model(frame) or not own():
-                return bool(own())
-            asked.add(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            return truly
+    def is_lied_to(question: str) -> bool:
+        frame = _asking(sys._getframe(2))
+        if threading.get_ident() != mine or not is_of_model(frame):
+            return False
+        asked[question].add(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return question not in told
 
-        return answer
+    def unless_traced(own: Any) -> Any:
+        return lambda: bool(own()) and not is_lied_to(TRACES)
+
+    def without_fakes(own: type[ModuleType]) -> type[ModuleType]:
+        def find(module: ModuleType) -> type:
+            return _NoTensor if is_lied_to(FAKES) else vars(module)["FakeTensor"]
+
+        return type(own.__name__, (own,), {"FakeTensor": property(find)})
 
     try:
         for name in _QUESTIONS:
             replace(torch.compiler, name, unless_traced)
+        for module in (torch._subclasses, torch._subclasses.fake_tensor):
+            replace(module, "__class__", without_fakes)
         if kind == "cuda" and not torch.cuda.is_available():
             replace(torch.cuda, "get_device_capability", lambda _: lambda *_, **__: _CAPABILITY)
         yield
@@ -61,8 +72,12 @@ def answered(kind: str, asked: set[str], truly: bool = False) -> Iterator[None]:
             setattr(home, name, own)
 
 
+class _NoTensor:
+    """A class of which no tensor is."""
+
+
 def _asking(frame: FrameType) -> FrameType:
-    """The frame that asks, behind PyTorch's older names of the same question."""
-    while frame.f_code.co_name in _QUESTIONS and frame.f_back is not None:
+    """The frame that asks, behind functions that only hand the question on."""
+    while frame.f_code.co_name.startswith("is_") and frame.f_back is not None:
         frame = frame.f_back
     return frame

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -26,12 +26,13 @@ from torch.utils import _pytree as pytree
 
 from ..checkpoints.entries import clipped
 from ..errors import TraceError, UsageError
+from ..ir.asked import TRACED
 from ..ir.program import Program, tensors_of
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
 from ..ir.weight import Weight
 from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
-from .asked import answered
+from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
 from .export_patches import lazily_exported, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
@@ -85,24 +86,29 @@ def trace(
         raise UsageError("the arguments of the example call are one tensor: give them in a tuple, such as (x,)")
     refuse_foreign_weights(module)
     import_for_traces()
-    asked: set[str] = set()
+    asked: dict[str, set[str]] = {FAKES: set(), TRACES: set()}
 
-    def traced(truly: bool) -> Program:
+    def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
         with no_raw_errors(type(module).__name__):
-            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, truly)
+            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told)
 
-    try:
-        return traced(truly=False)
-    except TraceError:
-        if not asked:
-            raise
-    program = traced(truly=True)
-    logger.warning(
-        "%s asks whether it is being traced (%s), and can only be traced if it is told so: where it computes something "
-        "else then, the compiled program does too, and may differ from eager in the last bits",
-        type(module).__name__, ", ".join(sorted(asked)[:3]),
-    )  # fmt: skip
+    told: tuple[str, ...] = ()
+    while True:
+        try:
+            program = traced(told)
+            break
+        except TraceError:
+            more = [question for question in asked if asked[question] and question not in told]
+            if not more:
+                raise
+            told = *told, more[0]
+    if TRACES in told:
+        logger.warning(
+            "%s asks whether it is being traced (%s), and can only be traced if it is told so: where it computes "
+            "something else then, the compiled program does too, and may differ from eager in the last bits",
+            type(module).__name__, ", ".join(sorted(asked[TRACES])[:3]),
+        )  # fmt: skip
     return program
 
 
@@ -112,8 +118,8 @@ def _traced(
     kwargs: Mapping[str, Any],
     dynamic_shapes: Mapping[str, Any] | None,
     kind: str,
-    asked: set[str],
-    truly: bool,
+    asked: Mapping[str, set[str]],
+    told: Collection[str],
 ) -> Program:
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs)
@@ -127,7 +133,7 @@ def _traced(
     on_host = functools.partial(copy_on_host, mode=mode, view=view)
     with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
-        with autocast_set(HOST, autocast), answered(kind, asked, truly):  # the fakes lie on the host
+        with autocast_set(HOST, autocast), answered(kind, asked, told):  # the fakes lie on the host
             with noted_changes(module) as found, questions.listening(module):
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
@@ -149,7 +155,7 @@ def _traced(
             _signature(exported, positional, defaults, full),
             ranges=ranges,
             guards=guards,
-            asked=frozenset(questions.asked),
+            asked=frozenset(questions.asked | ({TRACED} if told else set())),
         ),
         weights=_bind_weights(module, exported),
         constants={name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)},

@@ -13,6 +13,8 @@ import torch
 
 LAYOUT, STRIDES = "layout", "strides"
 """Questions about the order of elements: ``is_contiguous`` does not care about dimensions of size 1, a stride does."""
+TRACED = "tracing"
+"""The question whether it is being traced, of a model that can only be traced if it is told so: no call is refused."""
 
 
 def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
@@ -35,7 +37,7 @@ _USUAL: Mapping[str, tuple[Callable[[torch.Tensor], bool], str]] = {
 _NO_TENSORS = frozenset((bool, int, float, str, type(None), list, tuple, dict, torch.dtype, torch.device))
 
 UNUSUAL = {question: what for question, (_, what) in _USUAL.items()}
-QUESTIONS = frozenset((LAYOUT, STRIDES, *_USUAL))
+QUESTIONS = frozenset((LAYOUT, STRIDES, TRACED, *_USUAL))
 
 
 def one_tensor(values: Iterable[object]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from ..compiler.frontend import trace as tracing
 from ..compiler.frontend.trace_lock import alone
+from ..compiler.ir.asked import TRACED
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import HOST
 from . import entry, folder
@@ -55,7 +56,7 @@ def trace(
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
     if key is None:
-        return tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        return told(tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind))
     program = _named(key, module, named or {}) or (read(key, module) if most else None)
     if program is None or not program.signature.takes(args, kwargs or {}):
         before = sources()
@@ -65,6 +66,19 @@ def trace(
         most = 0
     if most or _collecting.get() is not None:
         keep(key, program, most)
+    return told(program)
+
+
+def told(program: Program) -> Program:
+    """The program, of which is said once where its model computes something else for tensors without values."""
+    if TRACED in program.signature.asked and program.name not in _told:
+        _told.add(program.name)
+        logger.info(
+            "%s looks at values of its inputs unless it is being traced, as to leave out a mask that hides nothing: "
+            "its program does what it does when traced, which is the same but for the last bits if the model's two "
+            "ways agree: compare a call with eager",
+            program.name,
+        )
     return program
 
 

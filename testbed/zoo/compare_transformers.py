@@ -22,11 +22,16 @@ from .of_transformers import CASES, Case
 
 BACKEND = "sim0&sim1&sim2"
 EQUAL = "equal"
+NAMED = "as was said, "
+RIGHT = ("refused: ", NAMED)
 
 
 @dataclass
 class Outcome:
-    """How a class was compiled, and what its calls gave: ``equal``, a sentence that refused it, or a difference."""
+    """How a class was compiled, and what its calls gave.
+
+    That is ``equal``, a sentence that refused it, a difference after a line that named its cause, or a difference.
+    """
 
     how: str = ""
     first: str = ""
@@ -36,7 +41,12 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         """Whether every call was equal, or refused in one sentence."""
-        return all(one == EQUAL or one.startswith("refused: ") for one in (self.first, self.values, self.size) if one)
+        return all(one == EQUAL or one.startswith(RIGHT) for one in (self.first, self.values, self.size) if one)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a call was not equal, and a line had said that this may be."""
+        return any(one.startswith(NAMED) for one in (self.first, self.values, self.size))
 
 
 def compare(name: str) -> Outcome:
@@ -62,13 +72,14 @@ def _compare(case: Case, outcome: Outcome, said: _Said) -> Outcome:
             outcome.first = f"raised {type(error).__name__}: {error}".replace("\n", " ")[:200]
             return outcome
         outcome.how = "by parts" if _is_by_parts(compiled) else "whole"
-        outcome.how += ", without caches" if said.lines else ""
-        outcome.first = _call(compiled, module, first, bool(said.lines))
-        outcome.values = _call(compiled, module, case.call(2, 0), bool(said.lines))
-        outcome.size = _call(compiled, module, case.call(3, 1), bool(said.lines))
+        outcome.how += ", without caches" if said.drops_caches else ""
+        outcome.how += ", in the way of traces" if said.names_ways else ""
+        outcome.first = _call(compiled, module, first, said)
+        outcome.values = _call(compiled, module, case.call(2, 0), said)
+        outcome.size = _call(compiled, module, case.call(3, 1), said)
         if outcome.size.startswith("refused: ") and not _is_by_parts(compiled):
             again = dovetail.compile(module, (), case.call(3, 1), backend=BACKEND)
-            refused, outcome.size = outcome.size, _call(again, module, case.call(3, 1), bool(said.lines))
+            refused, outcome.size = outcome.size, _call(again, module, case.call(3, 1), said)
             outcome.size = refused[:60] if outcome.size == EQUAL else outcome.size
     return outcome
 
@@ -81,20 +92,21 @@ def _is_by_parts(compiled: Any) -> bool:
 
 
 class _Said(logging.Handler):
-    """Hears whether it is said that caches are not returned."""
+    """Hears whether it is said that caches are not returned, and that the model has another way while it is traced."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: list[str] = []
+        self.drops_caches = self.names_ways = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines += [record.getMessage()] * ("returns no past_key_values" in record.getMessage())
+        self.drops_caches |= "returns no past_key_values" in record.getMessage()
+        self.names_ways |= "looks at values of its inputs unless it is being traced" in record.getMessage()
 
 
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
-def _call(compiled: Any, module: nn.Module, call: dict[str, Any], is_said: bool) -> str:
+def _call(compiled: Any, module: nn.Module, call: dict[str, Any], said: _Said) -> str:
     """What a call gave; where it was said that it returns no caches, beside the module without."""
     try:
         found = compiled(**call)
@@ -102,10 +114,12 @@ def _call(compiled: Any, module: nn.Module, call: dict[str, Any], is_said: bool)
         return _refused(error)
     except Exception as error:
         return f"raised {type(error).__name__}: {error}".replace("\n", " ")[:200]
-    expected = module(**({"use_cache": False} if is_said else {}), **call)
-    if is_said:
+    expected = module(**({"use_cache": False} if said.drops_caches else {}), **call)
+    if said.drops_caches:
         expected = {name: value for name, value in expected.items() if name not in _CACHES or name in found}
     found_wrong = fakes_within(module, call, found, expected) or list(differences(found, expected))
+    if found_wrong and said.names_ways:
+        return NAMED + found_wrong[0]
     return found_wrong[0] if found_wrong else EQUAL
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.cache import traces
 from dovetail.compiler.errors import TraceError
 from dovetail.compiler.frontend.trace import trace
 from testbed.results import fakes_within
@@ -106,3 +107,51 @@ def test_a_method_that_keeps_its_answers_unless_it_is_traced_keeps_none_of_the_t
     compiled = dovetail.compile(module, (torch.ones(3),), backend="cpu")
     assert not fakes_within(module(torch.ones(3)))
     assert torch.equal(compiled(torch.ones(3)), module(torch.ones(3)))
+
+
+class Skipping(nn.Module):
+    """Leaves a mask out where it hides nothing, as transformers does where tensors have values."""
+
+    def __init__(self, asks: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x if not self.asks(mask) and mask.all() else x * mask
+
+
+def is_fake(tensor: Tensor) -> bool:
+    return isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def is_fake_by_import(tensor: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+@pytest.mark.parametrize("asks", [is_fake, is_fake_by_import])
+def test_a_model_that_looks_at_values_unless_tensors_are_fake_is_named(
+    asks: Callable[[Tensor], bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_told", set())
+    module, x = Skipping(asks), torch.randn(4)
+    with caplog.at_level(logging.INFO, "dovetail.cache.traces"):
+        compiled = dovetail.compile(module, (x, torch.ones(4, dtype=torch.bool)), backend="cpu")
+    assert "Skipping looks at values of its inputs unless it is being traced" in caplog.text
+    for mask in (torch.ones(4, dtype=torch.bool), torch.tensor([True, False, True, True])):
+        assert torch.equal(compiled(x, mask), module(x, mask))
+    assert type(torch._subclasses) is type(torch)
+
+
+@pytest.mark.parametrize("asks", [is_fake, is_fake_by_import])
+def test_a_model_that_asks_whether_a_tensor_is_fake_computes_what_eager_does(
+    asks: Callable[[Tensor], bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Otherwise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if asks(x) else x * 2
+
+    x = torch.randn(4)
+    assert torch.equal(dovetail.compile(Otherwise(), (x,), backend="cpu")(x), x * 2)
+    assert not caplog.records
