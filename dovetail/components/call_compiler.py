@@ -158,7 +158,7 @@ class CallCompiler(OfComponent):
         with skeleton(call.module, component.adapters.bases(component.module)) as copied:
             if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
                 vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
-            drops = without_caches(copied) and "use_cache" not in kwargs
+            drops = without_caches(copied) and kwargs.get("use_cache") is None
             yield copied
             if drops:
                 self._tell_of_caches(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -33,14 +34,16 @@ def test_a_cache_that_is_asked_for_lies_where_the_first_tensor_of_the_call_lay(m
     assert torch.equal(more[0].last_hidden_state, more[1].last_hidden_state)
 
 
+@pytest.mark.parametrize("given", [{}, {"use_cache": None}], ids=["left out", "none"])
 def test_a_cache_that_is_not_returned_is_named_in_one_line(
-    model: transformers.LlamaModel, caplog: pytest.LogCaptureFixture
+    given: dict[str, Any], model: transformers.LlamaModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = CASES["LlamaModel"].call(1, 0)
+    """Models hand None on to their parts."""
+    call = {**CASES["LlamaModel"].call(1, 0), **given}
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         compiled = dovetail.compile(model, (), call, backend="sim0&sim1")
         found = [compiled(**call) for _ in range(2)][-1]
-        expected = model(**call, use_cache=False)
+        expected = model(**{**call, "use_cache": False})
         assert not list(differences(dict(found), {k: v for k, v in expected.items() if v is not None}))
         (line,) = [one.getMessage() for one in caplog.records if "past_key_values" in one.getMessage()]
         assert "use_cache=True" in line
