@@ -15,6 +15,7 @@ from dovetail.compiler.errors import DovetailError
 
 from . import in_adapters, in_all_weights, in_modules, in_weights
 from .change import CHANGES, Change, do
+from .models import modules
 from .references import Digests, Reference, digests_held, digests_pickled, digests_saved, norms, references, unchanged
 
 __all__ = ["in_adapters", "in_all_weights", "in_modules", "in_weights"]
@@ -142,14 +143,19 @@ def _refused(error: Exception, cell: Cell, expected: list[Reference], folder: Pa
 
 
 def _is_refused_on_a_device(cell: Cell, kind: type[Exception], folder: Path) -> bool:
-    """Whether eager, whose weights lie on a device that is not the host, cannot do it either."""
+    """Whether eager, whose weights lie on a device that is not the host, or on two of them, cannot do it either."""
     change = CHANGES[cell.change]
-    pipe = change.model.eager(folder).to("sim:0")
-    try:
-        for step in change.steps:
-            do(step, pipe, folder)
-    except Exception as error:
-        return type(error) is kind
+    for devices in (["sim:0"], ["sim:0", "sim:1"]):
+        pipe = change.model.eager(folder).to(devices[0])
+        leaves = [one for part in modules(pipe).values() for one in part.modules() if not list(one.children())]
+        for one, device in zip(leaves, itertools.cycle(devices)):
+            one.to(device)
+        try:
+            for step in change.steps:
+                do(step, pipe, folder)
+        except Exception as error:
+            if type(error) is kind:
+                return True
     return False
 
 
