@@ -14,7 +14,7 @@ from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
 from testbed.zoo.full_size import FULL_SIZE, compile_entry, rigs_for
 from testbed.zoo.row_split import marks
-from tests.cases import slow_but
+from tests.cases import drawn, slow_but
 
 # Text encoders, a UNet's stages, an encoder whose units stand in one mixed list, and double and single blocks.
 QUICK = ("te-clip-l", "vae-sd15-dec", "vae-qwenimage-enc")
@@ -48,7 +48,10 @@ CONVOLUTIONS_ONLY = ("vae-wan2.1-enc", "vae-wan2.1-dec", "vae-qwenimage-enc", "v
 """No weight of these can be split into rows."""
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, FULL_SIZE))
+DRAWN = [*QUICK, *drawn((name for name in FULL_SIZE if name not in QUICK), len(FULL_SIZE) // 2)]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, DRAWN))
 def test_a_full_size_model_is_split_where_its_modules_say(name: str) -> None:
     """Traced once, for that takes longest; then every law of full-size models is looked at."""
     module, call = FULL_SIZE[name].make()
