@@ -206,10 +206,10 @@ class StandIn(torch.Tensor):
 
 def _refuse_array(stand_in: StandIn, force: bool) -> None:
     """Raises what PyTorch does where a tensor gives no array, before data is made."""
-    if stand_in.requires_grad and not force:
-        torch.empty(0, requires_grad=True).numpy()
     if stand_in.device != HOST and not force:
         moved(torch.empty(0), stand_in.device).numpy()
+    if stand_in.requires_grad and not force:
+        torch.empty(0, requires_grad=True).numpy()
 
 
 def laid_bare(tensor: torch.Tensor, numbers: Numbers, device: torch.device) -> StandIn:

@@ -15,7 +15,7 @@ from dovetail.compiler.errors import DovetailError
 
 from . import in_adapters, in_all_weights, in_modules, in_weights
 from .change import CHANGES, Change, do
-from .models import modules
+from .placed import Lying, lies, refused_where_it_lies
 from .references import Digests, Reference, digests_held, digests_pickled, digests_saved, norms, references, unchanged
 
 __all__ = ["in_adapters", "in_all_weights", "in_modules", "in_weights"]
@@ -87,11 +87,13 @@ def judge(cell: Cell, folder: Path) -> Verdict:
     """Changes a compiled pipeline and compares it with eager, picture by picture."""
     change, setting = CHANGES[cell.change], cell.setting
     expected = references(change, folder)
+    lying: list[Lying] = []
     try:
         pipe = loaded(change, setting, folder)
         if setting.when == "after":
             change.model.paint(pipe)
         for step, reference in zip(change.steps, expected, strict=True):
+            lying.append(lies(pipe))
             do(step, pipe, folder)
             wrong = _misread(pipe, reference, change) if setting.reads else ""
             found = change.model.paint(pipe, **change.call)
@@ -99,7 +101,7 @@ def judge(cell: Cell, folder: Path) -> Verdict:
             if verdict.kind not in GOOD or wrong:
                 return verdict if not wrong else Verdict(READ_WRONG, f"{wrong}; {verdict.kind}")
     except Exception as error:
-        return _refused(error, cell, expected, folder)
+        return _refused(error, cell, expected, lying, folder)
     return Verdict(EQUAL)
 
 
@@ -135,28 +137,11 @@ def _is_equal(found: torch.Tensor, reference: Reference, cell: Cell) -> bool:
     return float((found.double() - reference.exact.double()).norm()) <= 2 * own + ROWS
 
 
-def _refused(error: Exception, cell: Cell, expected: list[Reference], folder: Path) -> Verdict:
+def _refused(error: Exception, cell: Cell, expected: list[Reference], lying: list[Lying], folder: Path) -> Verdict:
     words = f"{type(error).__name__}: {str(error).strip()}"
-    if any(one.error for one in expected) or _is_refused_on_a_device(cell, type(error), folder):
+    if any(one.error for one in expected) or type(error) is refused_where_it_lies(CHANGES[cell.change], lying, folder):
         return Verdict(REFUSED_BY_EAGER, words)
     return Verdict(SENTENCE if isinstance(error, DovetailError) else RAW, words)
-
-
-def _is_refused_on_a_device(cell: Cell, kind: type[Exception], folder: Path) -> bool:
-    """Whether eager, whose weights lie on a device that is not the host, or on two of them, cannot do it either."""
-    change = CHANGES[cell.change]
-    for devices in (["sim:0"], ["sim:0", "sim:1"]):
-        pipe = change.model.eager(folder).to(devices[0])
-        leaves = [one for part in modules(pipe).values() for one in part.modules() if not list(one.children())]
-        for one, device in zip(leaves, itertools.cycle(devices)):
-            one.to(device)
-        try:
-            for step in change.steps:
-                do(step, pipe, folder)
-        except Exception as error:
-            if type(error) is kind:
-                return True
-    return False
 
 
 def _misread(pipe: Any, reference: Reference, change: Change) -> str:

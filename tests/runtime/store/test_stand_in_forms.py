@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -76,3 +79,19 @@ def test_data_that_comes_into_the_object_of_a_weight_is_the_weights(held: tuple[
     store.rest(store.of(layer.weight), HOST)
     assert torch.equal(store.of(layer.weight).whole(HOST), torch.ones(64, 64))
     assert torch.equal(layer.weight, torch.ones(64, 64))
+
+
+@pytest.mark.parametrize("way", [numpy.asarray, lambda w: w.numpy()])
+@pytest.mark.parametrize("look", [torch.Tensor.detach, lambda w: w])
+def test_what_gives_no_array_on_a_device_refuses_as_a_weight_there_does_and_makes_no_data(
+    way: Callable[[Any], Any], look: Callable[[Any], Any], held: tuple[nn.Linear, Store]
+) -> None:
+    layer, store = held
+    sim.enable()
+    store.claim(store.of(layer.weight), torch.device("sim", 0))
+    real = nn.Parameter(torch.ones(2, 2, device="sim:0"))
+    with pytest.raises(Exception) as wanted:
+        way(look(real))
+    with pytest.raises(wanted.type):
+        way(look(layer.weight))
+    assert not store.of(layer.weight).is_here
