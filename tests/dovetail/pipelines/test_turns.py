@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +73,16 @@ def test_a_callback_may_call_the_components_of_its_own_pipeline(compiled: Any) -
     assert len(previews) == 3
 
 
+def interrupt_a_wait() -> None:
+    """Does what Ctrl-C does, once the main thread waits for its turn: earlier one might end in a destructor's hands."""
+    main = threading.main_thread().ident or 0
+    for _ in range(600):
+        time.sleep(0.1)
+        if sys._current_frames()[main].f_code.co_filename.endswith("subclass.py"):
+            signal.pthread_kill(main, signal.SIGINT)
+            return
+
+
 def test_an_interrupt_of_a_call_that_waits_for_its_turn_ends_it_and_leaves_the_pipeline_usable(compiled: Any) -> None:
     pipe, call, expected = compiled
     waits, over = threading.Event(), threading.Event()
@@ -82,9 +94,7 @@ def test_an_interrupt_of_a_call_that_waits_for_its_turn_ends_it_and_leaves_the_p
 
     thread = in_thread(lambda: painted(pipe, call, 0, callback_on_step_end=hold))
     assert waits.wait(60)
-    main = threading.main_thread().ident or 0
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))  # as Ctrl-C does: a wait is ended
-    timer.start()
+    in_thread(interrupt_a_wait)
     with pytest.raises(KeyboardInterrupt):
         painted(pipe, call, 1)
     assert not over.is_set()
