@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CallError
-from .asked import difference
+from .asked import TRACED, difference
 from .sizes import evaluate, holds, symbol_names, symbols_of, with_numbers
 from .structure import read_structure
 
@@ -135,7 +135,7 @@ class Signature:
                 raise CallError(_tensor_message(leaf, expected, self.ranges))
         if self.guards:
             self._check_guards(symbols)
-        if self.asked:
+        if self.asked - {TRACED}:
             self._check_asked(tensors, symbols)
         return tensors
 

@@ -56,7 +56,9 @@ def trace(
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
     if key is None:
-        return told(tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind))
+        made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        _tell_of_ways(made)
+        return made
     program = _named(key, module, named or {}) or (read(key, module) if most else None)
     if program is None or not program.signature.takes(args, kwargs or {}):
         before = sources()
@@ -66,19 +68,7 @@ def trace(
         most = 0
     if most or _collecting.get() is not None:
         keep(key, program, most)
-    return told(program)
-
-
-def told(program: Program) -> Program:
-    """The program, of which is said once where its model computes something else for tensors without values."""
-    if TRACED in program.signature.asked and program.name not in _told:
-        _told.add(program.name)
-        logger.info(
-            "%s looks at values of its inputs unless it is being traced, as to leave out a mask that hides nothing: "
-            "its program does what it does when traced, which is the same but for the last bits if the model's two "
-            "ways agree: compare a call with eager",
-            program.name,
-        )
+    _tell_of_ways(program)
     return program
 
 
@@ -121,6 +111,19 @@ def wait() -> None:
     """Waits until everything is written."""
     for writer in list(_writers):
         writer.join()
+
+
+def _tell_of_ways(program: Program) -> None:
+    """Says once of a model that it computes something else for tensors without values."""
+    if TRACED not in program.signature.asked or program.name in _told:
+        return
+    _told.add(program.name)
+    logger.info(
+        "%s looks at values of its inputs unless it is being traced, as to leave out a mask that hides nothing: its "
+        "program does what it does when traced, which is the same but for the last bits if the model's two ways agree: "
+        "compare a call with eager",
+        program.name,
+    )
 
 
 def _named(key: Key, module: nn.Module, named: Named) -> Program | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,11 +177,10 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True)
-class MergedOrigin:
-    """An origin with updates added to its numbers, one after the other, each rounded to the dtype."""
+class _ComputedOrigin(ABC):
+    """An origin whose numbers are computed from those of another one, so that it has no packed bytes to give."""
 
     base: Origin
-    updates: Sequence[Update]
 
     @property
     def file(self) -> FileOrigin | None:
@@ -188,8 +188,23 @@ class MergedOrigin:
         return self.base.file
 
     def quant_of(self, weight: Weight) -> str:
-        """Nothing: numbers are added to numbers."""
+        """Nothing: only numbers can be computed with."""
         return ""
+
+    @abstractmethod
+    def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """The numbers of a weight, or of some of its rows, on a device."""
+
+    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
+        """The numbers of a weight, computed in host memory."""
+        land(self.read(weight, HOST), place)
+
+
+@dataclass(frozen=True)
+class MergedOrigin(_ComputedOrigin):
+    """An origin with updates added to its numbers, one after the other, each rounded to the dtype."""
+
+    updates: Sequence[Update]
 
     def check(self, weight: Weight) -> None:
         """Raises WeightError where the base does, or where bytes are asked for that nothing can be added to."""
@@ -205,10 +220,6 @@ class MergedOrigin:
         self.check(weight)
         return self._updated(weight.rows, self.base.read(weight, device))
 
-    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
-        """The base with the updates of its rows, added up in host memory."""
-        land(self.read(weight, HOST), place)
-
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All of the base with the updates."""
         return self._updated(None, self.base.whole(dtype, device))
@@ -220,10 +231,9 @@ class MergedOrigin:
 
 
 @dataclass(frozen=True)
-class RoundedOrigin:
+class RoundedOrigin(_ComputedOrigin):
     """An origin whose numbers go through dtypes, one after the other, before they are taken in that of the weight."""
 
-    base: Origin
     through: tuple[torch.dtype, ...]
 
     @classmethod
@@ -234,15 +244,6 @@ class RoundedOrigin:
         if isinstance(base, FileOrigin) and base.is_exact_in(through[0]):
             through = through[1:]
         return cls(base, through) if through else base
-
-    @property
-    def file(self) -> FileOrigin | None:
-        """That of the base."""
-        return self.base.file
-
-    def quant_of(self, weight: Weight) -> str:
-        """Nothing: numbers are rounded."""
-        return ""
 
     def check(self, weight: Weight) -> None:
         """Raises WeightError where the base does, or where bytes are asked for."""
@@ -256,10 +257,6 @@ class RoundedOrigin:
         """The numbers of the base, or rows of them, rounded."""
         self.check(weight)
         return self._rounded(self.base.read(replace(weight, dtype=self.through[0]), device), weight.dtype)
-
-    def read_into(self, weight: Weight, place: torch.Tensor) -> None:
-        """The numbers of the base, rounded in host memory."""
-        land(self.read(weight, HOST), place)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All numbers of the base, rounded."""
