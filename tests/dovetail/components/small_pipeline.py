@@ -9,6 +9,8 @@ import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from torch import nn
 
+import dovetail
+
 WIDTH = 32
 
 
@@ -64,3 +66,15 @@ class Pipeline(diffusers.DiffusionPipeline):  # type: ignore[misc]
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
         return self.unet(*args)
+
+
+def compiled_pair(kind: type[Block]) -> tuple[Model, Pipeline, torch.Tensor]:
+    """A small model, a pipeline of a compiled one of the same weights, and an input."""
+    torch.manual_seed(0)
+    models = [Model(kind).eval() for _ in range(2)]
+    for model in models:
+        model.blocks = model.blocks[:1]
+    models[1].load_state_dict(models[0].state_dict())
+    pipe = Pipeline(models[1])
+    dovetail.compile_pipeline(pipe, "diffusion=sim0")
+    return models[0], pipe, torch.randn(2, WIDTH)

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import dovetail
-
-from .small_pipeline import WIDTH, Block, Model, Pipeline
+from .small_pipeline import Block, Model, Pipeline, compiled_pair
 
 COUNT = [0]
 FACTOR = 1.0
@@ -93,21 +91,9 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def _pair(kind: type[Block]) -> tuple[Model, Pipeline, torch.Tensor]:
-    """A small model, a pipeline of a compiled one of the same weights, and an input."""
-    torch.manual_seed(0)
-    models = [Model(kind).eval() for _ in range(2)]
-    for model in models:
-        model.blocks = model.blocks[:1]
-    models[1].load_state_dict(models[0].state_dict())
-    pipe = Pipeline(models[1])
-    dovetail.compile_pipeline(pipe, "diffusion=sim0")
-    return models[0], pipe, torch.randn(2, WIDTH)
-
-
 @pytest.fixture(scope="module")
 def painted() -> tuple[Model, Pipeline, torch.Tensor]:
-    return _pair(Reaching)
+    return compiled_pair(Reaching)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -135,7 +121,7 @@ def test_a_model_that_reads_a_switch_of_torch_follows_it() -> None:
         def between(self, x: torch.Tensor) -> torch.Tensor:
             return x * (2 if torch.backends.cuda.matmul.allow_tf32 else 3)
 
-    model, pipe, x = _pair(Reads)
+    model, pipe, x = compiled_pair(Reads)
     for setting in (False, True, False):
         torch.backends.cuda.matmul.allow_tf32 = setting
         try:
@@ -152,7 +138,7 @@ def test_a_model_that_reads_a_list_of_a_closure_is_never_a_call_behind() -> None
         def between(self, x: torch.Tensor) -> torch.Tensor:
             return x * (1.0 if seen[0] < 3 else 0.5)
 
-    model, pipe, x = _pair(Counts)
+    model, pipe, x = compiled_pair(Counts)
     for number in (0, 3, 1):
         seen[0] = number
         with torch.no_grad():

@@ -15,7 +15,7 @@ import torch
 
 import dovetail
 
-from .small_pipeline import WIDTH, Block, Model, Pipeline
+from .small_pipeline import WIDTH, Block, Model, Pipeline, compiled_pair
 
 
 class Own:
@@ -97,14 +97,9 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 
 @pytest.fixture(scope="module")
 def painted() -> Any:
-    """A small model, a pipeline of a compiled one of the same weights, and an input."""
-    models = [Model(Reaching).eval() for _ in range(2)]
-    for model in models:
-        model.blocks = model.blocks[:1]
-    models[1].load_state_dict(models[0].state_dict())
-    pipe = Pipeline(models[1])
-    dovetail.compile_pipeline(pipe, "diffusion=sim0")
-    yield models, pipe, torch.randn(2, WIDTH)
+    """Both models, the pipeline of the compiled one, and an input."""
+    model, pipe, x = compiled_pair(Reaching)
+    yield [model, pipe.unet], pipe, x
     os.environ.pop(VARIABLE, None)
 
 

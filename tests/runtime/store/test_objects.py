@@ -18,28 +18,15 @@ from dovetail.runtime.store.stand_in import StandIn
 from dovetail.runtime.store.store import Store
 from dovetail.weights.files import open_weights, origins_of
 
+from .small_net import in_a_file
+
 ONES = torch.ones(4, 4)
-
-
-def _net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
-
-
-@pytest.fixture
-def real() -> nn.Sequential:
-    torch.manual_seed(0)
-    return _net()
 
 
 @pytest.fixture
 def held(real: nn.Sequential, tmp_path: Path) -> tuple[nn.Sequential, Store]:
     """The same net with its weights in a file, where they rest, and what holds them."""
-    save_file(real.state_dict(), tmp_path / "net.safetensors")
-    with torch.device("meta"):
-        net = _net()
-    store = Store()
-    store.add(net, origins_of(open_weights(tmp_path / "net.safetensors")), Residency.DISK)
-    return net, store
+    return in_a_file(real, tmp_path / "net.safetensors", Residency.DISK)
 
 
 def _steps(net: nn.Module, optimizer: torch.optim.Optimizer, between: Callable[[], None] = lambda: None) -> None:

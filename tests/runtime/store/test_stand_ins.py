@@ -22,31 +22,17 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.runtime.store.stand_in import StandIn
 from dovetail.runtime.store.store import Store
 from dovetail.runtime.store.stored_weight import StoredWeight
-from dovetail.weights.files import open_weights, origins_of
+
+from .small_net import in_a_file, small_net
 
 ONES = torch.ones(4, 4)
 REFUSED = 3
 
 
-def _net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
-
-
-@pytest.fixture
-def real() -> nn.Sequential:
-    torch.manual_seed(0)
-    return _net()
-
-
 @pytest.fixture
 def held(real: nn.Sequential, tmp_path: Path) -> tuple[nn.Sequential, Store]:
     """The same net with its weights in a file, and what holds them."""
-    save_file(real.state_dict(), tmp_path / "net.safetensors")
-    with torch.device("meta"):
-        net = _net()
-    store = Store()
-    store.add(net, origins_of(open_weights(tmp_path / "net.safetensors")))
-    return net, store
+    return in_a_file(real, tmp_path / "net.safetensors")
 
 
 def _kinds(net: nn.Module) -> set[type]:
@@ -173,7 +159,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "counter": lambda net: net[2].num_batches_tracked.add_(1),
     "part's load": _load_part,
     "part's load, assigned": lambda net: _load_part(net, assign=True),
-    "load": lambda net: net.load_state_dict(_net().state_dict()) if torch.manual_seed(3) else None,
+    "load": lambda net: net.load_state_dict(small_net().state_dict()) if torch.manual_seed(3) else None,
     "averaged": _averaged,
     "another weight": lambda net: net[0].weight.data.sub_(net[1].weight.data.sum()),
     "held elsewhere": _held_elsewhere,
@@ -273,11 +259,7 @@ def test_a_state_dict_of_stand_ins_is_saved_as_safetensors(
 
 
 def test_a_stand_in_outlives_the_module_and_keeps_it_no_longer(real: nn.Sequential, tmp_path: Path) -> None:
-    save_file(real.state_dict(), tmp_path / "net.safetensors")
-    with torch.device("meta"):
-        net = _net()
-    store = Store()
-    store.add(net, origins_of(open_weights(tmp_path / "net.safetensors")))
+    net, store = in_a_file(real, tmp_path / "net.safetensors")
     gone = weakref.ref(net), weakref.ref(store)
     written, other = net[0].weight, net[1].weight
     written.data.mul_(2)
