@@ -14,7 +14,6 @@ from torch import nn
 
 from ..compiler.frontend.fakes import has_numbers
 from ..compiler.frontend.rollback import contents_beside, contents_of, restore
-from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
 
@@ -32,19 +31,11 @@ class AsBefore:
     def give_back(self) -> None:
         """Makes all of it so again."""
         for container, before in self._held:
-            restore(container, _with_answers(container, before))
+            restore(container, before)
         for tensor, version, numbers in self._tensors:
             if version is None or _version(tensor) != version:
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(moved(numbers, tensor.device))
-
-
-def _with_answers(container: Any, before: Any) -> Any:
-    """Earlier contents, but for what stands in the place of methods: parts that come to answer go on doing so."""
-    if not isinstance(container, dict):
-        return before
-    answers = {name: value for name, value in container.items() if isinstance(value, Replacement)}
-    return {**{name: value for name, value in before.items() if not isinstance(value, Replacement)}, **answers}
 
 
 def _tensors(module: nn.Module, held: list[tuple[Any, Any]]) -> Iterator[torch.Tensor]:
