@@ -15,7 +15,7 @@ os.environ["DOVETAIL_CACHE"] = "0"  # what a test traces depends on no earlier r
 os.environ.setdefault("DOVETAIL_TEST_SEED", str(random.SystemRandom().randrange(2**32)))  # workers inherit it
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
-settings.register_profile("dev", deadline=None, max_examples=30, suppress_health_check=QUIET)
+settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=QUIET)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))

@@ -288,7 +288,7 @@ class Rig:
         if self.present and asked is not None:
             none = "" if self.gpus else "; PyTorch sees no GPU on this machine"
             expected += f"{none}; dovetail plan --rig {asked.name}=24GiB plans for one that is not here"
-        raise span.error(f"no device is called {span.value!r}", expected, [*known, *also])
+        raise span.error(f"no device is called {span.value!r}", expected, [*known, *also, f"{SIM}0", f"{SIM}1"])
 
 
 _HOST = Device(HOST)

@@ -72,7 +72,7 @@ def cannot_download(what: str, error: Exception) -> str:
 def remote_index(name: str, hub: Mapping[str, Any]) -> dict[str, Any]:
     """What model_index.json of a repository says; only that file is downloaded."""
     _check_name(name)
-    return read_json(_fetch(name, INDEX, hub))
+    return read_index(_fetch(name, INDEX, hub))
 
 
 def configs_of(name: str, hub: Mapping[str, Any]) -> Path:
@@ -107,7 +107,18 @@ def _fetch(name: str, file: str, hub: Mapping[str, Any]) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises WeightError when there is none."""
     try:
-        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return dict(read)
-    except (OSError, ValueError, TypeError) as error:
-        raise WeightError(f"{path} cannot be read: {error}: download it again") from error
+        read = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise WeightError(f"cannot read {path}: {why}: is the download complete?") from error
+    if not isinstance(read, dict):
+        raise WeightError(f"{path} is no JSON object: it holds a {type(read).__name__}: is the download complete?")
+    return read
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What a model_index.json says; raises WeightError where it is none, or names no class of a pipeline."""
+    index = read_json(path)
+    if not isinstance(index.get("_class_name"), str):
+        raise WeightError(f"{path} names no class of a pipeline (_class_name): is the download complete?")
+    return index

@@ -94,7 +94,7 @@ def find_weights(
             return found
         best = max(best, (len(found), layout), key=lambda one: one[0])
     if lacking and not best[0]:
-        raise WeightError(f"{where} lacks {lacking[0]} of {wanted.title}: download it again")
+        raise WeightError(f"{where} lacks {lacking[0]} of {wanted.title}: download it again, or give another file")
     raise _misfit(wanted, best[1], shapes, where)
 
 
@@ -167,7 +167,7 @@ def _misfit(wanted: Wanted, layout: Layout, shapes: Mapping[str, tuple[int, ...]
         )
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return WeightError(f"{where} lacks {lost[0]}{more} of {title}: download it again")
+        return WeightError(f"{where} lacks {lost[0]}{more} of {title}: download it again, or give another file")
     there = {name: weight for name, weight in found.items() if weight is not None and not wanted.take(name, layout)}
     name, weight = next(iter(there.items()))
     if weight.shaped(wanted.shapes[name]) is None:

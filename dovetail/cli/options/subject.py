@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from ... import demo
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
 from ...conventions.checked import PATH
-from ...conventions.hub import INDEX, cannot_download, configs_of, remote_index
+from ...conventions.hub import INDEX, cannot_download, configs_of, read_index, remote_index
 from ...conventions.roles import role_for
 from .source import AS_IT_IS, Source
 
@@ -95,7 +94,7 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
     if _HUB_ID.fullmatch(name):
         source.check_whole(name)
         index = remote_index(name, source.hub)
-        return Pipeline(name, _parts(index), str(index.get("_class_name", "")), source=source)
+        return Pipeline(name, _parts(index), index["_class_name"], source=source)
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
 
 
@@ -129,19 +128,16 @@ def _of_file(name: str, source: Source) -> Pipeline:
 
 def _read_index(folder: Path) -> tuple[dict[str, str], str]:
     """The components that have weights (a config.json) with their roles, and the name of the pipeline's class."""
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        parts = _parts(index)
-    except (OSError, ValueError, AttributeError, IndexError) as error:
-        raise UsageError(f"cannot read {folder / INDEX}: {error}: is the download complete?") from error
+    index = read_index(folder / INDEX)
+    parts = _parts(index)
     check_names(folder, parts)
     there = {name: role for name, role in parts.items() if (folder / name / "config.json").is_file()}
-    return there, str(index.get("_class_name", ""))
+    return there, index["_class_name"]
 
 
 def _parts(index: Mapping[str, Any]) -> dict[str, str]:
     """The parts of a pipeline that model_index.json names, with their roles."""
-    named = ((name, value) for name, value in index.items() if isinstance(value, list) and value[0])
+    named = ((name, value) for name, value in index.items() if isinstance(value, list) and value and value[0])
     return {name: role_for(name, str(value[0]), str(value[-1])) for name, value in named}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import nn
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
 from ...conventions import libraries
+from ...conventions.hub import read_json
 from ...runtime.store.origin import HOST, FileOrigin
 from ...runtime.store.reader import WeightReader
 from ...runtime.store.source import tensors_of_module
@@ -62,7 +62,7 @@ def build(
     if cls is None or family is None:
         _leave(folder, "no file of weights can be given to it", given, quietly=True)
         return None
-    _check_config(folder / "config.json")
+    read_json(folder / "config.json")  # raises where it is none
     index = given or find_index(folder, STEMS[family], variant, needs_files=needs_files)
     if index is None and not needs_files and not any(folder.glob("*.bin")):
         return _without_files(family, cls, folder, dtype)
@@ -83,17 +83,6 @@ def build(
     origins = origins_of(named, reader)
     _read_buffers(module.eval(), origins)
     return module, origins
-
-
-def _check_config(file: Path) -> None:
-    """Raises WeightError where a component's config is not there, or is no JSON object."""
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise WeightError(f"cannot read {file}: {why}: is the download complete?") from error
-    if not isinstance(config, dict):
-        raise WeightError(f"{file} is no config of a component: it holds a {type(config).__name__}: download it again")
 
 
 def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:

@@ -18,7 +18,7 @@ from ...compiler.spec.roles import role_of, role_of_component
 from ...conventions import libraries
 from ...conventions.checked import NAMED_FILES, SOURCE, checked
 from ...conventions.dtypes import Dtypes, dtype_of, one_dtype, read_dtypes, without_auto
-from ...conventions.hub import INDEX, pipeline_folder, read_json
+from ...conventions.hub import INDEX, pipeline_folder, read_index
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Budgets, Counts, Modes, Places, Shares, Tiling
 from ...lora.requested import Loras, check_mode, read_loras
@@ -176,11 +176,11 @@ def open_pipeline(
 
     folder = pipeline_folder(cls, source, variant, hub or {}, given, with_files if weights else None)
     variant = _variant_in(folder, variant)
-    listing = read_json(folder / INDEX)
+    listing = read_index(folder / INDEX)
     own = own_parts(listing)
     parts_there = [name for name, value in listing.items() if isinstance(value, list)]
     named_class = (
-        None if "custom_pipeline" in (loading or {}) else getattr(diffusers, str(listing.get("_class_name")), None)
+        None if "custom_pipeline" in (loading or {}) else getattr(diffusers, listing["_class_name"], None)
     )
     _check_given(given, pipeline_class or named_class, parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
@@ -257,7 +257,7 @@ def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:
     """
     import diffusers
 
-    named = getattr(diffusers, str(listing.get("_class_name")), None)
+    named = getattr(diffusers, listing["_class_name"], None)
     is_general = cls is diffusers.DiffusionPipeline and isinstance(named, type) and issubclass(named, cls)
     return named if is_general else cls
 

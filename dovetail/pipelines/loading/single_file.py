@@ -14,7 +14,7 @@ from ...compiler.errors import UsageError
 from ...conventions import libraries
 from ...conventions.checked import FILES, NAMED_FILES, checked
 from ...conventions.dtypes import Dtypes, one_dtype
-from ...conventions.hub import INDEX, configs_of, read_json
+from ...conventions.hub import INDEX, configs_of, read_index
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Places
 from ...runtime.store.store import Origins
@@ -94,7 +94,7 @@ def open_single_file(
 
     ``folder`` has the configs; ``options`` are those of `open_pipeline`. Raises as load_single_file does.
     """
-    optional = dict.fromkeys(OPTIONAL & read_json(Path(folder) / INDEX).keys())
+    optional = dict.fromkeys(OPTIONAL & read_index(Path(folder) / INDEX).keys())
     parts = {**optional, **(components or {})}
     return open_pipeline(folder, components=parts, checkpoint=open_weights(source), **options)
 

@@ -250,6 +250,7 @@ def test_another_process_takes_what_one_has_traced(load: Load, cache: Path) -> N
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_no_library_of_models_is_told_by_its_version_alone(caplog: pytest.LogCaptureFixture) -> None:
     """What runs while a tiny model is traced is in its key, function by function."""
     caplog.set_level(logging.ERROR)

@@ -154,6 +154,7 @@ def test_a_dtype_may_be_named_as_other_programs_do(short: str) -> None:
     assert done(*typed, short).splitlines()[1:5] == done(*typed, "bfloat16").splitlines()[1:5]
 
 
+@pytest.mark.slow
 def test_what_a_device_cannot_hold_exits_with_3_and_leaves_no_file(tmp_path: Path) -> None:
     rig = ["--backend", "sim0", "--rig", "sim0=24MiB"]
     result = run("generate", "x", "--steps", "1", "--size", "512", "-o", str(tmp_path / "out.png"), *rig)
@@ -167,6 +168,7 @@ def test_the_old_flags_stand_before_backend() -> None:
     assert "--clip-on-cpu" not in done("compile", "--help")
 
 
+@pytest.mark.slow
 def test_the_old_flag_for_offloading_stands_before_params_backend() -> None:
     found = data("compile", "--backend", "sim0", "--offload-to-cpu", "--mmap", "--params-backend", "te=disk,vae=sim0")
     assert [found[name]["weights_rest"] for name in COMPONENTS] == ["disk", "disk", "cpu", None]
@@ -185,6 +187,7 @@ def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None
     assert not [path for path in plans.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_compile_plans_for_a_machine_that_is_not_here(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     options = ["--component", "transformer", "--backend", "cuda0&cuda1", "--rig", "cuda0=24GiB,cuda1=8GiB"]

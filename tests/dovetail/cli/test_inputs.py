@@ -146,7 +146,7 @@ def test_a_picture_that_is_too_large_and_a_config_that_is_none_are_refused(
     with pytest.raises(UsageError, match=r"cannot read a picture from .*in\.png"):
         Inputs(image=picture).arguments(None, {})
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WeightError, match=r"config\.json cannot be read"):
+    with pytest.raises(WeightError, match=r"cannot read .*config\.json"):
         Inputs(control_net=tmp_path).components(None)
 
 
@@ -183,6 +183,7 @@ def test_what_a_pipeline_says_of_its_arguments_is_a_usage_error(sd: Path, tmp_pa
     assert why == "error: `height` and `width` have to be divisible by 8 but are 20 and 20.\n"
 
 
+@pytest.mark.slow
 def test_a_picture_takes_the_size_that_is_asked_for_where_the_pipeline_takes_none(
     sd: Path, tmp_path: Path, picture: Path
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_strength_that_leaves_no_step_is_a_usage_error(tmp_path: Path, picture
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_several_pictures_are_those_of_the_next_seeds(tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", 1]
     told = done(*words, "-s", 5, "-b", 2, "-o", tmp_path / "a.png")

@@ -133,7 +133,7 @@ def sd() -> Any:
 
 
 @pytest.mark.parametrize(
-    "change", slow_but({_freeu, _assigned, _hook, _patched, _processors}, CHANGES), ids=lambda change: change.__name__
+    "change", slow_but({_assigned, _hook, _patched, _processors}, CHANGES), ids=lambda change: change.__name__
 )
 def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_eager(
     change: Callable[[Any], None], sd: Any

@@ -93,6 +93,7 @@ def test_the_padding_bias_touches_only_padding() -> None:
     assert bias[1, 0, 0, 8].item() == pytest.approx(math.log(104 / 4))
 
 
+@pytest.mark.slow
 def test_training_from_nothing_writes_a_pipeline_that_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in (image, text, denoise):
         monkeypatch.setattr(stage, "RECIPE", replace(stage.RECIPE, steps=2))

@@ -154,6 +154,7 @@ def test_weights_of_a_phase_are_no_weights_that_stay() -> None:
         assert columns["phase"][-1] > 0
 
 
+@pytest.mark.slow
 def test_weights_that_two_calls_of_a_component_read_count_once() -> None:
     pipe = dovetail.load_pipeline(demo.folder(), backend="sim0", dtype=demo.DTYPE)
     generation = pipe.dovetail.plan("a red circle", **demo.CALL_DEFAULTS)

@@ -109,6 +109,7 @@ def test_a_factor_given_with_a_call_multiplies_the_scale_and_compiles_nothing(lo
     assert len(traced) == count
 
 
+@pytest.mark.slow
 def test_threads_that_call_one_program_with_other_scales_each_run_with_their_own(
     loras: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_an_adapter_of_another_rank_compiles_anew_and_is_right(loras: Any) -> No
     assert torch.equal(paint(pipe, call), paint(eager, call))
 
 
+@pytest.mark.slow
 def test_an_adapter_whose_weights_are_swapped_in_place_compiles_nothing(loras: Any) -> None:
     eager, call = MAKERS["flux"]()
     first, second = (load_file(folder / FILE) for folder in loras["flux"][:2])
@@ -252,6 +254,7 @@ def test_what_is_merged_stays_when_the_pipeline_is_undone_and_when_the_adapter_i
     assert torch.equal(paint(pipe, call), merged)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_the_weights_that_were_loaded_into_the_module_last(wide: Any) -> None:
     folder, lora = wide
     eager, call = tiny_pipelines.wide_flux()

@@ -129,6 +129,7 @@ def test_a_lora_loads_through_another_pipeline_over_the_same_components(tmp_path
     assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
+@pytest.mark.slow
 def test_a_refused_lora_changes_nothing(tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.flux()
     before = paint(pipe, call)

@@ -155,6 +155,7 @@ def test_what_is_loaded_rests_in_host_memory_in_the_place_of_what_rests_in_files
     assert isinstance(loaded, diffusers.StableDiffusionPipeline)
 
 
+@pytest.mark.slow
 def test_two_components_may_change_places_and_each_is_compiled() -> None:
     pipe, call = tiny_pipelines.sdxl()
     first, (one, other) = paint(pipe, call), (pipe.text_encoder, pipe.text_encoder_2)

@@ -157,7 +157,7 @@ def test_a_compiled_pipeline_is_pickled_as_it_was() -> None:
         assert torch.equal(paint(again, call), expected)
 
 
-@pytest.mark.parametrize("is_painted", [False, True])
+@pytest.mark.parametrize("is_painted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_pipeline_is_converted_as_a_whole(is_painted: bool) -> None:
     (plain, call), (pipe, _) = tiny_pipelines.sd(), tiny_pipelines.sd()
     dovetail.compile_pipeline(pipe, SPREAD)

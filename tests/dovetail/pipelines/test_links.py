@@ -68,7 +68,7 @@ def test_a_pipeline_that_lies_on_one_device_is_split_over_two_and_comes_back() -
 
 
 @pytest.mark.usefixtures("broken_link")
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_adapters_come_over_beside_weights_and_merged_into_them(tmp_path: Path, merged: bool) -> None:
     pipe, call = tiny_pipelines.flux()
     pipe.load_lora_weights(save_lora(pipe, tmp_path / "one", 1, rank=4))

@@ -282,9 +282,10 @@ def test_what_is_no_pipeline_is_refused(tmp_path: Path) -> None:
         dovetail.load_pipeline("./nowhere")
     with pytest.raises(UsageError, match=r"has no model_index\.json"):
         dovetail.load_pipeline(tmp_path)
-    (tmp_path / "model_index.json").write_text("{")
-    with pytest.raises(WeightError, match=r"model_index.json cannot be read"):
-        dovetail.load_pipeline(tmp_path)
+    for text, told in (("{", "is the download complete"), ("[]", "is no JSON object"), ("{}", "names no class")):
+        (tmp_path / "model_index.json").write_text(text)
+        with pytest.raises(WeightError, match=rf"model_index.json.* {told}"):
+            dovetail.load_pipeline(tmp_path)
 
 
 def test_a_repository_is_downloaded_by_diffusers(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +302,7 @@ def test_a_repository_is_downloaded_by_diffusers(flux: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "is the download complete"), ("{", "is the download complete"), ("[]", "is no config of a component")],
+    [("", "is the download complete"), ("{", "is the download complete"), ("[]", "is no JSON object")],
 )
 def test_a_config_that_is_none_is_named(copied: Path, text: str, told: str) -> None:
     (copied / "transformer" / "config.json").write_text(text)

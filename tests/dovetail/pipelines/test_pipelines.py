@@ -467,6 +467,7 @@ def test_inference_mode_around_a_pipeline_changes_nothing() -> None:
     dovetail.undo(pipe)
 
 
+@pytest.mark.slow
 def test_a_pipeline_for_another_machine_says_so_when_it_is_called() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, "cuda0&cuda1", rig="cuda0=24GiB,cuda1=16GiB")

@@ -112,6 +112,7 @@ def test_a_pipeline_in_memory_may_rest_there() -> None:
     assert torch.equal(paint(pipe, call), eager)
 
 
+@pytest.mark.slow
 def test_the_text_encoders_are_gone_before_sampling_starts(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 import dovetail
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
+from tests.cases import slow_but
 
 from ..lora.tiny_loras import save_lora
 
@@ -101,7 +102,11 @@ def compiled(source: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "script", [exchanges_the_scheduler, paints_with_a_lora, goes_on_from_a_picture, follows_a_control_net]
+    "script",
+    slow_but(
+        {exchanges_the_scheduler, paints_with_a_lora},
+        [exchanges_the_scheduler, paints_with_a_lora, goes_on_from_a_picture, follows_a_control_net],
+    ),
 )
 def test_a_script_of_diffusers_paints_the_same_with_one_line_changed(
     script: Callable[[Load, Path], list[torch.Tensor]], folder: Path

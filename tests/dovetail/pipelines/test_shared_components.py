@@ -49,6 +49,7 @@ def _refiner(base: Any) -> tuple[Any, torch.Tensor]:
     return pipe, _pictured(pipe, _from_picture(base[1]))
 
 
+@pytest.mark.slow
 def test_a_pipeline_made_of_a_compiled_one_has_its_own_plan_page_and_check(base: Any) -> None:
     pipe, call, expected, expected_other = base
     dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")

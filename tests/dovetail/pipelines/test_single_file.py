@@ -48,6 +48,7 @@ def sd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, torch.Tens
     return folder / "sd.safetensors", configs(folder / "saved", folder / "configs"), paint(pipe, call), call
 
 
+@pytest.mark.slow
 def test_every_component_is_read_from_the_file_when_it_is_needed(sd: Any) -> None:
     file, folder, expected, call = sd
     pipe = dovetail.load_single_file(file, SPREAD, config=folder)

@@ -31,7 +31,7 @@ def configs(name: str, folder: Path) -> dict[str, Any]:
     return call
 
 
-@pytest.mark.parametrize("params_backend", [None, "*=disk"])
+@pytest.mark.parametrize("params_backend", [None, pytest.param("*=disk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", slow_but(["flux"], tiny_pipelines.PIPELINES))
 def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
     call = configs(name, tmp_path)

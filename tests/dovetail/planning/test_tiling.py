@@ -50,6 +50,7 @@ def test_other_texts_are_refused(text: str) -> None:
         parse_tiling(text)
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_largest_tiles_that_fit_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = sd()
     dovetail.compile_pipeline(pipe, **SMALL)

@@ -80,6 +80,7 @@ def test_a_dry_run_says_what_runs_by_the_plans(folder: Path, plans: Path, traced
     assert plan["options"]["--plans"] == str(plans)
 
 
+@pytest.mark.slow
 def test_a_pipeline_in_memory_takes_plans_too(folder: Path, plans: Path, traced: list[str]) -> None:
     import diffusers
 
@@ -91,6 +92,7 @@ def test_a_pipeline_in_memory_takes_plans_too(folder: Path, plans: Path, traced:
         assert "sim1" in set(homes(pipe)["transformer"].values())
 
 
+@pytest.mark.slow
 def test_a_call_of_another_size_is_said_and_placed_anew(
     folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_changed_model_is_traced_although_there_is_a_plan(folder: Path, plans:
     assert traced[:1] == ["FluxTransformer2DModel"]
 
 
+@pytest.mark.slow
 def test_weights_rest_where_the_plans_say(folder: Path, tmp_path: Path) -> None:
     words = ("--backend", "diffusion=sim0&sim1", "--params-backend", "diffusion=cpu", "--size", "16")
     done("compile", str(folder), *words, "-o", str(tmp_path))
@@ -163,6 +166,7 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_a_plan_has_in_chunks_is_computed_in_chunks(folder: Path, tmp_path: Path) -> None:
     done("compile", str(folder), "--backend", "sim0", "--chunk", "diffusion=2", "--size", "16", "-o", str(tmp_path))
     for asked, expected in ((None, {"transformer": 2}), ("off", {})):

@@ -132,6 +132,7 @@ def test_what_is_no_trace_is_refused(text: str | None, tmp_path: Path) -> None:
         read_trace(tmp_path / "p.json")
 
 
+@pytest.mark.slow
 def test_show_writes_what_is_predicted() -> None:
     result = CliRunner().invoke(app, ["show", "--as", "trace", "--backend", "sim0&sim1"])
     assert result.exit_code == 0, result.output

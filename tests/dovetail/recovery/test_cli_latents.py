@@ -55,6 +55,7 @@ def test_without_a_prompt_nothing_is_painted() -> None:
     assert run().exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_what_would_run_where_and_paints_nothing(tmp_path: Path) -> None:
     plan = ("a red circle", "--dry-run", "-o", str(tmp_path / "out.png"), "--rig", "cuda0=1GiB,cuda1=1GiB")
     told = run(*plan, "--backend", "diffusion=cuda0&cuda1,te=cuda1,vae=cuda0")
