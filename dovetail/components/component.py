@@ -205,11 +205,10 @@ class Component:
         self._generating += put_methods(self)
 
     def settle(self) -> None:
-        """Has weights without data report a device, and reads what libraries compute with before the first call.
+        """Reads what libraries compute with before the first call: small parameters that the module holds itself.
 
-        That are the small parameters that the module holds itself (a prior's mean and deviation).
+        Such are a prior's mean and deviation.
         """
-        self.view.claim(self.whole_on)
         self.view.keep(self.module.parameters(recurse=False), self.whole_on)
         for one in self.view.weights():  # of a plan, they lie where they would lie if this were none
             one.home = self.devices[0] if one.home == self.whole_on else one.home

@@ -72,8 +72,7 @@ def _move(component: Component, name: str, original: Callable[..., Any], *args: 
     parsed: tuple[Any, ...] = torch._C._nn._parse_to(*args, **kwargs)
     there, dtype, _, layout = parsed
     hook = vars(component.module).get(libraries.HOOK)
-    claimed = {_device_of(component.module), getattr(hook, "execution_device", None)}
-    if there is not None and there not in claimed:
+    if there is not None and there not in {*_devices_of(component), getattr(hook, "execution_device", None)}:
         raise UsageError(_immobile(component, name))
     dtypes = {tensor.dtype for tensor in component.module.parameters() if tensor.is_floating_point()}
     if layout is None and (dtype is None or dtypes == {dtype}):
@@ -83,9 +82,9 @@ def _move(component: Component, name: str, original: Callable[..., Any], *args: 
 
 def _move_to(component: Component, name: str, _: Callable[..., Any], device: Any = None) -> Any:
     """What `to` does of a device of a kind: `module.cuda()`, `module.cuda(1)`, `module.cuda("cuda:1")`."""
-    claimed = _device_of(component.module)
     asked = torch.device(name, device) if isinstance(device, int) else device and torch.device(device)
-    if claimed is None or claimed.type != name or (asked is not None and asked != claimed):
+    taken = {there for there in _devices_of(component) if there.type == name}
+    if not taken or (asked is not None and asked not in taken):
         raise UsageError(_immobile(component, name))
     return component.module
 
@@ -112,5 +111,7 @@ def _generate(owner: Callable[[], Component | None], original: Callable[..., Any
         return original(*args, **kwargs)
 
 
-def _device_of(module: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in module.parameters()), None)
+def _devices_of(component: Component) -> set[torch.device]:
+    """Where a module says that it is, and its main device, where it comes to be."""
+    first = next((parameter.device for parameter in component.module.parameters()), component.whole_on.torch)
+    return {first, component.whole_on.torch}

@@ -1,8 +1,9 @@
 """What modules hold in the place of a weight whose numbers are elsewhere: in a file, or in rows on several devices.
 
-It looks like the weight: its shape, dtype, strides, and the device of the component. What is read of it are the
-weight's numbers, which are had for that and let go of at once. What is written to it makes data of the weight first,
-wherever modules hold it. What detaching it, or looking at a part of it, gives is a stand-in of the same weight.
+It looks like the weight in host memory: its shape, dtype and strides. What is read of it are the weight's numbers,
+which are had for that and let go of at once. What is written to it makes data of the weight first, wherever modules
+hold it, in host memory, where what others have made by its device (the state of an optimizer) lies too. What detaching
+it, or looking at a part of it, gives is a stand-in of the same weight.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class StandIn(torch.Tensor):
     numbers: Numbers
     steps: tuple[Step, ...]
     like: torch.Tensor
-    reported: torch.device
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -47,20 +47,19 @@ class StandIn(torch.Tensor):
     def of(
         numbers: Numbers,
         like: torch.Tensor,
-        device: torch.device,
         steps: tuple[Step, ...] = (),
         *,
         is_parameter: bool = False,
         requires_grad: bool = False,
     ) -> StandIn:
-        """A stand-in on a device for numbers, or what steps look at of them, of the form of a tensor on meta."""
+        """A stand-in for numbers, or what steps look at of them, of the form of a tensor on meta."""
         with torch.inference_mode(False):
             bare = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
             bare = bare.as_strided(like.size(), like.stride(), like.storage_offset()) if like.storage_offset() else bare
             # on meta for PyTorch, so that no other tensor takes it for its data, where it has no memory
             made: StandIn = torch.Tensor._make_subclass(StandIn, bare, requires_grad, dispatch_device=True)
         torch._C._set_throw_on_mutable_data_ptr(made)
-        made.numbers, made.steps, made.like, made.reported = numbers, steps, like, device
+        made.numbers, made.steps, made.like = numbers, steps, like
         if is_parameter:
             made._is_param = True
         return made
@@ -73,12 +72,12 @@ class StandIn(torch.Tensor):
         return stand_in_ops.dispatch(func, args, kwargs or {})
 
     def read(self, device: torch.device | None = None) -> torch.Tensor:
-        """The numbers on a device, that it reports if left out: to be read, and not to be kept."""
+        """The numbers on a device, in host memory if left out: to be read, and not to be kept."""
         held = vars(self)
         if "numbers" not in held:  # another thread has given the weight data just now
-            return moved(self.detach(), device or self.device)
+            return moved(self.detach(), device or HOST)
         with torch.inference_mode(False), torch.no_grad():
-            data: torch.Tensor = held["numbers"].whole(device or self.device)
+            data: torch.Tensor = held["numbers"].whole(device or HOST)
             for step in held["steps"]:
                 data = step(data)
             return data
@@ -128,16 +127,16 @@ class StandIn(torch.Tensor):
     def looking(self, step: Step, like: torch.Tensor) -> StandIn:
         """A stand-in of what a step looks at, of the form of a tensor on meta."""
         is_whole = step is torch.Tensor.detach
-        made = StandIn.of(self.numbers, like, self.device, self.steps if is_whole else (*self.steps, step))
+        made = StandIn.of(self.numbers, like, self.steps if is_whole else (*self.steps, step))
         self.numbers.given[id(made)] = made
         return made
 
     def new(self, *args: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of the dtype, on the device that is reported."""
+        """A tensor of the dtype in host memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device).new(*args, **options)
 
     def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of other data, of the dtype and on the device that is reported."""
+        """A tensor of other data, of the dtype and in host memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device).new_tensor(data, **options)
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -206,16 +205,14 @@ class StandIn(torch.Tensor):
 
 def _refuse_array(stand_in: StandIn, force: bool) -> None:
     """Raises what PyTorch does where a tensor gives no array, before data is made."""
-    if stand_in.device != HOST and not force:
-        moved(torch.empty(0), stand_in.device).numpy()
     if stand_in.requires_grad and not force:
         torch.empty(0, requires_grad=True).numpy()
 
 
-def laid_bare(tensor: torch.Tensor, numbers: Numbers, device: torch.device) -> StandIn:
+def laid_bare(tensor: torch.Tensor, numbers: Numbers) -> StandIn:
     """The stand-in of a weight, of the form of its tensor."""
     like = tensor.like if isinstance(tensor, StandIn) else torch.empty_like(tensor, device="meta")
     return StandIn.of(
-        numbers, like.detach(), device, is_parameter=isinstance(tensor, nn.Parameter),
+        numbers, like.detach(), is_parameter=isinstance(tensor, nn.Parameter),
         requires_grad=tensor.requires_grad,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def _rule_of(func: OpOverload) -> _Rule:
 def dispatch(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs one ATen op on stand-ins and other tensors."""
     if func is torch.ops.prim.device.default:
-        return args[0].reported
+        return HOST
     rule = _rule_of(func)
     if rule.makes_alike:
         return _made_alike(func, args, kwargs)
@@ -209,7 +209,7 @@ def _device_beside(values: Sequence[Any]) -> torch.device | None:
 
 
 def _device_of(values: Sequence[Any], written: Sequence[torch.Tensor]) -> torch.device:
-    """Where an op on stand-ins alone runs: where data is written, or on the device that is reported."""
+    """Where an op on stand-ins alone runs: where data is written, or on the host."""
     if written:
         return written[0].device
     return next(one.device for one in _leaves(values) if isinstance(one, torch.Tensor))
@@ -250,7 +250,7 @@ def _rounded(one: Any, kwargs: dict[str, Any]) -> StandIn | None:
         return None
     like = torch.empty_like(one.like, dtype=dtype)
     numbers = Numbers(origin=RoundedOrigin.of(origin, one.dtype, dtype), like=like)
-    made: StandIn = type(one).of(numbers, like, one.device)
+    made: StandIn = type(one).of(numbers, like)
     numbers.given[id(made)] = made
     return made
 

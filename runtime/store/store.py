@@ -26,6 +26,7 @@ from .fetching import WAY_OUT, fetched_weight, is_in_file, of_one_range, once
 from .objects import can_exchange, exchange_contents
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
+from .source import tensors_of_module
 from .stand_in import StandIn, laid_bare
 from .stored_weight import ORDINARY, Numbers, StoredWeight, data_of, stands_in, version_of
 
@@ -74,7 +75,8 @@ class Store:
         self._modules = [
             (known, origins, residency if known() is module else before) for known, origins, before in self._modules
         ]
-        resting = list(dict.fromkeys(self.of(tensor) for tensor in module.parameters()))
+        held = dict.fromkeys(self.of_module(module).values())
+        resting = [one for one in held if isinstance(one.tensor, nn.Parameter)]
         for one, on_host in zip(resting, evenly([one.nbytes for one in resting], in_memory), strict=True):
             one.residency = Residency.HOST if on_host else residency
 
@@ -141,6 +143,14 @@ class Store:
         if id(tensor) not in self._weights:
             self.survey()
         return self._weights[id(tensor)]
+
+    def of_module(self, module: nn.Module) -> dict[str, StoredWeight]:
+        """The weights of a module, under every name that it has for them; looks again where one is not known."""
+        tensors = tensors_of_module(module)
+        if not self._weights.keys() >= set(map(id, tensors.values())):
+            self.survey()  # which may put the tensor of a weight in the place of what somebody put there
+            tensors = tensors_of_module(module)
+        return {name: self._weights[id(tensor)] for name, tensor in tensors.items()}
 
     def known(self, tensor: torch.Tensor | None) -> StoredWeight | None:
         """The weight that a tensor of a module was at the last look, or None."""
@@ -220,12 +230,6 @@ class Store:
         for place, key in one.places:
             place[key] = tensor
 
-    def claim(self, one: StoredWeight, device: torch.device) -> None:
-        """Has what stands for a weight without data report a device."""
-        changes, one.claimed = one.claimed != device, device
-        if changes and isinstance(one.tensor, StandIn):
-            self._lay_bare(one, one.origin)
-
     def take_out(self, one: StoredWeight, origin: Origin | None) -> None:
         """Takes the data of a weight out of its tensor, and leaves a stand-in.
 
@@ -240,7 +244,7 @@ class Store:
         bare = one.numbers.like
         if isinstance(one.tensor, nn.Parameter):
             bare = nn.Parameter(bare, one.tensor.requires_grad)
-        self._hold(one, laid_bare(bare, one.numbers, one.claimed) if one.places else bare)
+        self._hold(one, laid_bare(bare, one.numbers) if one.places else bare)
         one.origin, one.read_from = origin, None
 
     def put_back(

@@ -128,7 +128,6 @@ class StoredWeight:
         places: where modules hold its tensor.
         home: the device that it was assigned, unless it was assigned rows of it to several.
         bounds: the rows that it was assigned to each device, if so.
-        claimed: the device that its stand-ins report.
         before: where it was when it was brought elsewhere first.
         noted: the data of what was put into the modules last, and how often that had been written; None where somebody
             else put it there, or writes it.
@@ -146,7 +145,6 @@ class StoredWeight:
     places: list[Place] = field(default_factory=list)
     home: Device | None = None
     bounds: Bounds = ()
-    claimed: torch.device = HOST
     before: torch.device | None = None
     staged: dict[Part, torch.Tensor] = field(default_factory=dict)
     noted: tuple[Data, int] | None = None

@@ -19,6 +19,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import diffusers
+
+import dovetail
 from dovetail.runtime import sim
 
 from .cells import ENDED, Cell, Setting, Verdict, judge
@@ -57,6 +60,7 @@ def run(cells: Sequence[Cell], folder: Path) -> Iterator[tuple[Cell, Verdict]]:
 
 
 def _serve(folder: Path, cells: Sequence[Cell]) -> None:
+    _ = dovetail.load_pipeline, diffusers.FluxPipeline, diffusers.StableDiffusionPipeline  # imported once for all cells
     for cell in cells:
         with tempfile.NamedTemporaryFile("r") as answer:
             child = os.fork()

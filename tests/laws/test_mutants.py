@@ -31,6 +31,7 @@ from dovetail.runtime import sim, steps, transport
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.store.program_weights import ProgramWeights
+from tests.cases import slow_but
 
 from .modules import WIDTH
 from .oracles import Clockwork, placed_by

@@ -22,7 +22,6 @@ from ...compiler.spec.residency import Residency
 from ...lora.adapters import plain_name
 from ...runtime.store.origin import HOST
 from ...runtime.store.program_weights import ProgramWeights
-from ...runtime.store.source import tensors_of_module
 from ...runtime.store.staging import Staging
 from ...runtime.store.store import Origins, Store
 from ...runtime.store.stored_weight import StoredWeight
@@ -125,12 +124,11 @@ class ModuleView:
     def weights(self, module: nn.Module | None = None) -> list[StoredWeight]:
         """The weights of the component or of a part of it, each once; none when nobody has the module any more."""
         module = self._module() if module is None else module
-        tensors = {} if module is None else {id(tensor): tensor for tensor in tensors_of_module(module).values()}
-        return [self.store.of(tensor) for tensor in tensors.values()]
+        return [] if module is None else list(dict.fromkeys(self.store.of_module(module).values()))
 
     def by_name(self, module: nn.Module) -> dict[str, StoredWeight]:
         """The weights of a part of the component, under every name that they have without adapters."""
-        return {plain_name(name): self.store.of(tensor) for name, tensor in tensors_of_module(module).items()}
+        return {plain_name(name): one for name, one in self.store.of_module(module).items()}
 
     def of_program(self, module: nn.Module, program: Program) -> ProgramWeights:
         """What gives a program of the component, or of a part of it, its weights; it keeps no module alive."""
@@ -151,12 +149,6 @@ class ModuleView:
     def nbytes(self) -> int:
         """Bytes of all weights of the component as they rest, each counted once."""
         return sum(one.nbytes for one in self.weights())
-
-    @locked
-    def claim(self, device: Device) -> None:
-        """Has what stands for weights without data report a device, from which libraries tell where a module is."""
-        for one in self.weights():
-            self.store.claim(one, device.torch)
 
     @locked
     def keep(self, tensors: Iterable[torch.Tensor], device: Device) -> None:

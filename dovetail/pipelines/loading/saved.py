@@ -179,9 +179,7 @@ def open_pipeline(
     listing = read_index(folder / INDEX)
     own = own_parts(listing)
     parts_there = [name for name, value in listing.items() if isinstance(value, list)]
-    named_class = (
-        None if "custom_pipeline" in (loading or {}) else getattr(diffusers, listing["_class_name"], None)
-    )
+    named_class = None if "custom_pipeline" in (loading or {}) else getattr(diffusers, listing["_class_name"], None)
     _check_given(given, pipeline_class or named_class, parts_there)
     named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
     indices = {name: open_weights(files) for name, files in named.items()}
