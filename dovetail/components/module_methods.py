@@ -14,6 +14,7 @@ from torch import nn
 from ..compiler.errors import UsageError
 from ..conventions import libraries
 from ..conventions.replacements import put_method
+from ..runtime.store.stored_weight import stands_in
 from .merging import merged_together
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def put_methods(component: Component) -> list[nn.Module]:
         put_method(module, name, functools.partial(_move, component, name))
     for name in _CONVERSIONS:
         put_method(module, name, functools.partial(_convert, component))
+    put_method(module, "_apply", functools.partial(_apply, component))
     for name in _KINDS:
         put_method(module, name, functools.partial(_move_to, component, name))
     if all(hasattr(type(component.module), name) for name in libraries.VAE_METHODS):
@@ -63,6 +65,24 @@ def _convert(component: Component, original: Callable[..., Any], *args: Any, **k
     """Changes weights while no component runs: what stands for them makes data where it must."""
     with component.turn, component.turn:
         return original(*args, **kwargs)
+
+
+def _apply(
+    component: Component, original: Callable[..., Any], fn: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Has a function compute all weights anew, each in the object that it was, as of weights with data.
+
+    PyTorch puts other objects in the place of tensors whose class is not that of the function's result. An optimizer
+    that was made over the former would train nothing, and tied weights would part.
+    """
+
+    def fitted(one: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = fn(one)
+        if stands_in(one) and not stands_in(made):
+            one.data = made
+        return made
+
+    return _convert(component, original, fitted, *args, **options)
 
 
 def _move(component: Component, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -387,11 +387,14 @@ _BELOW_PYTHON = DispatchKeySet(DispatchKey.Python)
 
 def _follow_metadata(func: OpOverload, operands: Operands) -> None:
     """Gives wrappers the new memory and size of a tensor that was given them in place."""
-    for one in operands:
-        if type(one) is SimTensor and (now := one._inner.untyped_storage()._cdata) != one._buffer.storage:
-            source = next((other for other in operands if type(other) is SimTensor and other._buffer.storage == now), one)
+    ours = [one for one in operands if type(one) is SimTensor]
+    for one in ours:
+        memory = one._inner.untyped_storage()._cdata
+        if memory != one._buffer.storage:
+            source = next((other for other in ours if other._buffer.storage == memory), one)
+            torch.Tensor.data.__set__(one, source)  # type: ignore[attr-defined]
             one._buffer, one._hold = source._buffer, source._hold
-        if type(one) is not SimTensor or (one.shape == one._inner.shape and one.stride() == one._inner.stride()):
+        if one.shape == one._inner.shape and one.stride() == one._inner.stride():
             continue
         inner = one._inner
         if inner.untyped_storage().nbytes() > one._buffer.size:

@@ -114,13 +114,19 @@ def _processors(pipe: Any) -> None:
     pipe.unet.set_attn_processor(Loud())
 
 
+def _taken_out(pipe: Any) -> None:
+    with torch.no_grad():
+        pipe.unet.conv_out.bias.add_(0.5)
+    pipe.unet.conv_out.bias = None
+
+
 def _half(pipe: Any) -> None:
     pipe.vae.to(torch.bfloat16)
 
 
 CHANGES = [
     _freeu, _scaled_data, _written, _assigned, _loaded, _conv_out, _hook, _pre_hook, _root_hook, _patched, _classed,
-    _circular, _attribute, _processors,
+    _circular, _attribute, _processors, _taken_out,
 ]  # fmt: skip
 FIRST = (_freeu, _hook, _patched)
 
@@ -133,7 +139,9 @@ def sd() -> Any:
 
 
 @pytest.mark.parametrize(
-    "change", slow_but({_assigned, _hook, _patched, _processors}, CHANGES), ids=lambda change: change.__name__
+    "change",
+    slow_but({_assigned, _hook, _patched, _processors, _taken_out}, CHANGES),
+    ids=lambda change: change.__name__,
 )
 def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_eager(
     change: Callable[[Any], None], sd: Any

@@ -105,11 +105,16 @@ def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux:
     assert not any(map(has_numbers, pipe.vae.encoder.parameters()))
 
 
-def test_the_device_of_a_component_is_known_before_the_first_call(flux: Path) -> None:
+def test_where_a_pipeline_computes_is_known_before_its_first_call_and_a_component_comes_there_in_it(flux: Path) -> None:
     pipe = dovetail.load_pipeline(flux, SPREAD)
     assert pipe._execution_device == torch.device("sim", 0)
-    assert pipe.text_encoder_2.device == torch.device("sim", 1)
+    assert pipe.text_encoder_2.device == torch.device("cpu")
+    assert pipe.text_encoder_2.to("sim:1") is pipe.text_encoder_2
+    with pytest.raises(UsageError, match="cannot move this component"):
+        pipe.text_encoder_2.to("sim:2")
     assert pipe.transformer.dtype == torch.float32
+    paint(pipe, tiny_pipelines.flux()[1])
+    assert pipe.text_encoder_2.device == torch.device("sim", 1)
 
 
 def test_saving_a_loaded_pipeline_saves_what_was_never_read_too(flux: Path, tmp_path: Path) -> None:

@@ -225,6 +225,17 @@ def test_a_module_can_be_copied_with_its_weights():
     assert sim.stats(0).in_use == 2 * (64 + 16)
 
 
+def test_a_tensor_that_is_set_to_another_has_its_memory():
+    one, other = torch.ones(2, device="sim:0"), torch.zeros(3, device="sim:0")
+    one.set_(other)
+    del other
+    assert sim.stats(0).in_use == 12
+    one.fill_(2)
+    assert one.tolist() == [2.0, 2.0, 2.0]
+    del one
+    assert sim.stats(0).in_use == 0
+
+
 def test_autocast_may_be_left_and_entered(grad_mode):
     value = torch.ones(2, 2, device="sim:0")
     with torch.autocast("sim", enabled=False):

@@ -64,6 +64,14 @@ def test_a_number_on_a_device_is_taken(held: tuple[nn.Linear, Store]) -> None:
     assert torch.equal(layer.weight.cpu(), START * 3)
 
 
+def test_a_weight_that_is_normed_is_known_before_anybody_looks(held: tuple[nn.Linear, Store]) -> None:
+    layer, store = held
+    nn.utils.parametrizations.weight_norm(layer)
+    found = store.of_module(layer)
+    assert found.keys() == dict(layer.named_parameters()).keys()
+    assert torch.allclose(layer.weight[1:], START[1:])
+
+
 def test_what_is_written_to_the_memory_of_a_weight_that_rests_on_disk_stays(held: tuple[nn.Linear, Store]) -> None:
     layer, store = held
     layer.weight.untyped_storage().fill_(0)
