@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..compiler.errors import UsageError
+from ..compiler.frontend.first_trace import interrupt_deferred
 from ..conventions import libraries
 from ..conventions.replacements import Method, put_method, take_methods_out
 from ..lora.adapters import Wrapper
@@ -49,6 +50,7 @@ class Merges(OfComponent):
     def __init__(self, component: Component) -> None:
         super().__init__(component)
         self._undo: list[Undo] | None = None
+        self._is_checked = False
 
     @functools.cached_property
     def _weights(self) -> MergedWeights:
@@ -82,7 +84,7 @@ class Merges(OfComponent):
                 restore()
                 raise
             finally:
-                is_changed, self._undo = bool(self._undo), None
+                is_changed, self._undo, self._is_checked = bool(self._undo), None, False
                 if is_changed:
                     component.refresh_weights()
                     component.view.moved()
@@ -90,8 +92,9 @@ class Merges(OfComponent):
     def _merge(self, wrapper: Wrapper, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """What peft calls merge."""
         with self.together():
-            if not self._undo:
+            if not self._is_checked:
                 self.check()
+                self._is_checked = True
             for name in libraries.adapters_to_merge(wrapper.layer, adapter_names):
                 if libraries.has_lora(wrapper.layer, name):
                     self._add(wrapper, name, safe_merge)
@@ -109,7 +112,8 @@ class Merges(OfComponent):
             updates.append((base.bias, Update(tensors["bias"], None, scale)))
         assert self._undo is not None
         for tensor, update in updates:
-            self._undo.append(self._weights.add(self.component.view.store.of(tensor), update, wrapper.layer, safe))
+            with interrupt_deferred():  # what is written can be undone
+                self._undo.append(self._weights.add(self.component.view.store.of(tensor), update, wrapper.layer, safe))
 
     def _unmerge(self, wrapper: Wrapper) -> None:
         """What peft calls unmerge."""
@@ -127,7 +131,8 @@ class Merges(OfComponent):
                 )
             assert self._undo is not None
             for one in ours:
-                self._undo.append(self._weights.take_out(one, layer))
+                with interrupt_deferred():
+                    self._undo.append(self._weights.take_out(one, layer))
             layer.merged_adapters.clear()
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import UsageError
+from dovetail.lora.merged_weights import MergedWeights
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
@@ -203,6 +205,27 @@ def test_a_merge_that_fails_on_the_way_leaves_nothing_merged(place: str, saved: 
     for one in (pipe, eager):
         one.fuse_lora(components=PARTS, safe_fusing=True)
     assert agree(pipe, eager)
+
+
+def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = complete(saved)
+    before, write, turn = weights(pipe), MergedWeights._write, iter(range(10**6))
+
+    def interrupted(self: MergedWeights, one: Any, numbers: torch.Tensor) -> None:
+        write(self, one, numbers)
+        if next(turn) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(MergedWeights, "_write", interrupted)
+    heeding = signal.signal(signal.SIGINT, signal.default_int_handler)  # the background ignores interrupts
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipe.fuse_lora(components=PARTS)
+    finally:
+        signal.signal(signal.SIGINT, heeding)
+    after = weights(pipe)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not any(getattr(one, "merged_adapters", ()) for one in pipe.transformer.modules())
 
 
 def test_what_fuse_has_written_in_half_precision_is_what_peft_writes(saved: Any) -> None:
