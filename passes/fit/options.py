@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise, permutations, product
+from itertools import accumulate, chain, islice, pairwise, product
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
@@ -88,15 +88,23 @@ class Machine:
         """
         cards = [device for device in self.devices if device != self.host]
         singles = [(device,) for device in self.devices]
-        several = [order for count in range(2, len(cards) + 1) for order in permutations(cards, count)]
-        with_host = [(*order, self.host) for order in ([(card,) for card in cards] + several)]
-        seen, kept = set(), []
-        for order in (*several, *with_host):
-            kinds = tuple(alike[device] for device in order)
-            if kinds not in seen:
-                seen.add(kinds)
-                kept.append(order)
-        return [*singles, *kept[:_LISTS]]
+        several = (order for count in range(2, len(cards) + 1) for order in _orders(cards, count, alike))
+        with_host = (
+            (*order, self.host) for count in range(1, len(cards) + 1) for order in _orders(cards, count, alike)
+        )
+        return [*singles, *islice(chain(several, with_host), _LISTS)]
+
+
+def _orders(
+    devices: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
+) -> Iterator[tuple[Device, ...]]:
+    """Orders of so many of the devices, of those that differ in devices that are alike only the first one."""
+    if count == 0:
+        yield taken
+        return
+    first_of_kind = {alike[one]: one for one in reversed(devices) if one not in taken}
+    for one in sorted(first_of_kind.values(), key=devices.index):
+        yield from _orders(devices, count - 1, alike, (*taken, one))
 
 
 def options_of(

@@ -128,6 +128,28 @@ def test_the_host_is_a_budget_too() -> None:
     assert max(n for (_, device), n in peaks(on_disk, budgets(100, 0, 60)).items() if device == CPU) <= 60 * MIB
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_lists_of_devices_are_all_orders_of_their_kinds_fewest_devices_first(seed: int) -> None:
+    rng = random.Random(seed)
+    cards = tuple(Device("cuda", index) for index in range(rng.randint(0, 5)))
+    alike = {card: rng.randint(0, 2) for card in cards} | {CPU: -1}
+    orders = [order for count in range(1, len(cards) + 1) for order in itertools.permutations(cards, count)]
+    every = [*(one for one in orders if len(one) > 1), *((*one, CPU) for one in orders)]
+    kinds = {tuple(alike[device] for device in order): order for order in reversed(every)}
+    differing = [order for order in every if kinds[tuple(alike[device] for device in order)] == order]
+    lists = Machine((*cards, CPU), machine().speeds, CPU).lists(alike)
+    alone = len(cards) + 1
+    assert lists[:alone] == [(device,) for device in (*cards, CPU)]
+    assert lists[alone:] == differing[:24]
+
+
+def test_many_cards_are_many_lists_and_no_more() -> None:
+    cards = tuple(Device("cuda", index) for index in range(64))
+    on = Machine((*cards, CPU), machine().speeds, CPU)
+    for kinds in (dict.fromkeys(cards, 0), {card: card for card in cards}):
+        assert len(on.lists({**kinds, CPU: -1})) == 65 + 24
+
+
 def random_pipeline(rng: random.Random) -> list[Load]:
     loads = [load(f"te_{i}", rng.randint(1, 4), rng.randint(5, 30), flops=1e8) for i in range(rng.randint(1, 2))]
     loads.append(
