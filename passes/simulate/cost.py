@@ -15,8 +15,8 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.aliasing import base_of, computes
+from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.value import TensorType
 from ...compiler.spec.speeds import Speed
@@ -27,12 +27,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Floating-point operations, bytes read and written, and the dtype in which it computes."""
+    """Floating-point operations, bytes read and written, and the dtype in which it computes.
+
+    ``whole`` are those of the bytes read that each device reads that computes some columns of the result.
+    """
 
     flops: float = 0.0
     read: int = 0
     written: int = 0
     dtype: str = "float32"
+    whole: int = 0
 
     def seconds(self, speed: Speed) -> float:
         """The time on a device; nothing for what neither computes nor touches memory."""
@@ -41,7 +45,8 @@ class OpCost:
 
     def part(self, share: float) -> OpCost:
         """What a device does of it that makes a share of the columns: all of the input, a share of the rest."""
-        return replace(self, flops=self.flops * share, written=int(self.written * share), read=int(self.read * share))
+        read = self.whole + int((self.read - self.whole) * share)
+        return replace(self, flops=self.flops * share, written=int(self.written * share), read=read)
 
 
 FREE = OpCost()
@@ -55,7 +60,8 @@ def cost_of(node: Node) -> OpCost:
     operands = [tensor for one in node.all_input_nodes for tensor in tensors_of(one)]
     written = sum(map(_nbytes, results))
     read = written if node.target in _LOOKUPS else sum(map(_nbytes, operands))
-    return OpCost(_flops(node), read, written, _dtype(results, operands))
+    whole = _nbytes(operands[0]) if node.target in LINEAR else 0
+    return OpCost(_flops(node), read, written, _dtype(results, operands), whole)
 
 
 def _nbytes(tensor: TensorType) -> int:

@@ -67,6 +67,13 @@ def test_views_cost_nothing_and_an_addition_its_traffic() -> None:
     assert (added.flops, added.read, added.written) == (0, 2 * 64 * 32 * 4, 64 * 32 * 4)
 
 
+def test_a_device_that_computes_some_columns_of_a_product_reads_the_whole_input() -> None:
+    (cost,) = [cost_of(node) for node in traced(nn.Linear(64, 32), torch.ones(4, 64)).ops()]
+    quarter, weights = cost.part(0.25), 4 * (64 * 32 + 32)
+    assert (cost.read, quarter.read) == (4 * 64 * 4 + weights, 4 * 64 * 4 + weights // 4)
+    assert (quarter.flops, quarter.written) == (cost.flops / 4, 4 * 32 * 4 // 4)
+
+
 def test_a_lookup_reads_what_it_yields() -> None:
     program = traced(nn.Embedding(1000, 8), torch.tensor([3, 4]))
     (cost,) = [cost_of(node) for node in program.ops()]
