@@ -78,7 +78,6 @@ class ModuleView:
         self.store.add(module, origins, residency)
         if in_memory:
             self.store.rest_in(module, residency, in_memory)
-        self._has_origins = origins is not None
         self.staging = Staging()
         self._lent: set[StoredWeight] = set()
         self._users = 0
@@ -87,6 +86,8 @@ class ModuleView:
         """Called when weights may have moved since they were looked at."""
         self._names = {one.name for one in self.weights()}
         self._own = weakref.WeakSet(self.weights())
+        # parameters without data are planned without weights: who computes with them has their files
+        self._has_origins = origins is not None or not any(self._parameters_with_data())
         self._homeless = self._in_no_file()
         self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)
         if residency is Residency.DISK:
@@ -267,8 +268,10 @@ class ModuleView:
 
     def _in_no_file(self) -> list[str]:
         """The parameters that lie in no file now; what comes later, or is written, rests in host memory."""
-        parameters = (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
-        return [one.name for one in parameters if one.file is None]
+        return [one.name for one in self._parameters_with_data() if one.file is None]
+
+    def _parameters_with_data(self) -> Iterator[StoredWeight]:
+        return (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
 
     def _check_files(self) -> None:
         if homeless := self._homeless:

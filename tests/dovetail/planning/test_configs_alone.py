@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
-from dovetail.compiler.errors import WeightError
+from dovetail.compiler.errors import DoesNotFitError, WeightError
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from testbed.pipelines import tiny_pipelines
@@ -41,19 +41,34 @@ def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path
     assert any(name.startswith("vae") for name in dry.plans())
 
 
-@pytest.mark.slow
-def test_a_plan_without_weights_is_that_with_weights(tmp_path: Path) -> None:
+SMALL = [
+    "cuda0=420KiB,cpu=500KiB",
+    "cuda0=420KiB,cpu=300KiB",
+    "cuda0=500KiB,cuda1=420KiB,cpu=250KiB",
+    "cuda0=300KiB,cpu=200KiB",
+]
+"""Rigs on which a tiny pipeline has to stream, from disk too, and one that is too small."""
+
+
+@pytest.mark.parametrize("requests", [[REQUEST], pytest.param([{"rig": rig} for rig in SMALL], marks=pytest.mark.slow)])
+def test_a_plan_without_weights_is_that_with_weights(requests: list[dict[str, str]], tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.flux()
     pipe.save_pretrained(tmp_path)
-    texts = []
-    for _ in range(2):
-        opened, origins = open_pipeline(tmp_path, dtype=torch.float32, needs_files=False)
-        dry = DryPipeline(opened, REQUEST, origins=origins)
+    with_weights = [planned(tmp_path, one, call) for one in requests]
+    for file in tmp_path.glob("*/*.safetensors"):
+        file.unlink()
+    assert [planned(tmp_path, one, call) for one in requests] == with_weights
+
+
+def planned(folder: Path, request: dict[str, str], call: dict[str, Any]) -> object:
+    """The programs that a call is planned with, or the refusal."""
+    opened, origins = open_pipeline(folder, dtype=torch.float32, needs_files=False)
+    dry = DryPipeline(opened, request, origins=origins)
+    try:
         dry(**call)
-        texts.append({name: str(plan) for name, plan in dry.plans().items()})
-        for file in tmp_path.glob("*/*.safetensors"):
-            file.unlink()
-    assert texts[0] == texts[1]
+    except DoesNotFitError as error:
+        return str(error)
+    return {name: str(plan) for name, plan in dry.plans().items()}
 
 
 def test_a_picture_needs_weights(tmp_path: Path) -> None:
