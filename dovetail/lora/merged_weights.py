@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from ..runtime.devices.accelerator import has_memory
 from ..runtime.devices.out_of_memory import fetched
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST, MergedOrigin, Origin, TensorOrigin
@@ -148,7 +149,7 @@ class MergedWeights:
     def _write(self, one: StoredWeight, numbers: torch.Tensor) -> None:
         """Gives a weight other numbers, in the memory that it has unless that is a file's."""
         data = one.tensor.detach()
-        is_own = type(one.tensor) not in ORDINARY or data.untyped_storage().resizable()
+        is_own = type(one.tensor) not in ORDINARY or has_memory(data)
         if is_own and not data.is_inference():
             data.copy_(numbers)
             one.noted = data_of(one.tensor), version_of(one.tensor)

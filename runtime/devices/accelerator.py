@@ -85,6 +85,10 @@ class Accelerator:
         """Returns a CPU tensor in memory that copies to this device need not stage."""
         return tensor
 
+    def source(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor from which a CPU tensor is to be copied to this device, over the same memory."""
+        return tensor
+
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage."""
         return torch.empty_strided(size, stride, dtype=dtype)
@@ -208,6 +212,11 @@ class StreamAccelerator(Accelerator):
             .copy_(tensor)
         )
 
+    def source(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor to copy a CPU tensor from: PyTorch keeps what it pinned until copies from it are done."""
+        memory = _PINNED.get(self.device.type)
+        return tensor if memory is None or type(tensor) is not torch.Tensor else memory.as_pinned(tensor)
+
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage, where the system pins memory."""
         try:
@@ -315,6 +324,11 @@ _KINDS: dict[str, type[Accelerator]] = {
     "sim": SimAccelerator,
     "mps": MpsAccelerator,
 }
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a CPU tensor lies in memory of PyTorch's, or in what is pinned for weights, and is no view of a file."""
+    return tensor.untyped_storage().resizable() or any(memory.holds(tensor) for memory in _PINNED.values())
 
 
 @functools.cache

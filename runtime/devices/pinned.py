@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -32,7 +33,7 @@ class _Slab:
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._reference = StorageWeakRef(memory.untyped_storage())  # which keeps the address from being used again
-        self.storage: int = self._reference.cdata
+        self._start = memory.data_ptr()
         self.size = memory.numel()
         self.taken = 0
 
@@ -42,12 +43,31 @@ class _Slab:
         return bool(self._reference.expired())
 
     def take(self, count: int) -> torch.Tensor | None:
-        """The next bytes of it, or None when it is full or gone."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
-        if storage is None or self.taken + count > self.size:
+        """The next bytes of it, or None when it is full or gone.
+
+        They are a storage of their own: what a user does to the whole storage of a weight must reach no other one.
+        """
+        if self.taken + count > self.size or (whole := self.part(self.taken, torch.uint8, (count,), (1,))) is None:
             return None
-        start, self.taken = self.taken, min(self.size, -(-(self.taken + count) // _ALIGNMENT) * _ALIGNMENT)
-        return torch.empty(0, dtype=torch.uint8).set_(storage, start, (count,), (1,))
+        self.taken = min(self.size, -(-(self.taken + count) // _ALIGNMENT) * _ALIGNMENT)
+        return torch.from_numpy(whole.numpy()) if count else whole
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in it."""
+        return self._start <= _address(tensor) < self._start + self.size and not self.is_gone
+
+    def part(self, start: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor | None:
+        """A tensor from some byte of it on, whose storage is all of it; None when it is gone."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        return (
+            None
+            if storage is None
+            else torch.empty(0, dtype=dtype).set_(storage, start // dtype.itemsize, size, stride)
+        )
+
+    def same(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor in it over the storage that PyTorch pinned."""
+        return self.part(_address(tensor) - self._start, tensor.dtype, tensor.size(), tensor.stride())
 
 
 class PinnedMemory:
@@ -86,8 +106,16 @@ class PinnedMemory:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in this memory."""
-        storage = tensor.untyped_storage()._cdata
-        return any(slab.storage == storage for slab in self._slabs)
+        return any(slab.holds(tensor) for slab in self._slabs)
+
+    def as_pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor over the storage that PyTorch pinned, if it lies in this memory.
+
+        PyTorch notes which copies still read a storage that it pinned, before it gives that to somebody else.
+        """
+        slab = next((slab for slab in self._slabs if slab.holds(tensor)), None)
+        same = None if slab is None else slab.same(tensor)
+        return tensor if same is None else same
 
     def _new_slab(self, count: int) -> torch.Tensor | None:
         """The first bytes of a slab: as large as all before it, so that little needs little, up to the usual size."""
@@ -115,6 +143,11 @@ class PinnedMemory:
                 "(params_backend)",
                 format_bytes(count), why,
             )  # fmt: skip
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor begins, also one without elements, for which PyTorch says 0."""
+    return int(tensor.untyped_storage().data_ptr()) + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _power_of_two(count: int) -> int:

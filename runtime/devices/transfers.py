@@ -113,7 +113,7 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor
     here, there = accelerator_of(tensor.device), accelerator_of(device)
     if here.is_host or there.is_host:
-        return tensor.detach().to(device, non_blocking=there.has_streams)
+        return there.source(tensor.detach()).to(device, non_blocking=there.has_streams)
     if is_wrapped(tensor):
         return rewrapped(tensor, lambda inside: moved(inside, device))
     return start_copy(tensor.detach(), device).wait()
@@ -126,7 +126,7 @@ def land(tensor: torch.Tensor, place: torch.Tensor) -> None:
     """
     here, there = accelerator_of(tensor.device), accelerator_of(place.device)
     if here.is_host or there.is_host or tensor.device == place.device:
-        place.copy_(tensor.detach(), non_blocking=there.has_streams and here.is_host)
+        place.copy_(there.source(tensor.detach()), non_blocking=there.has_streams and here.is_host)
     else:
         start_copy(tensor.detach(), place.device, place).wait()
 

@@ -170,20 +170,24 @@ def _hold_back(target: torch.Tensor, stream: Stream) -> None:
 def empty_pinned(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Makes a CPU tensor in memory that copies to and from simulated devices treat as pinned."""
     made = torch.empty_strided(size, stride, dtype=dtype)
-    for address in [address for address, storage in list(_pinned.items()) if storage.expired()]:
+    for address in [address for address, (_, storage) in list(_pinned.items()) if storage.expired()]:
         _pinned.pop(address, None)
     storage = made.untyped_storage()
-    _pinned[storage._cdata] = StorageWeakRef(storage)
+    memory = range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    _pinned[storage._cdata] = memory, StorageWeakRef(storage)
     return made
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Says whether a CPU tensor lies in memory that `empty_pinned` made."""
-    return tensor.untyped_storage()._cdata in _pinned
+    """Says whether a CPU tensor lies in memory that `empty_pinned` made, by its address, as CUDA does."""
+    if tensor.untyped_storage()._cdata in _pinned:
+        return True
+    address = tensor.data_ptr()
+    return any(address in memory and not storage.expired() for memory, storage in list(_pinned.values()))
 
 
-_pinned: dict[int, StorageWeakRef] = {}
-"""By the address of a storage; the weak reference keeps the address from being used again."""
+_pinned: dict[int, tuple[range, StorageWeakRef]] = {}
+"""Addresses of memory by the address of its storage; the weak reference keeps the latter from being used again."""
 
 
 def _reads_late(source: torch.Tensor, target: torch.Tensor) -> bool:

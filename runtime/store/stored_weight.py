@@ -16,6 +16,7 @@ from ...compiler.ir.slices import Bounds
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
+from ..devices.accelerator import has_memory
 from ..devices.transfers import moved
 from ..devices.wrapped import bytes_of
 from .origin import HOST, FileOrigin, Origin, TensorOrigin
@@ -90,7 +91,7 @@ class Numbers:
         What is written into such a view is lost when its memory is let go of.
         """
         data = self.whole(HOST)
-        return data if is_lent or data.untyped_storage().resizable() else data.clone()
+        return data if is_lent or has_memory(data) else data.clone()
 
     @property
     def source(self) -> Origin:
@@ -187,7 +188,7 @@ class StoredWeight:
     @property
     def is_in_host_memory(self) -> bool:
         """Whether its data takes up memory of the host: a view of a file takes none."""
-        return self.is_on(HOST) and self.tensor.untyped_storage().resizable()
+        return self.is_on(HOST) and has_memory(self.tensor)
 
     def is_on(self, device: torch.device) -> bool:
         """Whether its tensor has its numbers on a device."""

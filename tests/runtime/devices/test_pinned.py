@@ -53,6 +53,23 @@ def test_memory_goes_with_the_last_tensor_in_it() -> None:
     assert memory.bytes(10) is not None
 
 
+def test_each_weight_has_a_storage_of_its_own_which_is_copied_from_as_pytorch_pinned_it() -> None:
+    memory = PinnedMemory(plain, endless)
+    first, second = memory.bytes(100), memory.bytes(200)
+    assert first is not None
+    assert second is not None
+    second.fill_(7)
+    first.untyped_storage().fill_(9)
+    assert first.untyped_storage().nbytes() == 100
+    assert bool((second == 7).all())
+    view = second.view(torch.int16)[3:9:2]
+    same = memory.as_pinned(view)
+    assert (same.data_ptr(), same.stride(), same.untyped_storage().nbytes()) == (view.data_ptr(), (2,), MIB)
+    assert torch.equal(same, view)
+    outside = torch.ones(3)
+    assert memory.as_pinned(outside) is outside
+
+
 @pytest.mark.parametrize("way", ["no room", "refused"])
 def test_past_the_budget_memory_is_pageable_which_is_said_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(count: int) -> torch.Tensor:
