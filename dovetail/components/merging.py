@@ -51,6 +51,7 @@ class Merges(OfComponent):
         super().__init__(component)
         self._undo: list[Undo] | None = None
         self._is_checked = False
+        self._due: list[Wrapper] = []
 
     @functools.cached_property
     def _weights(self) -> MergedWeights:
@@ -120,6 +121,14 @@ class Merges(OfComponent):
         layer = wrapper.layer
         if not layer.merged_adapters:
             return
+        if self.component.takes_adapters:  # its weights gave way to stand-ins
+            self._due.append(wrapper)
+            layer.merged_adapters.clear()
+            return
+        self._take_out(wrapper)
+
+    def _take_out(self, wrapper: Wrapper) -> None:
+        layer = wrapper.layer
         store, base = self.component.view.store, layer.get_base_layer()
         with self.together():
             held = [store.of(tensor) for tensor in (base.weight, base.bias) if tensor is not None]
@@ -134,6 +143,17 @@ class Merges(OfComponent):
                 with interrupt_deferred():
                     self._undo.append(self._weights.take_out(one, layer))
             layer.merged_adapters.clear()
+
+    def take_out_due(self) -> None:
+        """Takes out of the weights what peft took out while it loaded an adapter."""
+        due, self._due = self._due, []
+        with self.together():
+            for wrapper in due:
+                self._take_out(wrapper)
+
+    def forget_due(self) -> None:
+        """Leaves it in: the adapter was refused, and all is as it was."""
+        self._due = []
 
     def check(self) -> None:
         """Raises UsageError when an adapter of the component cannot be merged."""

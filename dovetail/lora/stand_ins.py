@@ -27,11 +27,25 @@ from .adapters import Adapters
 _OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
 
 
+class Merging(Protocol):
+    """Merges adapters into the weights of a component."""
+
+    def take_out_due(self) -> None:
+        """Takes out of the weights what peft took out while stand-ins were in their places."""
+
+    def forget_due(self) -> None:
+        """Leaves it in."""
+
+
 class Adaptable(Protocol):
     """A component that adapters are loaded into."""
 
     adapters: Adapters
     takes_adapters: bool
+
+    @property
+    def merges(self) -> Merging:
+        """What is merged into its weights."""
 
     @property
     def module(self) -> nn.Module:
@@ -70,8 +84,12 @@ def _load(
                 stack.enter_context(_stand_ins(component.module))
                 stack.enter_context(_taking_adapters(component))
             result = original(*args, **kwargs)
+        for component in components:
+            if not component.takes_adapters:
+                component.merges.take_out_due()
     except BaseException:
-        for restore in restores:
+        for component, restore in zip(components, restores, strict=True):
+            component.merges.forget_due()
             restore()
         raise
     for component in components:
@@ -127,11 +145,11 @@ def _stand_ins(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _taking_adapters(component: Adaptable) -> Iterator[None]:
-    component.takes_adapters = True
+    before, component.takes_adapters = component.takes_adapters, True  # a pipeline's load calls that of its modules
     try:
         yield
     finally:
-        component.takes_adapters = False
+        component.takes_adapters = before
 
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:

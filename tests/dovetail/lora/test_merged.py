@@ -207,6 +207,25 @@ def test_a_merge_that_fails_on_the_way_leaves_nothing_merged(place: str, saved: 
     assert agree(pipe, eager)
 
 
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_an_adapter_that_is_loaded_beside_merged_ones_takes_these_out_as_in_eager(place: str, saved: Any) -> None:
+    """As peft does, which warns."""
+    pipe, eager = complete(saved) if place == "device" else made(saved, place, paints=False), eager_of(saved)
+    before = weights(pipe)
+    for one in (pipe, eager):
+        one.fuse_lora(components=PARTS)
+        with pytest.warns(UserWarning, match="Unmerging the model first"):
+            one.load_lora_weights(saved[1], adapter_name="three")
+        assert not any(getattr(part, "merged_adapters", ()) for part in one.transformer.modules())
+    after, rounded = weights(pipe), weights(eager)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert all(torch.allclose(after[name], rounded[name], atol=1e-6) for name in before)
+    with pytest.raises(ValueError, match="already in use"):
+        pipe.load_lora_weights(saved[1], adapter_name="three")
+    pipe.unfuse_lora(components=PARTS)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipe).items())
+
+
 def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = complete(saved)
     before, write, turn = weights(pipe), MergedWeights._write, iter(range(10**6))
