@@ -147,6 +147,8 @@ class Merges(OfComponent):
     def take_out_due(self) -> None:
         """Takes out of the weights what peft took out while it loaded an adapter."""
         due, self._due = self._due, []
+        if not due:
+            return
         with self.together():
             for wrapper in due:
                 self._take_out(wrapper)
