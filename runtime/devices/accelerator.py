@@ -328,7 +328,7 @@ _KINDS: dict[str, type[Accelerator]] = {
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a CPU tensor lies in memory of PyTorch's, or in what is pinned for weights, and is no view of a file."""
-    return tensor.untyped_storage().resizable() or any(memory.holds(tensor) for memory in _PINNED.values())
+    return tensor.untyped_storage().resizable() or any(memory.holds(tensor) for memory in list(_PINNED.values()))
 
 
 @functools.cache

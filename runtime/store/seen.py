@@ -31,6 +31,7 @@ class Seen:
     becomes another one (`torch.utils.swap_tensors`), which ``kinds`` tell, or stands for other numbers, for instance in
     another dtype, which ``forms`` tell of the ``stand_ins``.
     ``storages`` tell that this data is still there: when it is freed, other data may come to lie in its place.
+    ``held`` tells in which places, by the address of the dictionary and the name, there was a tensor.
     ``wanting`` tells which of all required gradients. ``are_plain`` tells that C can ask all of them at once.
     """
 
@@ -47,6 +48,7 @@ class Seen:
     storages: list[StorageWeakRef | None]
     wanting: list[bool]
     are_plain: bool
+    held: frozenset[tuple[int, str]]
 
     @classmethod
     def of(cls, modules: list[nn.Module], root: nn.Module | None = None) -> Seen:
@@ -67,9 +69,10 @@ class Seen:
         wanting = _wanting(values)
         stand_ins = [value for value in values if value is not None and stands_in(value)]
         forms = _forms(stand_ins)
+        held = frozenset((id(place), key) for place in places for key, value in place.items() if value is not None)
         return cls(
             modules, places, values, kinds, stand_ins, forms, tensors, memory, layouts, versions, storages, wanting,
-            are_plain,
+            are_plain, held,
         )  # fmt: skip
 
     def is_current(self) -> bool:
@@ -93,6 +96,11 @@ class Seen:
         data = zip(zip(self.memory, self.layouts, self.storages, strict=True), self.versions, strict=True)
         forms = zip(map(id, self.stand_ins), self.forms, strict=True)
         return dict.fromkeys(map(id, self.values)) | dict(forms) | dict(zip(map(id, self.tensors), data, strict=True))
+
+    def lacks(self, before: Seen) -> bool:
+        """Whether a tensor was taken out since an earlier look, of a place that was there then and still is."""
+        there = set(map(id, self.places))
+        return any(one[0] in there for one in before.held - self.held)
 
     def wants_the_same(self) -> bool:
         """Whether the same tensors require gradients."""

@@ -59,10 +59,9 @@ class WeightStamp:
 
     def _is_foreign(self, seen: Seen, now: Seen) -> bool:
         before, data = seen.data(), now.data()
-        taken_out = [one is None for one in seen.values] != [one is None for one in now.values]
         held = [(place, key, tensor) for place in now.places for key, tensor in place.items() if tensor is not None]
         others = [self._is_others(*one, before, data) for one in held]  # all of them, for each is noted
-        return taken_out or any(others)
+        return any(others) or now.lacks(seen)
 
     def _is_others(
         self,
