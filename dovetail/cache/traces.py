@@ -103,14 +103,16 @@ def keep(key: Key, program: Program, most: int) -> None:
         collecting[program] = b"".join(parts)
     if sum(map(len, parts)) <= most:
         writer = threading.Thread(target=_write, args=(key.full, parts, most), name="dovetail-cache")
-        _writers.add(writer)
         writer.start()
+        _writers.difference_update([one for one in list(_writers) if not one.is_alive()])
+        _writers.add(writer)  # which others may wait for, and so must have started
 
 
 def wait() -> None:
     """Waits until everything is written."""
     for writer in list(_writers):
         writer.join()
+        _writers.discard(writer)
 
 
 def _tell_of_ways(program: Program) -> None:
@@ -155,8 +157,6 @@ def _write(key: str, parts: list[bytes], most: int) -> None:
             f"traces are not kept in {folder.place()}: {error.strerror or error}: name another folder "
             f"({folder.PLACE}), or switch the cache off ({folder.SWITCH}=0)"
         )
-    finally:
-        _writers.discard(threading.current_thread())
 
 
 def _is_believed() -> bool:
