@@ -179,6 +179,7 @@ def test_one_role_of_a_pipeline_is_split_by_rows_and_painting_goes_on_as_before(
     assert torch.equal(paint(pipe, call), eager)
 
 
+@pytest.mark.slow
 def test_another_state_that_is_loaded_into_split_weights_counts_from_the_next_picture_on() -> None:
     pipe, call = wide_flux()
     call = {**call, "num_inference_steps": 1}

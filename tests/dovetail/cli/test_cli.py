@@ -148,7 +148,8 @@ def test_another_seed_paints_another_picture(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "1.png").tobytes() != Image.open(tmp_path / "2.png").tobytes()
 
 
-@pytest.mark.parametrize("short", ["BFloat16", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("short", ["BFloat16", "bf16"])
 def test_a_dtype_may_be_named_as_other_programs_do(short: str) -> None:
     typed = ["plan", "--rig", "cuda0=1GiB", "--size", "64", "--steps", "1", "--dtype"]
     assert done(*typed, short).splitlines()[1:5] == done(*typed, "bfloat16").splitlines()[1:5]
@@ -162,6 +163,7 @@ def test_what_a_device_cannot_hold_exits_with_3_and_leaves_no_file(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_old_flags_stand_before_backend() -> None:
     found = data("compile", "--backend", "sim0,vae=sim1", "--clip-on-cpu", "--vae-on-cpu", "--control-net-cpu")
     assert [found[name]["devices"] for name in COMPONENTS] == [["cpu"], ["cpu"], ["sim0"], ["sim1"]]
@@ -305,6 +307,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code() -> None:
         assert "Traceback" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
     process = shell("show", str(plans / "transformer.json"))
     assert process.stdout is not None

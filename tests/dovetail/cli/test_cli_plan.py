@@ -41,6 +41,7 @@ def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> Non
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
 
 
+@pytest.mark.slow
 def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placement() -> None:
     typed = ["--size", "64x32", "--steps", "2", "--rig", RIG, "--dtype", "float32"]
     shown = CliRunner().invoke(app, ["show", *typed, "--backend", "cuda0"])

@@ -230,6 +230,7 @@ def test_any_seed_is_told(tmp_path: Path) -> None:
     assert min(seeds) >= 0
 
 
+@pytest.mark.slow
 def test_the_last_line_says_which_seed_was_drawn_and_it_paints_the_same(tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", 1, "--size", 64]
     last = done(*words, "-s", -1, "-o", tmp_path / "a.png").stderr.splitlines()[-1]

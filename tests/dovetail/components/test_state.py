@@ -140,7 +140,7 @@ def sd() -> Any:
 
 @pytest.mark.parametrize(
     "change",
-    slow_but({_assigned, _hook, _patched, _processors, _taken_out}, CHANGES),
+    slow_but({_assigned, _patched, _processors, _taken_out}, CHANGES),
     ids=lambda change: change.__name__,
 )
 def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_eager(

@@ -196,6 +196,7 @@ def test_an_adapter_whose_weights_are_swapped_in_place_compiles_nothing(loras: A
     assert len(traced) == count
 
 
+@pytest.mark.slow
 def test_weights_of_an_adapter_that_are_written_without_a_trace_count_from_the_next_picture_on(loras: Any) -> None:
     eager, call = MAKERS["flux"]()
     pipe, _, traced = compiled("flux", "sim0&sim1")

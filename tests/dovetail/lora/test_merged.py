@@ -125,7 +125,7 @@ def replaced(pipe: Any) -> None:
 
 CASES = [(place, loads, paints) for place in PLACES for loads in (True, False) for paints in (True, False)]
 CASES = [(place, loads, paints) for place, loads, paints in CASES if loads or place != "disk"]
-QUICK = [("device", True, True), ("disk", True, False), ("row", True, True)]
+QUICK = [("disk", True, False), ("row", True, True)]
 
 
 @pytest.mark.parametrize(("place", "loads", "paints"), slow_but(QUICK, CASES))

@@ -140,6 +140,7 @@ def test_a_vae_gets_the_tiles_that_were_asked_for_and_the_old_one_its_own_back()
     assert not new.use_tiling
 
 
+@pytest.mark.slow
 def test_what_is_loaded_rests_in_host_memory_in_the_place_of_what_rests_in_files(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

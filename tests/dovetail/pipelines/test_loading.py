@@ -273,6 +273,7 @@ def test_an_index_cannot_reach_into_other_folders(tmp_path: Path) -> None:
         dovetail.load_pipeline(tmp_path, "cpu")
 
 
+@pytest.mark.slow
 def test_a_file_that_shrinks_after_it_was_indexed_is_one_clear_error(copied: Path) -> None:
     _, call = tiny_pipelines.flux()
     pipe = dovetail.load_pipeline(copied, SPREAD)

@@ -104,7 +104,7 @@ def compiled(source: Path, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "script",
     slow_but(
-        {exchanges_the_scheduler, paints_with_a_lora},
+        {exchanges_the_scheduler},
         [exchanges_the_scheduler, paints_with_a_lora, goes_on_from_a_picture, follows_a_control_net],
     ),
 )

@@ -129,6 +129,7 @@ def test_a_refused_call_leaves_everything_for_a_smaller_one(tmp_path: Path) -> N
     assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
+@pytest.mark.slow
 def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved("sd", tmp_path)
     pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
