@@ -59,11 +59,9 @@ class _Slab:
     def part(self, start: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor | None:
         """A tensor from some byte of it on, whose storage is all of it; None when it is gone."""
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
-        return (
-            None
-            if storage is None
-            else torch.empty(0, dtype=dtype).set_(storage, start // dtype.itemsize, size, stride)
-        )
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=dtype).set_(storage, start // dtype.itemsize, size, stride)
 
     def same(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor in it over the storage that PyTorch pinned."""
