@@ -190,6 +190,10 @@ class StoredWeight:
         """Whether its data takes up memory of the host: a view of a file takes none."""
         return self.is_on(HOST) and has_memory(self.tensor)
 
+    def is_as_noted(self) -> bool:
+        """Whether its tensor has the data that was noted last, which nobody has written since."""
+        return self.noted == (data_of(self.tensor), version_of(self.tensor))
+
     def is_on(self, device: torch.device) -> bool:
         """Whether its tensor has its numbers on a device."""
         return self.lies_on == device

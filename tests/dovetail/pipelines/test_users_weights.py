@@ -138,6 +138,16 @@ def test_weights_that_are_given_other_strides_or_numbers_all_at_once_are_the_sam
     assert torch.equal(*pictures)
 
 
+def test_a_weight_that_was_given_other_data_and_saved_is_painted_with(folder: Path, tmp_path: Path) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    pipe = dovetail.load_pipeline(folder, "sim0")
+    paint(pipe, sd()[1])
+    for one in (eager, pipe):
+        one.unet.conv_in.weight.data = one.unet.conv_in.weight.data * -3
+        one.save_pretrained(tmp_path)
+    assert torch.equal(paint(pipe, sd()[1]).cpu(), paint(eager, sd()[1]))
+
+
 def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_next_call_on(folder: Path) -> None:
     """Its inputs are numbers of words, in which nothing shows that it computes in another dtype now."""
     eager: Any = diffusers.DiffusionPipeline.from_pretrained(folder)
