@@ -71,13 +71,13 @@ class StandIn(torch.Tensor):
         """Runs one ATen op."""
         return stand_in_ops.dispatch(func, args, kwargs or {})
 
-    def read(self, device: torch.device | None = None) -> torch.Tensor:
-        """The numbers on a device, in host memory if left out: to be read, and not to be kept."""
+    def read(self, device: torch.device = HOST) -> torch.Tensor:
+        """The numbers on a device: to be read, and not to be kept."""
         held = vars(self)
         if "numbers" not in held:  # another thread has given the weight data just now
-            return moved(self.detach(), device or HOST)
+            return moved(self.detach(), device)
         with torch.inference_mode(False), torch.no_grad():
-            data: torch.Tensor = held["numbers"].whole(device or HOST)
+            data: torch.Tensor = held["numbers"].whole(device)
             for step in held["steps"]:
                 data = step(data)
             return data
@@ -146,7 +146,7 @@ class StandIn(torch.Tensor):
 
     def tolist(self) -> Any:
         """The numbers as a number or as nested lists."""
-        return self.read(HOST).tolist()
+        return self.read().tolist()
 
     def storage(self) -> Any:
         """The memory of the weight's data."""

@@ -131,7 +131,7 @@ def _run(func: OpOverload, rule: _Rule, args: Sequence[Any], kwargs: dict[str, A
         one.numbers.write()
     numbers = {id(one): _data_of(one) for one in written}
     _check_plain(numbers.values())
-    there = beside or _device_of([*args, *kwargs.values()], list(numbers.values()))
+    there = beside or next((data.device for data in numbers.values()), HOST)
     forms = {key: _form_of(data) for key, data in numbers.items()}
     back = [(numbers[id(one)], one) for one in written if numbers[id(one)].device != there]
     numbers.update({id(one): moved(data, there).clone() for data, one in back})
@@ -206,13 +206,6 @@ def _device_beside(values: Sequence[Any]) -> torch.device | None:
     """Where the first tensor beside stand-ins is, if there is one."""
     plain = (one for one in _leaves(values) if isinstance(one, torch.Tensor) and not _is_one(one))
     return next((one.device for one in plain if one.ndim or one.device != HOST), None)
-
-
-def _device_of(values: Sequence[Any], written: Sequence[torch.Tensor]) -> torch.device:
-    """Where an op on stand-ins alone runs: where data is written, or on the host."""
-    if written:
-        return written[0].device
-    return next(one.device for one in _leaves(values) if isinstance(one, torch.Tensor))
 
 
 def assign(stand_in: StandIn, other: torch.Tensor) -> None:

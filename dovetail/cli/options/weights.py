@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from ...compiler.errors import UsageError
 from ...compiler.spec.roles import role_of
-from ...conventions.hub import INDEX
+from ...conventions.hub import INDEX, read_index
 from .subject import Pipeline
 from .words import words_of
 
@@ -80,7 +79,7 @@ def _component(alias: str, pipeline: Pipeline) -> str:
     """The component that stable-diffusion.cpp's name of a text encoder means; other names stay."""
     if alias not in _ENCODERS:
         return alias
-    index = json.loads((Path(pipeline.place) / INDEX).read_text())
+    index = read_index(Path(pipeline.place) / INDEX)
     classes = {name: index[name][1] for name, role in pipeline.components.items() if role == "te"}
     kind, number = _ENCODERS[alias]
     alike = [name for name, cls in classes.items() if _kind(cls) == kind]
