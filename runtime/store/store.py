@@ -248,14 +248,19 @@ class Store:
         one.origin, one.read_from = origin, None
 
     def put_back(
-        self, one: StoredWeight, data: torch.Tensor | None, origin: Origin | None, read_from: Origin | None
+        self, one: StoredWeight, data: torch.Tensor | None, origin: Origin | None, read_from: Origin | None, ours: bool
     ) -> None:
-        """Has a weight have the data again that it had before, or none, with what was known of its numbers."""
+        """Has a weight have the data again that it had before, or none, with what was known of its numbers.
+
+        Data that is not ``ours``, but what somebody gave it, is still to be seen.
+        """
         if data is None:
             self._lay_bare(one, origin)
             return
         self.put(one, data) if one.lasts else self._hold(one, data)
         one.origin, one.read_from = origin, read_from
+        if not ours:
+            one.noted = None
 
     def drop(self, one: StoredWeight) -> None:
         """Lets go of what was brought of a weight that lies in a file, unless modules hold it."""

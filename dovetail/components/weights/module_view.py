@@ -226,8 +226,7 @@ class ModuleView:
         """Every weight has data meanwhile, and none is on a device that file writers do not know."""
         self.survey()
         away = [one for one in self.weights() if not one.is_here or _is_elsewhere(one)]
-        back = [(one, _content(one), one.origin, one.read_from) for one in away]
-        written = [one for one in away if one.is_here and not one.is_as_noted()]
+        back = [(one, _content(one), one.origin, one.read_from, one.is_as_noted()) for one in away]
         try:
             for one in away:
                 self.store.bring(one, HOST)
@@ -235,8 +234,6 @@ class ModuleView:
         finally:
             for known in back:
                 self.store.put_back(*known)
-            for one in written:
-                one.noted = None  # what somebody gave it is still to be seen
 
     @locked
     def undo(self) -> None:
