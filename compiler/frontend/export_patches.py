@@ -9,16 +9,21 @@ advise; the error that follows says what was wrong. A pipeline that is compiled 
 
 So it does with each operation that takes no such tensors, a page of its own frames each.
 
-Of PyTorch's insides this needs five names; a release without them exports and writes as it does by itself.
+Where a model calls a function that PyTorch compiles within an export (`flex_attention`), Dynamo keeps that function and
+the modes of the export, which hold the model: a process would keep each such model that was ever traced.
+
+Of PyTorch's insides this needs six names; a release without them exports, writes and keeps as it does by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.utils._traceback as stacks
@@ -28,6 +33,8 @@ _EXPORTING = "torch.export._trace"
 _ADVISER = "torch.fx.experimental.symbolic_shapes"
 _FAKES = "torch._subclasses.fake_tensor"
 _SYMBOLIZE = "_extract_symbolized_tb"
+_BACKENDS = "torch._dynamo.backends.debugging"
+_WITH_MODES = "make_eager_backend_with_torch_function_modes"
 
 
 @contextlib.contextmanager
@@ -69,6 +76,31 @@ def quietly_exported() -> Iterator[None]:
         del exporting["print"]
         adviser.removeFilter(_is_an_error)
         fakes.removeFilter(_is_no_failed_operation)
+
+
+@contextlib.contextmanager
+def modes_let_go() -> Iterator[None]:
+    """For one export, while no other thread exports: takes its modes out of what Dynamo keeps of it, at its end."""
+    backends: Any = importlib.import_module(_BACKENDS)
+    original, thread = getattr(backends, _WITH_MODES, None), threading.get_ident()
+    if original is None:
+        yield
+        return
+    kept: list[list[Any]] = []
+
+    def made(modes: Iterable[Any]) -> Any:
+        held = list(modes)
+        if threading.get_ident() == thread:
+            kept.append(held)
+        return original(held)
+
+    setattr(backends, _WITH_MODES, made)
+    try:
+        yield
+    finally:
+        setattr(backends, _WITH_MODES, original)
+        for held in kept:
+            held.clear()
 
 
 def _is_an_error(record: logging.LogRecord) -> bool:

@@ -34,7 +34,7 @@ from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
-from .export_patches import lazily_exported, quietly_exported
+from .export_patches import lazily_exported, modes_let_go, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
@@ -177,7 +177,7 @@ def _export(
     args, kwargs = _as_passed(module, given)
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported():
+        with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported(), modes_let_go():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         violated = _violated(error)

@@ -1,13 +1,16 @@
-"""What torch.export prints and logs of a trace that fails stays away; what a model prints does not."""
+"""What torch.export prints, logs and keeps of a trace that fails goes; what a model prints stays."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
 import torch.export._trace as exporting
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from dovetail.compiler.errors import TraceError
 from dovetail.compiler.frontend.trace import trace
@@ -40,3 +43,21 @@ def test_torch_export_by_itself_shows_what_it_showed(capsys: pytest.CaptureFixtu
     with pytest.raises(Exception, match="data-dependent"):
         torch.export.export(Branching(), (torch.ones(2),), strict=False)
     assert "def forward" in capsys.readouterr().err
+
+
+class Flexible(nn.Module):
+    """Calls a function that PyTorch compiles within an export."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return flex_attention(x, x, x, block_mask=None)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_model_that_was_traced_is_kept_by_nobody_though_a_part_of_it_was_compiled() -> None:
+    model = Flexible()
+    kept = weakref.ref(model)
+    with pytest.raises(TraceError, match="higher-order"):
+        trace(model, (torch.ones(1, 1, 128, 16),))
+    del model
+    gc.collect()
+    assert kept() is None
