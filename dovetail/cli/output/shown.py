@@ -102,6 +102,13 @@ def html(scene: Scene) -> str:
     )
 
 
+def graphml(scene: Scene) -> str:
+    """The annotated graph, for tools that read GraphML."""
+    from ...draw import graphml
+
+    return graphml(scene.programs)
+
+
 PICTURES = ("svg", "mermaid", "dot")
 """The forms that have a depth."""
 
@@ -120,6 +127,6 @@ def trace(scene: Scene) -> str:
 
 FORMS: Mapping[str, Callable[[Scene], str]] = {
     "text": summary, "full": full, "html": html, "svg": svg, "mermaid": mermaid, "dot": dot, "json": data,
-    "trace": trace,
+    "trace": trace, "graphml": graphml,
 }  # fmt: skip
 """The forms by the words of `--as`, and the full text."""
