@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node, Transformer
 from torch.fx.passes.graph_drawer import FxGraphDrawer
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.fx.passes.split_module import split_module
@@ -131,6 +132,14 @@ def test_the_tools_of_fx_take_it() -> None:
     assert next(iter(made.graph.find_nodes(op="output"))).meta["tensor_meta"][0].shape == X.shape
 
 
+def test_it_is_copied_and_transformed_as_any_other() -> None:
+    made = compiled(model()).graph_module()
+    with torch.no_grad():
+        expected = made(X)
+        assert same(copy.deepcopy(made)(X), expected)
+        assert same(Transformer(made).transform()(X), expected)
+
+
 def test_nodes_keep_their_annotations_and_weights_say_where_they_are_at_home() -> None:
     one = compiled(model())
     made = {node.name: node for node in one.graph_module().graph.nodes}
@@ -176,6 +185,8 @@ def test_dynamic_sizes_stay_dynamic_and_val_has_those_of_the_example() -> None:
     one = compiled(model(), dynamic_shapes={"x": {0: length}, "twice": None})
     made = one.graph_module()
     assert next(iter(made.graph.nodes)).meta["val"].shape == X.shape
+    with torch.no_grad():
+        Compare(made).run(X)
     for size in (2, 5, 31):
         x = torch.randn(size, 8)
         assert same(results(one, made, x), model()(x))

@@ -22,5 +22,6 @@ def marks_in_words(program: Program) -> str:
     kinds = Counter(reason.partition(":")[0] for reason in marks.values() if reason)
     others = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     nbytes = f", {format_bytes(program.nbytes_of(eligible))}" if eligible else ""
-    what = f"{len(eligible)} of {len(marks)} weights are eligible for a row split{nbytes}"
-    return f"{what}; not eligible are {others}" if others else what
+    weights = "weight is" if len(marks) == 1 else "weights are"
+    what = f"{len(eligible)} of {len(marks)} {weights} eligible for a row split{nbytes}"
+    return f"{what}; not eligible: {others}" if others else what

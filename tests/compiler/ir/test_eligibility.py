@@ -123,7 +123,7 @@ def test_data_the_page_and_the_screen_say_it_too() -> None:
     }
     (line,) = lines_of_marks({"model": program})
     assert line == (
-        "model: 4 of 20 weights are eligible for a row split, 1.5 MiB; not eligible are 7 1-D, 2 not contiguous, "
+        "model: 4 of 20 weights are eligible for a row split, 1.5 MiB; not eligible: 7 1-D, 2 not contiguous, "
         "2 read otherwise, 2 bias of a sliced matrix, 2 a side below 256, 1 in no block."
     )
     shown = page({"model": program})
