@@ -61,6 +61,21 @@ def test_the_list_of_packages_is_complete() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
 
 
+def test_a_module_that_imports_names_when_they_are_asked_for_lists_them() -> None:
+    defined = {
+        path: {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+        for path in ALL_MODULES
+    }
+    assert [path for path, names in defined.items() if "__getattr__" in names and "__dir__" not in names] == []
+
+
+def test_networkx_is_imported_where_it_is_used_and_never_at_start() -> None:
+    texts = {path: (ROOT / path).read_text() for path in ALL_MODULES}
+    assert [path for path, text in texts.items() if re.search(r"^(import|from) networkx", text, re.MULTILINE)] == []
+    users = {path for path, text in texts.items() if re.search(r"^ +import networkx as nx$", text, re.MULTILINE)}
+    assert {path.split("/")[0] for path in users} == {"passes", "dovetail"}
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     lonely = [path for path in ALL_MODULES if not (ROOT / path).with_name("__init__.py").exists()]
     assert lonely == []

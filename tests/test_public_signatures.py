@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -78,3 +80,12 @@ def spelled_out(text: str, module: ModuleType) -> Iterator[str]:
 def test_a_public_signature_says_what_it_takes_and_returns(name: str, function: object) -> None:
     unknown = [one for one, text in types_in(function) if re.search(r"\bAny\b", text)]
     assert len(unknown) == (1 if name in UNKNOWN else 0), unknown
+
+
+def test_dir_lists_what_is_public_and_imports_none_of_it() -> None:
+    code = "import sys, dovetail; print(*dir(dovetail)); print('torch' in sys.modules)"
+    listed, has_torch = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert listed.split() == sorted(dovetail.__all__)
+    assert has_torch == "False"

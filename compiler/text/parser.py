@@ -16,6 +16,7 @@ from ..checkpoints.entries import clipped
 from ..errors import DovetailError, ProgramTextError
 from ..ir.aliasing import overwrites
 from ..ir.asked import QUESTIONS
+from ..ir.eligibility import marks_by_name
 from ..ir.program import (
     LOWERED,
     Block,
@@ -84,6 +85,7 @@ class _Reader:
     kept: Residency = Residency.DEVICE
     residency: dict[str, Residency] = field(default_factory=dict)
     bounds: dict[str, Bounds] = field(default_factory=dict)
+    eligible: set[str] = field(default_factory=set)
     symbols: dict[str, int] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
@@ -225,6 +227,8 @@ class _Reader:
         self.weights[name] = read.weight
         if read.bounds:
             self.bounds[name] = read.bounds
+        if read.is_eligible:
+            self.eligible.add(name)
         if read.block is not None:
             self.blocks[read.block].append(name)
         if kept is not Residency.DEVICE:
@@ -259,7 +263,7 @@ class _Reader:
             node.meta["placement"] = Placement(split=split)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
-        if line.accept("//"):
+        if line.accept("//") and node.op == "call_function":
             module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
             node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
         elif node.op == "call_function" and line.rest():
@@ -286,7 +290,15 @@ class _Reader:
             facts=self.facts - {"scheduled"},
         )
         self._finish_placement(program)
+        self._check_marks(program)
         return program
+
+    def _check_marks(self, program: Program) -> None:
+        """Raises ProgramTextError where a weight is said to be eligible for a row split and is not."""
+        reasons = marks_by_name(program) if self.eligible else {}
+        for name in sorted(self.eligible):
+            if reasons[name]:
+                raise ProgramTextError(f"weight {name} is said to be eligible for a row split: {reasons[name]}")
 
     def _finish_placement(self, program: Program) -> None:
         if "pinned" in program.facts:

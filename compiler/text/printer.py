@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..ir.aliasing import overwrites
+from ..ir.eligibility import reasons_against
 from ..ir.program import Program, device_of, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import ConstantLeaf, Signature
 from ..ir.slices import Bounds
@@ -23,6 +25,15 @@ from ..spec.residency import Residency
 from .spelling import show_argument, show_constant, show_name, show_plain, show_target, show_value
 
 _READ_OFF = frozenset({"schedule", "scheduled", "verify", "verified"})  # written anew from the program when it is read
+
+
+@dataclass(frozen=True)
+class _AboutWeights:
+    """The block of each weight by its name, where most parameters rest, and why weights are not eligible."""
+
+    block_of: Mapping[str, str]
+    kept: Residency
+    reasons: Mapping[Node, str]
 
 
 def print_program(program: Program) -> str:
@@ -42,9 +53,9 @@ def lines_of(program: Program) -> Iterator[str]:
         version = f"'{crossing.version}" if crossing.version else ""
         ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
         yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
-    block_of, kept = program.block_of(), program.kept
+    about = _AboutWeights(program.block_of(), program.kept, reasons_against(program) if program.blocks else {})
     for node in program.graph.nodes:
-        yield _node_line(program, node, block_of, kept)
+        yield _node_line(program, node, about)
 
 
 def _header(program: Program) -> Iterator[str]:
@@ -87,22 +98,12 @@ def _leaf(leaf: Any) -> str:
     return f"= {show_argument(leaf.value)}" if isinstance(leaf, ConstantLeaf) else "tensor"
 
 
-def _node_line(program: Program, node: Node, block_of: dict[str, str], common: Residency) -> str:
+def _node_line(program: Program, node: Node, about: _AboutWeights) -> str:
     if node.op == "output":
         return f"return {show_argument(node.args[0])}"
     head = f"%{node.name}: {show_value(value_of(node))} = "
     if weight_name(node):
-        weight = program.weight(node)
-        aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
-        rows = f" rows {_columns(program.bounds[weight.name])}" if weight.name in program.bounds else ""
-        packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
-        kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
-        block = f" in {json.dumps(block_of[weight.name])}" if weight.name in block_of else ""
-        usual = common if weight.kind == "parameter" else Residency.DEVICE
-        rests = program.residency.get(weight.name, Residency.DEVICE)
-        block += f" rests {rests.value}" if rests is not usual else ""
-        home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
-        return f"{head}{weight.kind} {json.dumps(weight.name)}{aliases}{rows}{packed}{kept}{block}{home}"
+        return head + _weight_text(program, node, about)
     if node.op == "placeholder":
         return f"{head}input{_place(node)}"
     arguments = [show_argument(argument) for argument in node.args]
@@ -110,6 +111,23 @@ def _node_line(program: Program, node: Node, block_of: dict[str, str], common: R
     call = f"{show_target(node.target)}({', '.join(arguments)})"
     split = f" split {_columns(split_of(node))}" if split_of(node) else ""
     return f"{head}{call}{_place(node)}{split}{_uses(node)}{_over(node)}{_origin(node)}"
+
+
+def _weight_text(program: Program, node: Node, about: _AboutWeights) -> str:
+    weight = program.weight(node)
+    aliases = "".join(f" alias {json.dumps(alias)}" for alias in weight.aliases)
+    rows = f" rows {_columns(program.bounds[weight.name])}" if weight.name in program.bounds else ""
+    packed = f" packed {weight.quant} {_numbers(weight)}" if weight.quant else ""
+    kept = ("" if weight.persistent else " transient") + (" frozen" if weight.frozen else "")
+    reason = about.reasons.get(node)
+    mark = " eligible" if reason == "" else ""
+    block = f" in {json.dumps(about.block_of[weight.name])}" if weight.name in about.block_of else ""
+    usual = about.kept if weight.kind == "parameter" else Residency.DEVICE
+    rests = program.residency.get(weight.name, Residency.DEVICE)
+    place = f" rests {rests.value}" if rests is not usual else ""
+    home = f" @{program.home[weight.name]}" if weight.name in program.home else ""
+    why_not = f"  // not eligible: {reason}" if reason else ""
+    return f"{weight.kind} {json.dumps(weight.name)}{aliases}{rows}{packed}{kept}{mark}{block}{place}{home}{why_not}"
 
 
 def _columns(bounds: Bounds) -> str:

@@ -16,10 +16,11 @@ from .tokens import Line
 
 @dataclass(frozen=True)
 class WeightText:
-    """A weight, its rows on each device, the block that it lies in, and where it rests; None where nothing is said."""
+    """A weight, its rows on each device, its mark, its block, and where it rests; None where nothing is said."""
 
     weight: Weight
     bounds: Bounds
+    is_eligible: bool
     block: str | None
     rests: Residency | None
 
@@ -39,8 +40,9 @@ def read_weight(kind: str, value: Value, line: Line, devices: int, is_quantized:
     persistent, frozen = not line.accept("transient"), line.accept("frozen")
     weight = Weight(name, kind, shape, dtype, tuple(aliases), persistent, frozen, quant)
     _check_weight(weight, value, is_quantized)
+    is_eligible = line.accept("eligible")
     block = line.text_in_quotes() if line.accept("in") else None
-    return WeightText(weight, bounds, block, read_residency(line) if line.accept("rests") else None)
+    return WeightText(weight, bounds, is_eligible, block, read_residency(line) if line.accept("rests") else None)
 
 
 def read_bounds(line: Line, devices: int) -> Bounds:

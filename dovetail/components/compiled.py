@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
+from torch.fx import GraphModule
 
-from ..compiler.errors import CallError, NotHereError, PassError, UsageError
+from ..compiler.errors import CallError, NotHereError, PassError, SpecError, UsageError
 from ..compiler.frontend.autocast import autocast_set, autocast_state
 from ..compiler.ir.aliasing import writes_by_strides
+from ..compiler.ir.graph_module import graph_module, without_data
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
 from ..compiler.ir.split import pieces
-from ..compiler.spec.devices import Rig
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
 from ..progress.phases import READING, note_read, phase
@@ -132,21 +134,26 @@ class CompiledModule:
                 f"{self.program.name} was compiled for {self.rig}, which is not this machine: it can be printed, "
                 "verified and saved here, and called where those devices are"
             )
-        missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
-        if missing or self._weights is None:
-            raise NotHereError(
-                f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "
-                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): {self._way_to_weights}"
-            )
+        weights = self._weights_with_data()
         with self._loading:
             if self._executor.is_bound:  # another thread has brought them meanwhile
                 return
             with phase(READING):
-                self._executor.bind(self._weights)
+                self._executor.bind(weights)
                 Brought.times += 1
                 note_read(self._bytes_brought())
                 for device in self.program.devices:
                     accelerator_of(device.torch).synchronize()
+
+    def _weights_with_data(self, instead: str = "") -> ProgramWeights:
+        """The weights; raises NotHereError where some have no data, with what may be done ``instead``."""
+        missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
+        if missing or self._weights is None:
+            raise NotHereError(
+                f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "
+                f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): {self._way_to_weights}{instead}"
+            )
+        return self._weights
 
     @property
     def _way_to_weights(self) -> str:
@@ -194,6 +201,30 @@ class CompiledModule:
         listings = dict.fromkeys(source.listing for source in self._executor.sources.values())
         return "\n".join(listing.text for listing in listings)
 
+    def graph_module(self, device: str | torch.device = "cpu") -> GraphModule:
+        """The program as a ``torch.fx.GraphModule`` with its weights, for tools that read, run or rewrite fx graphs.
+
+        It takes the tensors of a call, as ``program.signature.flatten(args, kwargs)`` gives them, and returns a tuple
+        of results, to which ``program.signature.unflatten`` gives the module's own structure. It computes everything
+        on one device, and what a row split computes in parts whole, so that its results are those of the module on
+        that device. Weights are bound as they are now, and share memory with the module's where they lie on the
+        device; others are copied there, all of them. Packed weights stay packed, in operations of dovetail's own.
+
+        Args:
+            device: where it computes: a device that this machine has, or ``meta``, for which no weight needs data.
+
+        Raises:
+            UsageError: there is no such device.
+            NotHereError: weights have no data.
+            DoesNotFitError: the device has no room for all weights.
+            TraceError: the module is compiled by its parts, and has no program of its own.
+        """
+        program, place = self.program, _device_here(device)
+        if place.type == "meta":
+            return graph_module(program, without_data(program), place)
+        weights = self._weights_with_data(", or take graph_module('meta'), whose weights have shapes alone")
+        return graph_module(program, lambda weight: weights.whole(weight, place), place)
+
     def save(self, path: str | os.PathLike[str], component: str = "") -> None:
         """Writes a plan file: JSON data with no weights; ``dovetail.load`` makes a compiled module of it again.
 
@@ -217,6 +248,16 @@ class CompiledModule:
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))
         return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
+
+
+def _device_here(device: str | torch.device) -> torch.device:
+    """PyTorch's device of a name; raises UsageError where this machine has none of that name."""
+    try:
+        place = torch.device("meta") if str(device) == "meta" else Device.named(str(device)).torch
+        torch.empty(0, device=place)
+    except (SpecError, RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for a device
+        raise UsageError(f"there is no device {device} here: name one that dovetail devices lists, or meta") from error
+    return place
 
 
 @contextlib.contextmanager

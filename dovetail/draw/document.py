@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.fx import Node
 
+from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
@@ -15,7 +17,7 @@ from .outline.outline import modules_of
 
 def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[str, Any]:
     """Devices, blocks, segments, crossings, schedule and (unless left out) every node, as JSON takes them."""
-    find = unit_finder(program.blocks)
+    find, marks = unit_finder(program.blocks), marks_by_name(program)
     return {
         "component": name or program.name,
         "class": program.name,
@@ -25,7 +27,7 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
         "segments": [_segment(program, segment, find) for segment in program.segments],
         "crossings": [_crossing(one, *end) for one in program.crossings for end in sent(program, one)],
         "schedule": [str(instruction) for instruction in program.schedule or ()],
-        **({"nodes": [_node(program, node) for node in program.graph.nodes]} if nodes else {}),
+        **({"nodes": [_node(program, node, marks) for node in program.graph.nodes]} if nodes else {}),
     }
 
 
@@ -64,7 +66,7 @@ def _crossing(crossing: Crossing, source: Device, nbytes: int) -> dict[str, Any]
     }
 
 
-def _node(program: Program, node: Node) -> dict[str, Any]:
+def _node(program: Program, node: Node, marks: Mapping[str, str]) -> dict[str, Any]:
     placement, origin, weight = placement_of(node), origin_of(node), weight_name(node)
     device = program.home.get(weight) if weight else placement.device
     return {
@@ -77,6 +79,8 @@ def _node(program: Program, node: Node) -> dict[str, Any]:
         "split": [list(columns) for columns in placement.split],
         "segment": placement.segment,
         "weight": weight,
+        "eligible": marks[weight] == "" if weight else None,
+        "why_not": marks[weight] if weight else "",
         "module": origin.module,
         "source": origin.source,
     }

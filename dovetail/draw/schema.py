@@ -60,6 +60,8 @@ class ShownNode(_Strict):
     split: list[list[int]] = Field(description="the columns that each device has; empty where one device has all")
     segment: int | None
     weight: str | None
+    eligible: bool | None = Field(description="of a weight whether a row split slices it; null for what is no weight")
+    why_not: str = Field(description="why the weight is not eligible; empty where it is")
     module: str
     source: str
 

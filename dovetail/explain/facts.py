@@ -12,6 +12,7 @@ from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
+from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
 from ..planning.table import seconds_text, what_of
 
@@ -81,11 +82,22 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
     often = f", and a picture makes {times}" if times > 1 else ""
     line = timeline(program, speeds)
     yield f"{title}: {where}{split}. A call takes {duration(line.seconds)}{often}."
+    yield from _chain(program, speeds)
     for cut in cuts_of(program, speeds):
         yield cut.sentence(times)
     for device, seconds in line.waited.items():
         if seconds > _WAITS * line.seconds:
             yield f"{device} waits {duration(seconds)} of each call for {_awaited(line, device, seconds)}."
+
+
+def _chain(program: Program, speeds: Speeds) -> Iterator[str]:
+    """What the longest chain of work of a call is made of, where that is work of several lanes."""
+    lanes: Counter[str] = Counter()
+    for stretch in critical_path(program, speeds):
+        lanes[stretch.lane] += stretch.seconds  # type: ignore[assignment]
+    parts = [f"{duration(seconds)} {lane}" for lane, seconds in lanes.most_common() if seconds > 0]
+    if len(parts) > 1:
+        yield f"Its longest chain of work, which alone decides that, is {', '.join(parts)}."
 
 
 def _awaited(line: Timeline, device: Device, seconds: float) -> str:

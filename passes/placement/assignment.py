@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...compiler.errors import DoesNotFitError, UsageError
+from ...compiler.ir.eligibility import bias_of, marked_weights
 from ...compiler.ir.program import Program
 from ...compiler.ir.slices import Bounds, cover
 from ...compiler.ir.split import pieces
@@ -20,7 +21,6 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device, Rig
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
-from ..analysis.eligibility import bias_of, marked_weights
 from ..analysis.memory_needs import Need, needs_of
 from ..infra.base import Change, Pass
 from ..rewrites.reorder import Reorder

@@ -284,24 +284,29 @@ def _depend(program: Program, members: list[str]) -> bool:
 def _runs_of_modules(program: Program) -> tuple[Block, ...]:
     """Modules with weights of their own as blocks, in the order of the graph, where there are no others.
 
-    Modules that are used in turns are one block: a cut anywhere between two blocks is then crossed once.
+    Modules that are used in turns are one block: a cut anywhere between two blocks is then crossed once. They are the
+    strongly connected parts of the walk that the operations make from module to module.
     """
-    uses: dict[str, list[int]] = {}
-    held: dict[str, dict[str, None]] = defaultdict(dict)
-    for step, node in enumerate(program.ops()):
-        for name in filter(None, map(weight_name, node.all_input_nodes)):
-            if program.weights[name].kind == "parameter":
-                path = name.rpartition(".")[0]
-                uses.setdefault(path, [step, step])[1] = step
-                held[path][name] = None
-    blocks: list[tuple[int, Block]] = []
-    for path, (first, last) in sorted(uses.items(), key=lambda item: item[1][0]):
-        block = Block(path, tuple(held[path]))
-        while blocks and blocks[-1][0] >= first:
-            until, earlier = blocks.pop()
-            block, last = Block(earlier.name, earlier.weights + block.weights), max(until, last)
-        blocks.append((last, block))
-    return tuple(block for _, block in blocks)
+    import networkx as nx
+
+    held: dict[str, dict[str, None]] = {}
+    walk: list[str] = []
+    for node in program.ops():
+        names = [name for name in map(weight_name, node.all_input_nodes) if name and _is_parameter(program, name)]
+        paths = [name.rpartition(".")[0] for name in names]
+        walk += [*paths, *paths[:1]]  # and back: what one operation reads is one block
+        for path, name in zip(paths, names, strict=True):
+            held.setdefault(path, {})[name] = None
+    graph = nx.DiGraph()
+    nx.add_path(graph, walk)
+    place = {path: number for number, path in enumerate(held)}
+    parts = (sorted(part, key=place.__getitem__) for part in nx.strongly_connected_components(graph))
+    runs = sorted(parts, key=lambda run: place[run[0]])
+    return tuple(Block(run[0], tuple(name for path in run for name in held[path])) for run in runs)
+
+
+def _is_parameter(program: Program, name: str) -> bool:
+    return program.weights[name].kind == "parameter"
 
 
 def _stage_of(unit: str) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, alias_class, writes
+from ...compiler.ir.eligibility import bias_of
 from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import Program, place_node, tensors_of, weight_name
 from ...compiler.ir.slices import Bounds
-from ..analysis.eligibility import bias_of
 from ..analysis.pointwise import is_elementwise, is_number
 
 

@@ -1,9 +1,9 @@
 """Row split: gives each device some rows of every large matrix of the blocks, and all other weights the main device.
 
 The program stays on the main device; the others only multiply, each its rows, and the parts of a result are gathered.
-It pays where a block is too large for a device, where blocks are few, or where the devices are linked so well that
-they are better busy at the same time than one after another. ``analysis/eligibility.py`` says which weights are sliced,
-``row_split_rewrite.py`` rewrites the graph, and the passes that follow find what crosses. Stands in the place of
+It pays where a block is too large for a device, where blocks are few, or where the devices are linked so well that they
+are better busy at the same time than one after another. ``compiler/ir/eligibility.py`` says which weights are sliced,
+``row_split_rewrite.py`` rewrites the graph, and the passes that follow find what crosses. It stands in the place of
 ``place``, which it falls back to where there is nothing to slice.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from ...compiler.errors import UsageError
+from ...compiler.ir.eligibility import marked_weights
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
-from ..analysis.eligibility import marked_weights
 from ..analysis.liveness import peak_bytes
 from ..analysis.memory_needs import Need
 from ..infra.base import Change, Pass

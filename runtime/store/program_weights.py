@@ -125,6 +125,17 @@ class ProgramWeights(WeightSource):
             data = self._on(self._stored(weight), weight, device).detach()
             return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
+    def whole(self, weight: Weight, device: torch.device) -> torch.Tensor:
+        """All of a weight on a device, for somebody who keeps it: where the weight is, it stays, and no copy is kept.
+
+        Raises WeightError and DoesNotFitError as `__call__` does.
+        """
+        with self.store.lock, torch.inference_mode(False), torch.no_grad():
+            one = self._stored(weight)
+            one.check(weight)
+            data = one.tensor if weight.is_number else self.store.fetch(one, weight, device).detach()
+            return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
+
     def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile.
 

@@ -14,11 +14,11 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.split import is_gathered, pieces
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.analysis.eligibility import marked_weights
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.runtime import sim

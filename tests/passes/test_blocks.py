@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 from torch import nn
 
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.program import Program, weight_name
 from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.rewrites.simplify import Simplify
+from tests.cases import drawn
 
 Tensor = torch.Tensor
 
@@ -270,3 +274,47 @@ def test_without_blocks_a_split_over_several_devices_may_cut_between_any_two_mod
 
 def test_experts_beside_each_other_are_no_blocks_but_the_layer_around_them_is_one() -> None:
     assert names_of(nn.Sequential(Experts(), Experts()), 2) == ["0", "1"]
+
+
+class Turns(nn.Module):
+    """Modules without repetition in a list, each of another shape, used in a given order; some operations read two."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order = order
+        for number in range(4):
+            setattr(self, "abcd"[number], nn.Linear(8, 8 + number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, other in itertools.pairwise(self.order):
+            layer = getattr(self, "abcd"[one])
+            x = nn.functional.linear(x, layer.weight[:8], layer.bias[:8])
+            if other == one:
+                x = x + torch.addcmul(self.a.bias[:8], self.b.bias[:8], self.b.bias[:8])
+        return x
+
+
+def expected_turns(program: Program) -> list[set[str]]:
+    """Modules whose times of use overlap, one after another, counted in operations."""
+    uses: dict[str, list[int]] = {}
+    for step, node in enumerate(program.ops()):
+        for name in filter(None, map(weight_name, node.all_input_nodes)):
+            uses.setdefault(name.rpartition(".")[0], []).append(step)
+    found: list[tuple[int, set[str]]] = []
+    for path, steps in sorted(uses.items(), key=lambda item: item[1][0]):
+        inside, last = {path}, steps[-1]
+        while found and found[-1][0] >= steps[0]:
+            until, others = found.pop()
+            inside, last = inside | others, max(until, last)
+        found.append((last, inside))
+    return [inside for _, inside in found]
+
+
+@pytest.mark.parametrize("order", drawn(list(itertools.product(range(4), repeat=6)), 12))
+def test_modules_that_are_used_in_turns_are_one_block_in_the_order_of_the_graph(order: tuple[int, ...]) -> None:
+    traced = trace(Turns(order).eval(), (torch.ones(2, 8),))
+    traced.rig = Rig.parse("sim0=1GiB,sim1=1GiB")
+    program = PassManager((Simplify(), FindBlocks())).run(traced)
+    found = [{name.rpartition(".")[0] for name in block.weights} for block in program.blocks]
+    assert found == expected_turns(program)
+    assert [block.name for block in program.blocks] == [block.weights[0].rpartition(".")[0] for block in program.blocks]

@@ -13,6 +13,7 @@ from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
+from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
@@ -254,3 +255,13 @@ def test_sizes_may_be_dynamic() -> None:
     assert verify_deep(traced)
     other = torch.randn(6, 5, 8)
     assert torch.equal(run(traced, module, other, branches), eager(module, other, branches))
+
+
+def test_a_graph_module_has_the_adapters_that_were_given_last() -> None:
+    module, x, branches = Model(), torch.randn(2, 5, 8), some_branches()
+    made = program(module, x, branches)
+    compiled = CompiledModule(made, RIG, ProgramWeights.of_module(module, made))
+    compiled.exchange({name: tensor for one in branches for name, tensor in one.held.items()})
+    with torch.no_grad():
+        found = compiled.graph_module()(x)[0]
+    assert torch.equal(found, eager(module, x, branches))

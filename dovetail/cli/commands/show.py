@@ -20,12 +20,12 @@ from ..output.shown import FORMS, PICTURES, Scene
 
 SCHEMA = "json-schema"
 Form = Annotated[
-    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema"],
+    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema", "graphml"],
     typer.Option(
         "--as",
         "--format",
         "-f",
-        help="A summary, a page, all facts as data or their schema, a picture, or predicted times for Perfetto.",
+        help="A summary, a page, facts as data, their schema or a graph, a picture, or predicted times for Perfetto.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]

@@ -46,14 +46,16 @@ class Scene:
 def summary(scene: Scene) -> str:
     """A row for each segment and each device, and the line that makes the same."""
     from ...draw.text import summary as rows
+    from ...draw.text.marks import lines_of_marks
     from ...planning import table
 
+    marks = printable("\n".join(lines_of_marks(scene.programs)))
     blocks = [table_text(rows.HEAD, rows.rows_of(scene.programs), rows.RIGHT)]
     if scene.account is None:
         blocks += [table_text(rows.HEAD_OF_DEVICES, rows.rows_of_devices(scene.programs), rows.RIGHT_OF_DEVICES)]
-        return "\n\n".join([*blocks, printable(scene.line)])
+        return "\n\n".join([*blocks, marks, printable(scene.line)])
     blocks += [table_text(table.HEAD_OF_DEVICES, scene.account.rows_of_devices(), table.RIGHT_OF_DEVICES)]
-    return "\n\n".join([*blocks, printable("\n".join([*scene.account.remarks(), scene.line]))])
+    return "\n\n".join([*blocks, marks, printable("\n".join([*scene.account.remarks(), scene.line]))])
 
 
 def full(scene: Scene) -> str:
@@ -100,6 +102,13 @@ def html(scene: Scene) -> str:
     )
 
 
+def graphml(scene: Scene) -> str:
+    """The annotated graph, for tools that read GraphML."""
+    from ...draw import graphml
+
+    return graphml(scene.programs)
+
+
 PICTURES = ("svg", "mermaid", "dot")
 """The forms that have a depth."""
 
@@ -118,6 +127,6 @@ def trace(scene: Scene) -> str:
 
 FORMS: Mapping[str, Callable[[Scene], str]] = {
     "text": summary, "full": full, "html": html, "svg": svg, "mermaid": mermaid, "dot": dot, "json": data,
-    "trace": trace,
+    "trace": trace, "graphml": graphml,
 }  # fmt: skip
 """The forms by the words of `--as`, and the full text."""

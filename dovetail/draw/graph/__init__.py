@@ -1,1 +1,1 @@
-"""Graphs of what runs where: Mermaid, DOT and SVG."""
+"""Graphs of what runs where: Mermaid, DOT, SVG and GraphML."""

@@ -16,6 +16,7 @@ from ...compiler.ir.program import Crossing, Program, origin_of, placement_of, t
 from ...compiler.ir.split import sent
 from ...compiler.spec.devices import Device
 from ...compiler.spec.units import format_bytes
+from .alike import text_of
 from .folding import repeats
 from .grouping import Group, UnitFinder, by_block, by_device, by_segment, unit_finder
 
@@ -126,9 +127,8 @@ def assembled(program: Program, name: str, parts: Sequence[Part], part_of: dict[
 
 
 def _kind(group: Group) -> tuple[object, ...]:
-    """What is equal of two groups that are alike: numbers in names apart."""
-    ops = tuple((str(node.target), len(placement_of(node).weights)) for node in group.nodes)
-    return group.where, _DIGITS.sub("#", group.unit), ops if group.unit else id(group)
+    """What is equal of two groups that are alike: the same operations, wired alike, in the same shapes."""
+    return group.where, _DIGITS.sub("#", group.unit), text_of(group.nodes) if group.unit else id(group)
 
 
 def folded_groups(program: Program, groups: Sequence[Group]) -> tuple[list[Part], dict[int, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from ...compiler.ir.eligibility import marks_by_name
 from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.split import sent, split_of
 from ...compiler.ir.value import TensorType
@@ -68,13 +69,14 @@ def _columns(
 ) -> dict[str, list[Any]]:
     groups = {node: segment.group for segment in program.segments for node in segment.nodes}
     origins = [origin_of(node) for node in nodes]
+    shown = {name: _weight(program, name, reason) for name, reason in marks_by_name(program).items()}
     return {
         "name": [node.name for node in nodes],
         "op": [texts[_op(node)] for node in nodes],
         "type": [texts[_type(node)] for node in nodes],
         "place": [texts[place_of(program, groups[node])] for node in nodes],
         "split": [texts[_split(program, node)] for node in nodes],
-        "weights": [[texts[_weight(program, name)] for name in _weights(node)] for node in nodes],
+        "weights": [[texts[shown[name]] for name in _weights(node)] for node in nodes],
         "module": [texts[f"{one.module} : {one.cls}" if one.cls else one.module] for one in origins],
         "source": [texts[one.source] for one in origins],
         "reads": [[numbers[one] for one in node.all_input_nodes if one in numbers] for node in nodes],
@@ -86,11 +88,12 @@ def _weights(node: Node) -> dict[str, None]:
     return dict.fromkeys(name for one in node.all_input_nodes if (name := weight_name(one)))
 
 
-def _weight(program: Program, name: str) -> str:
+def _weight(program: Program, name: str, reason: str) -> str:
     weight = program.weights[name]
     rests = program.residency.get(weight.whole)
     where = f", rests in {rests.value}" if rests is not None else ""
-    return f"{name} {_shape(weight.shape)} {weight.quant or str(weight.dtype).removeprefix('torch.')}{where}"
+    mark = f", not eligible for a row split ({reason})" if reason else ", eligible for a row split"
+    return f"{name} {_shape(weight.shape)} {weight.quant or str(weight.dtype).removeprefix('torch.')}{where}{mark}"
 
 
 def _op(node: Node) -> str:

@@ -25,6 +25,7 @@ from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
 from ...planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
 from ..outline.outline import outline
+from ..text.marks import marks_in_words
 from ..text.reasons import reason_for
 from ..text.reproduce import command_for
 from ..text.summary import rows_of_devices
@@ -154,6 +155,7 @@ def _program(name: str, program: Program, account: Account | None, seen: Profile
         "crosses": sum(edge.nbytes for edge in by_device.edges if edge.crosses)
         + sum(one.inside for one in by_device.parts),
         "sliced": program.is_sliced,
+        "marks": marks_in_words(program),
         "devices": [device.name for device in program.devices],
         "why": reason_for(account, part) if account and part else "",
         "memory": of_call(program, seen) if seen else {},

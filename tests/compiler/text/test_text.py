@@ -42,9 +42,9 @@ block "layers.0"  // 1 weights, 64 bytes
 block "layers.1"  // 1 weights, 64 bytes
 cross %cat → sim1 #0 → #1
 cross %add → sim0 #1 → outside
-%p_layers_0_weight: f32[4, 4]~0 = parameter "layers.0.weight" in "layers.0" @sim0
-%p_layers_1_weight: f32[4, 4]~1 = parameter "layers.1.weight" in "layers.1" @sim1
-%b_table: f32[4]~2 = buffer "table" transient @sim0
+%p_layers_0_weight: f32[4, 4]~0 = parameter "layers.0.weight" in "layers.0" @sim0  // not eligible: a side below 256: 4
+%p_layers_1_weight: f32[4, 4]~1 = parameter "layers.1.weight" in "layers.1" @sim1  // not eligible: a side below 256: 4
+%b_table: f32[4]~2 = buffer "table" transient @sim0  // not eligible: 1-D
 %x: f32[3, 4]~3 = input @sim0
 %linear: f32[3, 4]~4 = aten.linear.default(%x, %p_layers_0_weight) @sim0 #0  // layers.0 : Linear : FILE
 %chunk: (f32[3, 2](4, 1)~4, f32[3, 2](4, 1)~4) = aten.chunk.default(%linear, 2, -1) @sim0 #0  //  : Gate : FILE
@@ -86,9 +86,9 @@ takes ["x"] defaults {}
 argument x: tensor
 returns [1, {"type": null, "context": null, "children_spec": []}]
 block "layers.0"  // 3 weights, 139272 bytes
-%w: u8[384, 272]~0 = parameter "a.weight" alias "tied" rows 0:128, 128:384 packed Q8_0 bf16[384, 256] in "layers.0"
-%a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0" @sim0
-%s: number = adapter "layers.0.weight.scale" in "layers.0" @sim0
+%w: u8[384, 272]~0 = parameter "a.w" alias "tied" rows 0:128, 128:384 packed Q8_0 bf16[384, 256] eligible in "layers.0"
+%a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0" @sim0  // not eligible: of an adapter
+%s: number = adapter "layers.0.weight.scale" in "layers.0" @sim0  // not eligible: of an adapter
 %x: bf16[3, 256]~2 = input @sim0
 %linear: bf16[3, 384]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0") @sim0 split 0:128, 128:384
 %mul: bf16[3, 384]~4 = aten.mul.Tensor(%linear, %s) @sim0 split 0:128, 128:384
@@ -99,12 +99,12 @@ return [%mul]
 def test_slices_and_packed_weights_and_adapters_are_read_back() -> None:
     program = parse_program(RESTING)
     assert print_program(program) == RESTING
-    assert program.bounds == {"a.weight": ((0, 128), (128, 384))}
+    assert program.bounds == {"a.w": ((0, 128), (128, 384))}
     assert split_of(next(program.ops())) == ((0, 128), (128, 384))
-    packed, device = pieces(program)["a.weight[128:384]"]
+    packed, device = pieces(program)["a.w[128:384]"]
     assert str(device) == "sim1"
     assert (packed.rows, packed.quant, packed.shape) == ((128, 384), "Q8_0", (256, 256))
-    assert packed.names == ("a.weight", "tied")
+    assert packed.names == ("a.w", "tied")
     assert packed.nbytes == 256 * 272
 
 

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
+import dovetail
 from dovetail.cli.app import app
 from dovetail.draw import document
 from dovetail.draw.outline.outline import outline
@@ -109,3 +112,30 @@ def test_the_line_names_devices_once_and_what_rests_elsewhere() -> None:
     assert line.startswith("dovetail plan 'my folder' --backend")
     assert "--params-backend transformer=cpu,vae=cpu" in line
     assert line.count("sim0=") == 1
+
+
+class Wired(nn.Module):
+    """The same operations in each block, wired in one way or the other, and as wide as is asked for."""
+
+    def __init__(self, ways: str, inner: tuple[int, ...]) -> None:
+        super().__init__()
+        self.ways = ways
+        self.ups = nn.ModuleList(nn.Sequential(nn.Linear(256, one), nn.Linear(one, 256)) for one in inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for way, layers in zip(self.ways, self.ups, strict=True):
+            up, down = layers
+            y = down(up(x))
+            x = torch.sub(x, y) if way == "a" else torch.sub(y, x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("ways", "inner", "boxes"),
+    [("aaaa", (512,) * 4, [4]), ("aabb", (512,) * 4, [2, 2]), ("aaaa", (512, 512, 768, 768), [2, 2])],
+)
+def test_blocks_of_other_wiring_or_shapes_are_boxes_of_their_own(
+    ways: str, inner: tuple[int, ...], boxes: list[int]
+) -> None:
+    one = dovetail.compile(Wired(ways, inner).eval(), (torch.ones(3, 256),), backend="sim0", rig="sim0=1GiB")
+    assert [part.count for part in outline(one.program, depth="blocks").parts] == boxes
