@@ -160,7 +160,7 @@ def _why_refused(op: OpOverload) -> str:
         return ""
     if name.startswith("_") and name not in _PRIVATE and not name.startswith("_foreach_"):
         return "is private to PyTorch"
-    if torch.Tag.out in op.tags or any(argument.is_out for argument in op._schema.arguments):
+    if any(argument.is_out for argument in op._schema.arguments):
         return "writes into memory that it may resize"
     if _STATEFUL.search(name):
         return "changes or asks for what memory, state or file a tensor has"

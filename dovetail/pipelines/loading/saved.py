@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from ...runtime.store.store import Origins
 from ...weights.ahead import read_ahead
 from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened
-from .building import Built, build
+from .building import STEMS, Built, build
 from .checkpoint import built_from
 
 if TYPE_CHECKING:
@@ -265,7 +266,24 @@ def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, A
         with libraries.quiet_assembly():
             return cls.from_pretrained(folder, variant=variant, local_files_only=True, **known)
     except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
-        raise WeightError(f"diffusers cannot load {folder}: {(str(error).splitlines() or [''])[0]}") from error
+        why = _missing_class(cls, folder, known) or (str(error).splitlines() or [""])[0]
+        raise WeightError(f"diffusers cannot load {folder}: {why}") from error
+
+
+def _missing_class(cls: Any, folder: Path, known: Mapping[str, Any]) -> str:
+    """Which class of a folder's index the installed libraries lack, with the way out; empty where they lack none."""
+    import diffusers
+
+    index = read_index(folder / INDEX)
+    is_general = cls is diffusers.DiffusionPipeline and "custom_pipeline" not in known
+    named = {"the pipeline": ["diffusers", index["_class_name"]]} if is_general else {}
+    for name, entry in {**named, **index}.items():
+        match entry:
+            case [str(library), str(asked)] if library in STEMS and name not in known:
+                home = import_module(library)
+                if asked not in dir(home):
+                    return f"{name} is a {asked}, which {library} {home.__version__} does not have: use another release"
+    return ""
 
 
 def _variant_in(folder: Path, variant: str | None) -> str | None:

@@ -1,9 +1,12 @@
 """Every wrong input of docs/errors.md gets the exit code and the message that stand there."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from scripts import bad_input
 from scripts.bad_input import CASES, Answer, Case, answers, page
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
@@ -35,3 +38,18 @@ def test_the_documentation_shows_what_really_comes_back(answered: dict[str, Answ
     shown = DOCS.read_text()
     told = [text.partition("## The longer")[0].splitlines() for text in (shown, written)]
     assert told[0] == told[1], "run python -m scripts.bad_input > docs/errors.md"
+
+
+def test_a_plan_is_cut_at_the_same_place_whatever_the_version_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = set()
+    for version in ("2.11.0", "2.15.0+cu130.somebodys.own.build"):
+        monkeypatch.setattr(torch, "__version__", version)
+        bad_input._edit_a_plan()
+        assert version in Path("cut.json").read_text()
+        with pytest.raises(json.JSONDecodeError) as raised:
+            json.loads(Path("cut.json").read_text())
+        found.add((raised.value.lineno, raised.value.colno))
+    assert found == {(9, 1)}

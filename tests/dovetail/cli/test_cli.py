@@ -82,6 +82,23 @@ def imported(words: list[str]) -> set[str]:
     return set(result.stderr.split())
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_nothing_is_reported_after_the_end_of_a_command_that_loaded_triton(loaded: bool) -> None:
+    code = (
+        "import ctypes, sys, types\n"
+        "libc = ctypes.CDLL(None)\n"
+        "ctypes.pythonapi.Py_AtExit(libc.malloc_stats)\n"  # writes to stderr
+        f"if {loaded}: sys.modules['triton._C.libtriton'] = types.ModuleType('libtriton')\n"
+        "sys.argv = ['dovetail', '--version']\n"
+        "from dovetail.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("dovetail ")
+    assert ("system bytes" in done.stderr) is not loaded
+
+
 def test_devices_are_listed_with_their_memory() -> None:
     assert done("devices", "--rig", "cuda0=24GiB,cuda1=10GiB/16GiB").split() == (
         "device what it is free total cuda0 cuda 24.0 GiB 24.0 GiB cuda1 cuda 10.0 GiB 16.0 GiB".split()
