@@ -2,9 +2,9 @@
 
 Each way out is named only after the search with it has found a plan, and that plan has been tried where the caller can
 lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
-weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
-more of the memory that is there. Weights in a packed type, which are not the same weights, and a smaller size are
-looked for where nothing else helps.
+weights that rest elsewhere, decoding in tiles, more of the memory that is there), the quickest first; wide parts in
+chunks, which may change last bits. Weights in a packed type, which are not the same weights, and a smaller size are
+looked for where nothing else helps. What takes more than five times as long as the quickest is not named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...compiler.spec.units import format_bytes
 from .chain import Part
 from .options import SLOTS, Machine, residencies
 from .plan import settings_of
-from .search import Solution, search
+from .search import Solution, peaks, search
 from .workload import TRIES, Asked, Budgets, Load, taken_off
 
 TYPES = ("Q8_0", "Q4_K")
@@ -29,7 +29,11 @@ _PLACEMENTS = (
     "other devices", "weights that rest elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
+_BUDGET = "a larger budget"
 CHUNKS = "wide parts in chunks"
+WORST = 5
+"""How many times as long as the quickest way out another one may take that is named."""
+_STEPS = 6  # in which the least of a device is looked for
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -38,7 +42,8 @@ _DENSE = 2  # bytes a number before it is packed
 class Lack:
     """The component that does not fit, the least bytes that it needs on a device, and what that offers.
 
-    ``weights`` and ``values`` are parts of the ``least``. Without a component, all fit alone and not together.
+    ``weights`` and ``values`` are parts of the ``least``, where they are known. Without a component, all fit alone and
+    not together; the least is what they need there together, or nothing where more of one device does not help.
     """
 
     component: str
@@ -114,13 +119,18 @@ def ways_out(
         found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
     if free and dict(free) != dict(budgets.devices):
         whole = replace(budgets, devices=dict(free), typed="", why={})
-        found += filter(None, [_tried("a larger budget", loads, machine, whole, trial)])
+        found += filter(None, [_tried(_BUDGET, loads, machine, whole, trial)])
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
-    placed = [out for out in found if out.what in _PLACEMENTS]
-    others = [out for out in found if out.what not in _PLACEMENTS]
-    found = [*sorted(placed, key=lambda out: out.seconds), *others][:most]
-    return found or _at_a_smaller_size(machine, budgets, smaller)
+    return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
+    """Ways out that keep every bit before others, the quickest first; none that takes many times as long as that."""
+    placed = [out for out in outs if out.what in (*_PLACEMENTS, _BUDGET)]
+    others = [out for out in outs if out not in placed]
+    most = WORST * min((out.seconds for out in outs), default=0)
+    return [out for out in (*sorted(placed, key=lambda out: out.seconds), *others) if out.seconds <= most]
 
 
 def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> list[WayOut]:
@@ -130,7 +140,7 @@ def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets,
             names = tuple(load.name for load in loads if load.name in some and load.role != "vae")
             options = {"--weights": ",".join(f"{name}={file_of(name, quant)}" for name in names)}
             what = f"weights of {' and '.join(sorted(names))} in {quant}"
-            packed = _packed(loads, set(names), quant)
+            packed = in_packed_type(loads, set(names), quant)
             out = _tried(what, packed, machine, budgets, trial, options, (quant, names)) if names else None
             if out is not None:
                 return [out]
@@ -208,7 +218,7 @@ def _with(load: Load, asked: Asked) -> Load:
     return replace(load, asked=asked)
 
 
-def _packed(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
+def in_packed_type(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
     """The components with the weights of their blocks in a packed type."""
     elements, nbytes = block_of(quant)
     factor = nbytes / (elements * _DENSE)
@@ -225,11 +235,48 @@ def _packed(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
 
 
 def lacking(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack:
-    """What takes the space: the component that does not fit alone, by most; or the largest where all fit alone."""
+    """What takes the space: the component that does not fit alone, by most; or the device where all fit alone."""
     alone = [load for load in loads if search([load], machine, budgets) is None]
-    lacks = [least(load, machine, budgets) for load in alone or loads]
+    if not alone:
+        return together(loads, machine, budgets)
+    lacks = [least(load, machine, budgets) for load in alone]
     worst = max(lacks, key=lambda lack: lack.least - lack.offered)
-    return worst if alone else replace(worst, component="")
+    if worst.least > worst.offered:
+        return worst
+    first = max(alone, key=lambda load: load.nbytes)  # for which some other device is too small
+    return replace(together([first], machine, budgets), component=first.name)
+
+
+def together(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack:
+    """The device of which components need least more to fit together, with all else as it is, and what they need there.
+
+    A device of no bytes but the largest where more of one alone does not help.
+    """
+    lacks = [_least_of(device, loads, machine, budgets) for device in machine.devices]
+    found = [lack for lack in lacks if lack is not None]
+    if found:
+        return min(found, key=lambda lack: lack.least - lack.offered)
+    largest = max(machine.devices, key=budgets.of)
+    return Lack("", largest, 0, 0, 0, budgets.of(largest))
+
+
+def _least_of(device: Device, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack | None:
+    """What components need of a device with all others as they are, within a few per cent; None where no size helps."""
+    offered = budgets.of(device)
+
+    def peak(nbytes: int) -> int | None:
+        given = replace(budgets, devices={**budgets.devices, device: nbytes})
+        found = search(loads, machine, given)
+        return max(n for (_, one), n in peaks(found, given).items() if one == device) if found else None
+
+    low, high = offered, peak(budgets.devices[device] + sum(load.nbytes + load.chain.live for load in loads))
+    if high is None:
+        return None
+    for _ in range(_STEPS):
+        middle = (low + high) // 2
+        found = peak(middle) if middle > low else None
+        low, high = (middle, high) if found is None else (low, min(high, max(found, low + 1)))
+    return Lack("", device, high, 0, 0, offered)
 
 
 def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
@@ -259,20 +306,23 @@ def problem_of(lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mappi
     on += f" of {format_bytes(of)}" if of != lack.offered else ""
     on += f" ({why})" if why else ""
     if lack.component:
-        need = (
-            f"{lack.component} needs at least {format_bytes(lack.least)} {on}: {format_bytes(lack.weights)} of weights"
-        )
-        need += f" and {format_bytes(lack.values)} of values"
-        return need
-    resting = sum(load.nbytes for load in loads)
-    return f"the components fit one by one, but not together, with {format_bytes(resting)} of weights in all, {on}"
+        parts = f": {format_bytes(lack.weights)} of weights and {format_bytes(lack.values)} of values"
+        return f"{lack.component} needs at least {format_bytes(lack.least)} {on}{parts if lack.weights else ''}"
+    if lack.least:
+        return f"the components fit one by one, but not together: they need at least {format_bytes(lack.least)} {on}"
+    resting = format_bytes(sum(load.nbytes for load in loads))
+    offers = ", ".join(f"{device} {format_bytes(budgets.of(device))}" for device in budgets.devices)
+    return f"the components fit one by one, but not together: they have {resting} of weights, and may use {offers}"
+
+
+FITS = "what fits, best first:"
 
 
 def refusal(problem: str, outs: Sequence[str]) -> str:
-    """A problem, and what was found to work."""
+    """A problem, and what was found to work, a line each."""
     if not outs:
         return f"{problem}; nothing that dovetail can do helps here: it takes a larger device, or a smaller model"
-    return f"{problem}; what fits: {'; '.join(outs)}"
+    return "\n  ".join((f"{problem}\n{FITS}", *outs))
 
 
 def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
@@ -280,14 +330,19 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
 
     ``folder`` is that of the pipeline, for what is to be converted first.
     """
-    options = [(option, one) for option, value in out.settings.items() for one in _given(option, value)]
-    typed = " ".join(f'{option} "{value}"' for option, value in options) or "without --max-vram"
+    typed = line_of(out.settings) or "without --max-vram"
     commands = [
         f"dovetail convert {folder}/{name} -o {file_of(name, out.quant)} --type {out.quant.lower()}"
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
     return f"{out.what} ({before}{typed}: {_seconds(out.seconds)} s)"
+
+
+def line_of(settings: Mapping[str, str]) -> str:
+    """Options as they are typed."""
+    options = [(option, one) for option, value in settings.items() for one in _given(option, value)]
+    return " ".join(f'{option} "{value}"' for option, value in options)
 
 
 def _given(option: str, value: str) -> list[str]:

@@ -52,7 +52,7 @@ def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placem
 def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)
     assert result.exit_code == 3
-    assert "what fits: " in result.output + str(result.stderr)
+    assert "what fits, best first:\n" in result.output + str(result.stderr)
 
 
 @pytest.mark.parametrize(("asked", "typed", "said"), [("on", "64x64", "tiles of 64x64"), ("off", "off", "all")])
