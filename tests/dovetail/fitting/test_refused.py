@@ -16,7 +16,7 @@ from dovetail.cli.app import app
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.passes.fit.ways_out import FITS
 
-RIG = ("--rig", "cuda0=16MiB,cuda1=10MiB,cpu=4GiB")
+RIG = ("--rig", "cuda0=23MiB,cuda1=14.3MiB,cpu=4GiB")
 
 
 def run(*words: str) -> Any:
