@@ -9,8 +9,9 @@ import pytest
 
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, lacking, problem_of, refusal, said_of, ways_out
+from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
