@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,28 +20,22 @@ if TYPE_CHECKING:
     from ..conventions.request import Request
 
 
-class Budgeted(Protocol):
-    """A pipeline, as far as its budgets go."""
-
-    @property
-    def asked(self) -> Request:
-        """What was asked for, over its devices."""
-
-
 _lock = ForkSafeLock()
 _calls: list[frozenset[Device]] = []
 """The devices that are bounded by each call that goes on."""
 
 
-def budgets_of(pipes: Iterable[Budgeted]) -> dict[Device, int]:
-    """The sum of the budgets of pipelines by device, of those devices on which each of them has one."""
+def budgets_of(pipes: Iterable[tuple[Request, Iterable[Device]]]) -> dict[Device, int]:
+    """The sum of the budgets of pipelines by device, of those devices on which each of them that uses it has one.
+
+    ``pipes`` are what was asked for each, and the devices of its components.
+    """
     found: dict[Device, int | None] = {}
-    for request in (pipe.asked for pipe in pipes):
+    for request, devices in pipes:
         limits = request.budget.limits(request.rig)
-        for device, memory in request.rig.memory.items():
-            if device.is_host or device.process or not request.rig.present:
-                continue
-            limit, before = limits.get(device, memory.free), found.get(device, 0)
+        for device in {one for one in devices if not one.is_host and one in request.rig and request.rig.present}:
+            memory, before = request.rig[device], found.get(device, 0)
+            limit = limits.get(device, memory.free)
             has_one = limit < memory.free and before is not None
             found[device] = memory.within(limit).free + (before or 0) if has_one else None
     return {device: nbytes for device, nbytes in found.items() if nbytes is not None}

@@ -108,15 +108,11 @@ class Neighbour:
                 own[name].rig = rig
         return True
 
-    @property
-    def asked(self) -> Request:
-        """What was asked for, over its devices."""
-        return self._request
-
-    def bounded(self) -> contextlib.AbstractContextManager[None]:
+    def _bounded(self) -> contextlib.AbstractContextManager[None]:
         """Bounds what the process holds of this pipeline's devices meanwhile, by the budgets of all pipelines."""
         pipes = [pipe for pipe in list(_placed) if pipe.components]
-        sums = {device: nbytes for device, nbytes in budgets_of(pipes).items() if device in self._request.rig}
+        used = [(pipe._request, [one for part in pipe.components.values() for one in part.devices]) for pipe in pipes]
+        sums = {device: nbytes for device, nbytes in budgets_of(used).items() if device in self._request.rig}
         if not sums:
             return contextlib.nullcontext()
         held: Counter[torch.device] = Counter()

@@ -207,7 +207,7 @@ class PlacedPipeline(Neighbour):
             self._running.append(None)
             self._recovery.begin()
             self._recovery.is_called = True
-            bound = contextlib.nullcontext() if outer else self.bounded()
+            bound = contextlib.nullcontext() if outer else self._bounded()
             with bound, self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
                 yield
             self._recovery.keep() if self.keeps_latents else self._recovery.begin()
@@ -293,16 +293,18 @@ class PlacedPipeline(Neighbour):
             self._place(request)
             return lower(None)
 
-        in_files = {name: one.view.is_in_files for name, one in self.components.items()}
+        own = self._own()  # for what is borrowed stays where it is
+        roles = {name: one.role for name, one in own.items()}
+        in_files = {name: one.view.is_in_files for name, one in own.items()}
         self._is_open = False
         try:
-            generation = first_that_fits(asked, self._roles, in_files, searched, placed, refused)
+            generation = first_that_fits(asked, roles, in_files, searched, placed, refused)
         except BaseException:
             self._is_open = was_open
             self._place(asked)
             raise
         self._settle()
-        tell_of_places(self.name, asked, self._request, self._roles)
+        tell_of_places(self.name, asked, self._request, roles)
         return generation
 
     def _put(self, request: Request) -> None:

@@ -2,8 +2,8 @@
 
 Each way out is named only after the search with it has found a plan, and that plan has been tried where the caller can
 lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
-weights that rest elsewhere, decoding in tiles, more of the memory that is there), the quickest first; wide parts in
-chunks, which may change last bits. Weights in a packed type, which are not the same weights, and a smaller size are
+weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
+more of the memory that is there. Weights in a packed type, which are not the same weights, and a smaller size are
 looked for where nothing else helps. What takes more than five times as long as the quickest is not named.
 """
 
@@ -27,7 +27,6 @@ _PLACEMENTS = (
     "other devices", "weights that rest elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
-_BUDGET = "a larger budget"
 CHUNKS = "wide parts in chunks"
 WORST = 5
 """How many times as long as the quickest way out another one may take that is named."""
@@ -100,15 +99,15 @@ def ways_out(
         found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
     if free and dict(free) != dict(budgets.devices):
         whole = replace(budgets, devices=dict(free), typed="", why={})
-        found += filter(None, [_tried(_BUDGET, loads, machine, whole, trial)])
+        found += filter(None, [_tried("a larger budget", loads, machine, whole, trial)])
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
 
 
 def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
-    """Ways out that keep every bit before others, the quickest first; none that takes many times as long as that."""
-    placed = [out for out in outs if out.what in (*_PLACEMENTS, _BUDGET)]
+    """Ways out that place things otherwise, the quickest first, before others; none that takes many times as long."""
+    placed = [out for out in outs if out.what in _PLACEMENTS]
     others = [out for out in outs if out not in placed]
     most = WORST * min((out.seconds for out in outs), default=0)
     return [out for out in (*sorted(placed, key=lambda out: out.seconds), *others) if out.seconds <= most]
