@@ -261,6 +261,9 @@ class FakeCards:
     def is_available(self) -> bool:
         return True
 
+    def is_initialized(self) -> bool:
+        return True
+
     def device_count(self) -> int:
         return 4
 
