@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dovetail.compiler.spec.devices import Device, Rig, reserve_of
+from dovetail.compiler.spec.devices import PROCESS, Device, Rig, reserve_of
 from dovetail.compiler.spec.measured_speeds import cache_folder
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
-from dovetail.fitting.asked import PROCESS
 from dovetail.passes.fit.chain import Chain, Part
+from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import Plan, plan_of
 from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import lacking, problem_of, refusal, said_of, ways_out
+from dovetail.passes.fit.ways_out import refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost
 from dovetail.planning.table import seconds_text

@@ -21,6 +21,7 @@ from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DovetailError
 from dovetail.convert import plan_conversion
+from dovetail.passes.fit.ways_out import FITS
 
 ROOT = Path(__file__).resolve().parent.parent
 INTRODUCTION = """# Errors
@@ -239,7 +240,7 @@ def page(answered: Sequence[tuple[Case, Answer]]) -> str:
         lines.append(f"| {case.about} | {_cell(case.typed)} | {answer.code} | {_cell(first)} |")
     lines += ["", "## The longer messages in full"]
     for case, answer in answered:
-        if "\n" in answer.message and "File " not in answer.message:
+        if "\n" in answer.message and "File " not in answer.message and FITS not in answer.message:
             lines += ["", "```text", f"$ {case.typed}" if not case.call else case.typed, answer.message, "```"]
     return "\n".join(lines)
 
@@ -247,8 +248,7 @@ def page(answered: Sequence[tuple[Case, Answer]]) -> str:
 def _short(message: str) -> str:
     """The first line; what fits in place of what was refused depends on this machine's memory and speed."""
     first = message.partition("\n")[0].replace(f"{ROOT}/", "").removeprefix("error: ")
-    head, fits, _ = first.partition("; what fits: ")
-    return head + (f"{fits}…" if fits else "")
+    return f"{first}; {FITS} …" if FITS in message else first
 
 
 def _cell(text: str) -> str:

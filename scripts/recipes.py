@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.plans import gib, loads_of, rig_of
+from dovetail.compiler.spec.devices import PROCESS
 from dovetail.compiler.spec.measured_speeds import cache_folder
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
-from dovetail.fitting.asked import PROCESS
 from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
@@ -33,8 +33,9 @@ HEAD = """\
 
 What `dovetail plan` finds for published models at full size, in bfloat16 and in the sizes of their own examples
 (pictures of 1024² pixels, clips of some seconds). Nothing of it was run on such cards: bytes are those of the plans,
-and seconds are predicted from published figures of common cards of that size, without reading files. `dovetail
-generate` finds the same by itself; the options are what to type to have it in any case.
+and seconds are predicted from published figures of common cards of that size, without reading files. A part of each
+card and of the RAM is [reserved](placement.md#what-fits), as in `dovetail plan --rig` and `dovetail generate`, which
+find the same by themselves; the options are what to type to have it in any case.
 
 For your own machine, or one that you think of buying, ask with its own sizes:
 

@@ -330,7 +330,29 @@ def streaming(cards: Sequence[str]) -> str:
     return f"streamed within {line}: the same bits, no more than that"
 
 
+BUDGET = 512 * 2**20
+
+
+def reserved(cards: Sequence[str]) -> str:
+    """While a pipeline with a budget is called, the allocator holds no more of a card than that and what others had."""
+    pipe, call = flux()
+    there = [accelerator_of(torch_device(card)) for card in cards]
+    for one in there:
+        one.empty_cache()
+        one.reset_peak()
+    before = [one.reserved_peak() for one in there]
+    dovetail.compile_pipeline(pipe, "&".join(cards), max_vram=",".join(f"{card}={BUDGET}B" for card in cards))
+    paint(pipe, call)
+    held = [one.reserved_peak() for one in there]
+    used = [one.memory()[1] for one in there]
+    pipe.dovetail.undo()
+    for card, most, had in zip(cards, held, before, strict=True):
+        assert most <= BUDGET + had, f"{card}: {most} bytes held, {had} before, within {BUDGET}"
+    return f"held {' '.join(map(str, held))}, in use {' '.join(map(str, used))} of {BUDGET} bytes"
+
+
 CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
     layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory, predicted_memory, streaming,
+    reserved,
 )  # fmt: skip
 """All checks; each takes one card or several."""

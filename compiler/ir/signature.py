@@ -139,6 +139,13 @@ class Signature:
             self._check_asked(tensors, symbols)
         return tensors
 
+    def symbols_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The sizes that symbols have in a call of these tensors, which were checked."""
+        symbols: dict[str, int] = {}
+        for leaf, expected in zip(tensors, self.tensors, strict=True):
+            _binds(leaf.shape, expected.shape, symbols, self.ranges)
+        return symbols
+
     def _check_asked(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> None:
         """Raises CallError where the model would have another answer to something that it asks of its inputs."""
         for tensor, leaf in zip(tensors, self.tensors, strict=True):

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+
+from .sizes import evaluate
+
+_AT: ContextVar[Mapping[str, int] | None] = ContextVar("_AT", default=None)
+
+
+@contextlib.contextmanager
+def sizes_at(symbols: Mapping[str, int]) -> Iterator[None]:
+    """Has dynamic dimensions be of the sizes that symbols have in a call, in this thread, in place of the example's."""
+    token = _AT.set(symbols)
+    try:
+        yield
+    finally:
+        _AT.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +42,11 @@ class TensorType:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes as ints, those of the traced example where a dimension is dynamic."""
-        return self.hint or self.shape  # type: ignore[return-value]
+        """The sizes as ints, those of the traced example where a dimension is dynamic; see `sizes_at`."""
+        symbols = _AT.get() if self.hint else None
+        if symbols is None:
+            return self.hint or self.shape  # type: ignore[return-value]
+        return tuple(evaluate(size, symbols) for size in self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,8 @@ _UNIFIED = ("mps",)
 _EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
 _SIZED = "a device and its size, such as cuda0=16GiB,cuda1=10GiB"
 _CONTEXT = 6 * 2**30 // 10
+PROCESS = 2 * 2**30
+"""Bytes of the host's memory that Python, PyTorch, diffusers and the drivers take themselves."""
 _LACKING = {
     "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 }
@@ -114,9 +116,10 @@ class Device:
 class Memory:
     """What a device has, in bytes, and what may be used of it.
 
-    `total` is what the device has, `free` what may be used of it, `why` in words what keeps the rest. `reserve` is what
-    of the free memory is kept for kernels. `label` is what its maker calls the device. `beside` is what of the free
-    memory values of other programs take at other times: weights that stay must leave it free, values need not.
+    `total` is what the device has, `free` what nobody uses of it, `why` in words what keeps the rest. `reserve` is what
+    of the free memory is kept for kernels, or for the process on the host; `within` takes it off. `label` is what its
+    maker calls the device. `beside` is what of the free memory values of other programs take at other times: weights
+    that stay must leave it free, values need not.
     """
 
     total: int
@@ -128,10 +131,10 @@ class Memory:
     beside: int = field(default=0, compare=False)
 
     def within(self, limit: int) -> Memory:
-        """This memory, of which no more than a budget may be used, and not what is kept for kernels."""
+        """This memory, of which no more than a budget may be used, and not what is reserved."""
         free = max(self.free - self.reserve, 0)
         if free <= limit < self.free or (free < limit and self.reserve):
-            return replace(self, free=free, why=f"{format_bytes(self.reserve)} of it are kept for kernels")
+            return replace(self, free=free, why=f"{format_bytes(self.reserve)} of it are reserved")
         if limit >= self.free:
             return self
         return replace(self, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(self.free)}")
@@ -157,7 +160,7 @@ class Rig:
     def of(cls, **sizes: int | tuple[int, int]) -> Rig:
         """The rig of devices by name with their bytes in all, or bytes free and in all."""
         pairs = {name: size if isinstance(size, tuple) else (size, size) for name, size in sizes.items()}
-        return cls({Device.named(name): Memory(total, free) for name, (free, total) in pairs.items()})
+        return cls(dict(_sized(Device.named(name), total, free) for name, (free, total) in pairs.items()))
 
     @classmethod
     def detect(cls, measured: Collection[str] | None = None) -> Rig:
@@ -183,9 +186,10 @@ class Rig:
     def parse(cls, text: str) -> Rig:
         """The rig of a text such as `cuda0=24GiB,cuda1=16GiB`, for planning on a machine that has neither.
 
-        A size is the memory of the device, or `free/total`, and may end with the name of a card: `24GiB@RTX 3090`.
-        `cpu` and simulated devices may go without: they get what this host has. A rig can run here if each of its
-        devices is the host, simulated, or found here and as large.
+        A size is the memory of the device, or `free/total` as the driver reports it, and may end with the name of a
+        card: `24GiB@RTX 3090`. The same is reserved of it as of a device that is found. `cpu` and simulated devices may
+        go without: they get what this host has. A rig can run here if each of its devices is the host, simulated, or
+        found here and as large.
 
         Raises:
             SpecError: the text is not a rig.
@@ -299,14 +303,21 @@ def _on_demand(text: str) -> Device | None:
 
 
 def _found(it: Probed) -> tuple[Device, Memory]:
-    reserve = reserve_of(it.kind, it.total)
-    return Device(it.kind, it.index), Memory(it.total, it.free, "", reserve, it.label, it.integrated)
+    device, memory = _sized(Device(it.kind, it.index), it.total, it.free)
+    return device, replace(memory, label=it.label, integrated=it.integrated)
+
+
+def _sized(device: Device, total: int, free: int) -> tuple[Device, Memory]:
+    """A device with its memory, of which the same is reserved however its size is known: found, typed or given."""
+    reserve = kept_for_process(free) if device.is_host else reserve_of(device.kind, total)
+    return device, Memory(total, free, reserve=reserve)
 
 
 def reserve_of(kind: str, total: int) -> int:
-    """The bytes kept of a found device for the context, for what kernels need meanwhile, and for fragments.
+    """The bytes reserved of a device for the context, for what kernels need meanwhile, and for fragments.
 
-    0.6 GiB and 5 % of the memory for CUDA and XPU, 5 % for MPS, nothing for the host and simulated devices. The
+    0.6 GiB (a quarter, where it has less than 2.4 GiB) and 5 % of the memory for CUDA and XPU, 5 % for MPS, nothing for
+    simulated devices, whose capacity is exact, and for the host, of which `kept_for_process` is reserved. The
     environment variable DOVETAIL_RESERVE, a size such as 1GiB or a percentage, takes their place.
     """
     if kind in (HOST, SIM):
@@ -316,7 +327,12 @@ def reserve_of(kind: str, total: int) -> int:
         return total * parse_percent(given) // 100
     if given.value:
         return parse_bytes(given)
-    return total // 20 + (_CONTEXT if kind in ("cuda", "xpu") else 0)
+    return total // 20 + (min(_CONTEXT, total // 4) if kind in ("cuda", "xpu") else 0)
+
+
+def kept_for_process(free: int) -> int:
+    """The bytes of the host's free memory that are left to the process: 2 GiB, a quarter where less than 8 are free."""
+    return min(PROCESS, free // 4)
 
 
 def parse_percent(span: Span) -> int:
@@ -328,8 +344,8 @@ def parse_percent(span: Span) -> int:
 
 
 def _host_memory() -> Memory:
-    total, free = probe_host()
-    return Memory(total, free, label="host memory")
+    _, memory = _sized(_HOST, *probe_host())
+    return replace(memory, label="host memory")
 
 
 def _are_here(memory: Mapping[Device, Memory]) -> bool:
@@ -347,17 +363,17 @@ def _read_device(item: Span) -> tuple[Device, Memory]:
     if size is not None:
         size, card = size.partition("@")
         free, total = size.partition("/")
-        memory = _sized(device.name, size, parse_bytes(total or free), parse_bytes(free))
+        _, memory = _sized(device, *_checked(device.name, size, parse_bytes(total or free), parse_bytes(free)))
         return device, replace(memory, label=_card(card) if card else "", integrated=device.kind in _UNIFIED)
     if device.process or not (device.is_host or device.is_simulated):
         raise item.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
 
 
-def _sized(name: str, size: Span, total: int, free: int) -> Memory:
+def _checked(name: str, size: Span, total: int, free: int) -> tuple[int, int]:
     if not 0 <= free <= total or not total:
         raise size.error(f"{name} cannot have {size.value!r}", "more than nothing, and no more free than there is")
-    return Memory(total, free)
+    return total, free
 
 
 def _card(span: Span) -> str:

@@ -6,6 +6,7 @@ The other half of `devices`: the only place that asks PyTorch for a kind of acce
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ def probe_accelerators(asked: Asked = None) -> list[Probed]:
     """
     import torch
 
+    expand_segments()
     found = [*_indexed("cuda", torch.cuda, asked), *_indexed("xpu", torch.xpu, asked)]
     if torch.backends.mps.is_available():
         total = torch.mps.recommended_max_memory()
@@ -43,6 +45,23 @@ def probe_accelerators(asked: Asked = None) -> list[Probed]:
         free = max(0, total - torch.mps.driver_allocated_memory() + max(0, unused))
         found.append(Probed("mps", 0, total, free, "Apple GPU", True))
     return found
+
+
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def expand_segments() -> None:
+    """Has PyTorch's allocator on CUDA hold segments that grow, so that it holds little that it does not use.
+
+    Not where somebody has set its environment variable, where it is too late since CUDA is in use, or on systems whose
+    drivers cannot.
+    """
+    import torch
+
+    is_set = any(name in os.environ for name in _ALLOCATORS)
+    if is_set or not sys.platform.startswith("linux") or torch.cuda.is_initialized() or not torch.cuda.is_available():
+        return
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _indexed(kind: str, module: Any, asked: Asked = None) -> Iterator[Probed]:

@@ -28,6 +28,7 @@ from ..runtime.devices.transfers import handed, home_of, start_copy
 from ..runtime.executor import Executor
 from ..runtime.failures import exhaustion_told
 from ..runtime.store.program_weights import ProgramWeights
+from .dynamic_sizes import DynamicSizes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class CompiledModule:
         self._weights = weights
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
+        self._sizes = DynamicSizes(program)
         self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
 
     @property
@@ -80,7 +82,8 @@ class CompiledModule:
                 it writes.
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
-            DoesNotFitError: memory ran out, for an operation, inputs, results or weights.
+            DoesNotFitError: a call of other sizes than the example's would exceed a device; or memory ran out, for an
+                operation, inputs, results or weights.
             WeightError: a file of which weights are views was written to, before the call or while it went on.
         """
         if self._weights and self._weights.is_changed():
@@ -92,6 +95,8 @@ class CompiledModule:
         inputs = self.program.signature.flatten(args, kwargs)
         if self.needs_strides:
             self.program.signature.check_strides(inputs)
+        if self.program.symbols:
+            self._sizes.check(inputs)
         home = home_of(inputs)
         main = self.program.main.torch
         with exhaustion_told(f"the inputs of {self.program.name}"):

@@ -21,6 +21,7 @@ _FULL = 0.9
 def explain_plan(account: Account) -> Iterator[str]:
     """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
     calls = len(account.parts)
+    yield from (f"Warning: {warning}." for warning in account.warnings)
     yield f"A picture takes {duration(account.seconds)}, without reading files, in {calls} programs."
     for part in account.parts:
         call = part.call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +16,11 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.chunks import WHOLE, Chunks
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import Device, kept_for_process
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import Plan
 from ..passes.fit.workload import Asked, Budgets
-
-PROCESS = 2 * 2**30
-"""Bytes of the host's memory that Python, PyTorch, diffusers and the drivers take themselves."""
 
 
 def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
@@ -33,21 +30,26 @@ def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
 
 def may_be_searched(request: Request, roles: Mapping[str, str]) -> bool:
     """Whether some component has no devices of its own, so that its weights may rest where they fit."""
-    return any(_is_open(request, name, role) for name, role in roles.items())
+    return any(is_open(request, name, role) for name, role in roles.items())
 
 
-def _is_open(request: Request, name: str, role: str) -> bool:
+def is_open(request: Request, name: str, role: str) -> bool:
+    """Whether a component has no devices of its own."""
     words = request.backend.get(name, role)
     return words is None or [word.text for word in words] == [AUTO]
 
 
+def leaves_places_open(request: Request, name: str, role: str) -> bool:
+    """Whether it is to be found where the weights of a component rest, on devices that may be named."""
+    word = request.params_backend.get(name, role)
+    return word.text == AUTO if word is not None else is_open(request, name, role)
+
+
 def asked_of(request: Request, name: str, role: str) -> Asked:
     """What was said of one component: where its devices are named, its weights rest there unless it is said."""
-    is_open = _is_open(request, name, role)
-    devices = () if is_open else request.backend.devices_for(name, role, request.rig)
-    word = request.params_backend.get(name, role)
+    devices = () if is_open(request, name, role) else request.backend.devices_for(name, role, request.rig)
     residency = None
-    if devices or (word is not None and word.text != AUTO):
+    if not leaves_places_open(request, name, role):
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
     rows = request.mode_for(name, role) == "row" and len(devices) > 1
@@ -69,29 +71,35 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
     devices = {device: memory.free for device, memory in within.items()}
     shared = frozenset(device for device in rig if rig[device].integrated)
     if shared and rig.host not in request.rig:  # a typed rig that names no host: its memory is theirs
-        devices[rig.host] = max(rig[device].free for device in shared)
-    process = min(PROCESS, devices[rig.host] // 4) if rig.gpus else 0
-    return Budgets(devices, rig.host, process, why, typed, shared), free
+        most = max(rig[device].free for device in shared)
+        devices[rig.host] = most - kept_for_process(most)
+    return Budgets(devices, rig.host, why=why, typed=typed, shared=shared), free
 
 
 def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:
     """The request with what the plan decided in the place of what was left open; what was said stays as it was said."""
     settings = plan.settings
     backend = parse_backend(settings.get("--backend"), roles)
-    resting = parse_params_backend(settings.get("--params-backend"), roles)
+    rests = parse_params_backend(settings.get("--params-backend"), roles)
     split = parse_tensor_split(settings.get("--tensor-split"), roles)
-    is_open = [name for name, role in roles.items() if _is_open(request, name, role)]
+    unplaced = [name for name, role in roles.items() if is_open(request, name, role)]
+    unrested = [name for name, role in roles.items() if leaves_places_open(request, name, role)]
+    unsplit = [name for name in unrested if name in unplaced or (request.tensor_split.get(name, roles[name]) is None)]
 
-    def chosen(setting: Any) -> tuple[tuple[str, Any], ...]:
-        found = ((name, setting.get(name, roles[name])) for name in is_open)
+    def chosen(setting: Any, names: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+        found = ((name, setting.get(name, roles[name])) for name in names)
         return tuple((name, value) for name, value in found if value is not None)
 
     counts = {one.name: one.chunks for one in plan.components}
+    places = replace(
+        request.params_backend,
+        named=(*(item for item in request.params_backend.named if item[0] not in unrested), *chosen(rests, unrested)),
+    )
     return replace(
         in_chunks(request, counts, roles),
-        backend=replace(request.backend, named=(*request.backend.named, *chosen(backend))),
-        params_backend=replace(request.params_backend, named=(*request.params_backend.named, *chosen(resting))),
-        tensor_split=replace(request.tensor_split, named=(*request.tensor_split.named, *chosen(split))),
+        backend=replace(request.backend, named=(*request.backend.named, *chosen(backend, unplaced))),
+        params_backend=places,
+        tensor_split=replace(request.tensor_split, named=(*request.tensor_split.named, *chosen(split, unsplit))),
     )
 
 

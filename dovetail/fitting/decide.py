@@ -17,10 +17,10 @@ from ..compiler.spec.speeds import Speeds, speeds_of
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
+from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.ways_out import lacking, problem_of
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, taken_off
 from .asked import asked_of, budgets_of
 from .chains import COUNTS, chains_in_chunks, joined_chain

@@ -19,6 +19,7 @@ from .asked import budgets_of, leaves_devices_open, settings_of_request, typed, 
 from .chains import COUNTS
 from .chunked import Counts, Lowered, least_chunks
 from .decide import loads_of, machine_of
+from .eased import eased
 from .fitted import calls_of, members_of
 from .packing import packed
 
@@ -71,7 +72,7 @@ def explained(
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:
-        return loads_of(members, calls_of(some), request, COUNTS)
+        return loads_of(members, calls_of(some), eased(request, roles), COUNTS)
 
     def trial_of(some: DryRun) -> Trial:
         def trial(out: WayOut) -> Mapping[Device, int] | None:

@@ -62,10 +62,10 @@ def compile_pipeline(
     Args:
         pipe: any diffusers pipeline; inference only.
         backend: devices by role or component: ``"diffusion=cuda0&cuda1,te=cuda1,vae=cuda0"``, or a dict.
-        params_backend: where weights rest while nobody reads them: left out, where they run; ``cpu``, in host memory;
-            ``disk``, in their files (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are
-            brought to their devices when a component is called, and leave with its phase: the text encoders are gone
-            before sampling starts.
+        params_backend: where weights rest while nobody reads them: left out, where they run, as far as they fit there
+            together, else elsewhere with a warning; ``cpu``, in host memory; ``disk``, in their files
+            (``load_pipeline``). By role too: ``"te=cpu,diffusion=disk"``. Such weights are brought to their devices
+            when a component is called, and leave with its phase: the text encoders are gone before sampling starts.
         split_mode, tensor_split, max_vram, max_memory, rig, passes, callbacks: as for compile, and per role too.
         device_map: diffusers' spelling of ``backend``: ``"balanced"``, or a dict of component → device.
         lora: LoRAs to load, ``"NAME:SCALE"`` or a list: files, folders with one, or repositories on the Hub.

@@ -38,11 +38,15 @@ class Ledger:
         """The devices of a component with what is left of their budgets by others, and by its weights not ``read``."""
         held = {name: self._reserved(other, read if other is component else None) for name, other in self._all()}
         staged = self._staged(held)
-        own = staged[self._phase_of(component.name)]
-        taken = functools.reduce(operator.add, (stays for stays, _ in held.values()), Counter(own))
+        phase = self._phase_of(component.name)
+        there = {
+            name: stays + (comes if self._phase_of(name) == phase else Counter())
+            for name, (stays, comes) in held.items()
+        }
+        taken = functools.reduce(operator.add, there.values(), Counter[str]())
         held_now = self._planner.held(component)
         left = {
-            device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held, held_now[device]))
+            device: memory.less(taken[device.name] + held_now[device], _why(device.name, there, held_now[device]))
             for device, memory in component.rig.memory.items()
         }
         beside = self._beside(component, staged) - held_now  # which is not left
@@ -131,12 +135,15 @@ def _check_host(components: Iterable[Component], host: Memory, written: Sequence
         )
 
 
-def _why(device: str, taken: Mapping[str, int], held: Mapping[str, _Held], by_pipeline: int) -> str:
-    """Who holds what is taken of a device, the largest first, and what the pipeline's own code holds there."""
-    each = Counter({name: stays[device] + comes[device] for name, (stays, comes) in held.items()})
+def _why(device: str, held: Mapping[str, Mapping[str, int]], by_pipeline: int) -> str:
+    """Who holds what is taken of a device, the largest first, and what the pipeline's own code holds there.
+
+    ``held`` are the bytes by device of each component, at the time that is meant.
+    """
+    each = Counter({name: there.get(device, 0) for name, there in held.items()})
     names = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in each.most_common(3) if nbytes)
-    who = f"{format_bytes(taken[device])} are held by other components, or parts of this one: {names}"
+    who = f"{format_bytes(each.total())} are held by other components, or parts of this one: {names}"
     own = format_bytes(by_pipeline)
-    if taken[device] and by_pipeline:
+    if each.total() and by_pipeline:
         return f"{who}, and {own} by what the pipeline computes itself"
-    return who if taken[device] else f"{own} are held by what the pipeline computes itself"
+    return who if each.total() else f"{own} are held by what the pipeline computes itself"

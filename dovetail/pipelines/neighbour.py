@@ -26,6 +26,7 @@ from ..planning.planner import Planner
 from ..recovery.recovery import Recovery
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.store.origin import HOST
+from .bounded import bounded, budgets_of, others_on
 from .ledger import Ledger
 from .pipeline_state import ExecutionDevice, bring_state
 from .plan import share_out
@@ -106,6 +107,18 @@ class Neighbour:
             if name in own:
                 own[name].rig = rig
         return True
+
+    def _bounded(self) -> contextlib.AbstractContextManager[None]:
+        """Bounds what the process holds of this pipeline's devices meanwhile, by the budgets of all pipelines."""
+        pipes = [pipe for pipe in list(_placed) if pipe.components]
+        used = [(pipe._request, [one for part in pipe.components.values() for one in part.devices]) for pipe in pipes]
+        sums = {device: nbytes for device, nbytes in budgets_of(used).items() if device in self._request.rig}
+        if not sums:
+            return contextlib.nullcontext()
+        held: Counter[torch.device] = Counter()
+        with contextlib.suppress(RuntimeError):  # threads of others go on: then the bound is higher
+            held = held_by([one for pipe in pipes for one in pipe._own().values()])
+        return bounded({device: nbytes + others_on(device, held) for device, nbytes in sums.items()})
 
     def _stay_again(self) -> None:
         """Has components that ran out of memory in an earlier call be where they were, if there is room again."""

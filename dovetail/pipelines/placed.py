@@ -25,8 +25,9 @@ from ..conventions import libraries
 from ..conventions.request import BOTH, Request
 from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings, Tiling
-from ..fitting.asked import leaves_devices_open, may_be_searched
+from ..fitting.asked import leaves_devices_open
 from ..fitting.decide import Decision
+from ..fitting.eased import first_that_fits, tell_of_places
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..lora.adapters import plain_name
@@ -206,7 +207,8 @@ class PlacedPipeline(Neighbour):
             self._running.append(None)
             self._recovery.begin()
             self._recovery.is_called = True
-            with self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
+            bound = contextlib.nullcontext() if outer else self._bounded()
+            with bound, self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
                 yield
             self._recovery.keep() if self.keeps_latents else self._recovery.begin()
         except BaseException:
@@ -264,24 +266,45 @@ class PlacedPipeline(Neighbour):
         their files. Numbers of chunks that were left open are found too, where devices are settled by trying. Raises
         DoesNotFitError as lowering does, and where the search finds nothing; what was left open stays so then.
         """
+        refused: DoesNotFitError | None = None
         if not self._is_open:
             try:
                 if self._passes:
                     return lower(None)
                 asked = replace(self._request, chunks=self._asked_chunks)
                 return in_found_chunks(asked, self.components, run, self._put, lambda: lower(None), tried)
-            except DoesNotFitError:
-                if self.programs or not may_be_searched(self._request, self._roles):
+            except DoesNotFitError as error:
+                if self.programs:
                     raise
+                refused = error
+        return self._fitted(run, lower, refused)
+
+    def _fitted(
+        self, run: DryRun, lower: Callable[[Decision | None], Generation], refused: DoesNotFitError | None
+    ) -> Generation:
+        """What lowering makes of calls once it is decided what was left open, or what does not fit as was asked."""
         asked, was_open = self._request, self._is_open
+
+        def searched(request: Request) -> Generation:
+            found, self.decision = fitted(self.name, self.components, request, phase_of, run, self._place, lower)
+            return found
+
+        def placed(request: Request) -> Generation:
+            self._place(request)
+            return lower(None)
+
+        own = self._own()  # for what is borrowed stays where it is
+        roles = {name: one.role for name, one in own.items()}
+        in_files = {name: one.view.is_in_files for name, one in own.items()}
         self._is_open = False
         try:
-            generation, self.decision = fitted(self.name, self.components, asked, phase_of, run, self._place, lower)
+            generation = first_that_fits(asked, roles, in_files, searched, placed, refused)
         except BaseException:
             self._is_open = was_open
             self._place(asked)
             raise
         self._settle()
+        tell_of_places(self.name, asked, self._request, roles)
         return generation
 
     def _put(self, request: Request) -> None:

@@ -13,6 +13,7 @@ not meet (after a callback changed something, or where numbers decide).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict
@@ -140,13 +141,13 @@ class Planner:
         components = list(handle.components.values())
         before = dict(self._values)
         with as_before_on_error(components):
-            run = self.trace(handle, asked)
+            run, main = self.trace(handle, asked), handle.main
             note(run)
 
             def lowered(decision: Decision | None) -> Generation:
-                nonlocal run
-                if decision is not None and not handle.main.is_host:
-                    run = self.trace(handle, asked)  # with the pipeline's own tensors where they will be
+                nonlocal run, main
+                if decision is not None and handle.main not in (main, handle.rig.host):
+                    run, main = self.trace(handle, asked), handle.main  # with its own tensors where they will be
                 return lower(run, decision)
 
             try:
@@ -193,12 +194,34 @@ class Planner:
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
         """Makes the programs of what was traced, and checks them together; keeps none of them on an error.
 
-        Raises FitsError in place of a result where nothing is to be kept of a plan that fits.
+        Raises FitsError in place of a result where nothing is to be kept of a plan that fits, and the first refusal
+        where it fits in no order.
         """
+        calls = [one for one in run.calls.values() if one.key not in one.call.programs]
+        first, *others = _orders(calls)
+        try:
+            return self._lower(handle, run, first, keeps)
+        except DoesNotFitError:
+            for order in others:
+                with contextlib.suppress(DoesNotFitError):
+                    return self._lower(handle, run, order, keeps)
+            raise
+
+    def _lower(self, handle: Plannable, run: DryRun, calls: Sequence[DryCall], keeps: bool) -> Generation:
+        """Does that in an order; an error leaves no program and no decision behind."""
+        before = dict(self._values)
+        try:
+            with as_before_on_error(list(handle.components.values())):
+                return self._made(handle, run, calls, keeps)
+        except BaseException:
+            self._values = before
+            raise
+
+    def _made(self, handle: Plannable, run: DryRun, calls: Sequence[DryCall], keeps: bool) -> Generation:
         made: list[DryCall] = []
         self.is_lowering = True
         try:
-            for one in _in_turn([one for one in run.calls.values() if one.key not in one.call.programs]):
+            for one in calls:
                 made.append(one)
                 held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
                 there = one.component.devices[0]
@@ -264,20 +287,25 @@ def _fits_still(handle: Plannable, generation: Generation) -> bool:
     return True
 
 
-def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:
-    """The calls in the order in which they are lowered.
+def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
+    """The orders in which calls are lowered, the one that is tried first before the others.
 
     Those on one device come first, of these the ones whose weights stay there, of these the largest components. So a
     component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
-    does what is split.
+    does what is split. Where that does not fit, all that stays comes before all that comes and goes, of which the
+    smallest is first: a large one can make do with less than it would keep.
     """
+
+    def comes(one: DryCall) -> bool:
+        return one.component.view.residency is not Residency.DEVICE
 
     def turn(one: DryCall) -> tuple[bool, bool, int]:
         is_split = len(one.component.devices) > 1
-        comes = one.component.view.residency is not Residency.DEVICE
-        return is_split, comes, 0 if is_split else -one.component.view.nbytes
+        return is_split, comes(one), 0 if is_split else -one.component.view.nbytes
 
-    return sorted(calls, key=turn)
+    first = sorted(calls, key=turn)
+    second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
+    return [first] if first == second else [first, second]
 
 
 @dataclass(frozen=True)

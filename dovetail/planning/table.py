@@ -23,14 +23,25 @@ from ..compiler.spec.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
+from .on_host import told_of_host
 
 if TYPE_CHECKING:
     from ..fitting.decide import Decision
 
 HEAD = ("component", "device", "what of it", "weights", "activations", "streamed", "rests in", "seconds")
 RIGHT = (3, 4, 5, 7)
-HEAD_OF_DEVICES = ("device", "peak", "weights", "for the phase", "activations", "fullest at", "may use", "has")
-RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7)
+HEAD_OF_DEVICES = (
+    "device",
+    "peak",
+    "weights",
+    "for the phase",
+    "activations",
+    "fullest at",
+    "has",
+    "reserved",
+    "may use",
+)
+RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,13 @@ class Fullest(TypedDict):
     """The fullest moment of a device in bytes, what it has, and the call in which it is that full.
 
     ``peak`` is the sum of ``weights`` that stay, of those ``staged`` for the phase, and of ``values``; ``free`` is what
-    may be used of the ``total``, and ``at`` names the call.
+    may be used of the ``total``, of which ``reserved`` is kept for kernels or the process, and ``at`` names the call.
     """
 
     peak: int
     free: int
     total: int
+    reserved: int
     weights: int
     staged: int
     values: int
@@ -133,13 +145,19 @@ class Account:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
         return [
             (name, *(_size(fact[key]) for key in ("peak", "weights", "staged", "values")), fact["at"],
-             _size(fact["free"]), _size(fact["total"]))
+             _size(fact["total"]), _size(fact["reserved"]), _size(fact["free"]))
             for name, fact in self.devices().items()
         ]  # fmt: skip
 
     def told(self) -> list[str]:
         """What stands below the tables, a line each; the last one is the line that asks for the same."""
         return [*self.remarks(), *([self.line] if self.settings else [])]
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What is to be said before all else: denoiser blocks on the host, and the cure."""
+        host = self.generation.rig.host
+        return list(told_of_host(self.parts, self.speeds, host, self.seconds, self.decision))
 
     def remarks(self) -> list[str]:
         """How long a picture takes, and why devices are used or not, a line each."""
@@ -158,6 +176,7 @@ class Account:
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
+            "warnings": self.warnings,
             "notes": list(self.notes),
         }
 
@@ -169,6 +188,7 @@ class Account:
                 "peak": peak.total,
                 "free": rig[device].free,
                 "total": rig[device].total,
+                "reserved": rig[device].reserve,
                 "weights": peak.resident,
                 "staged": peak.staged,
                 "values": peak.values,

@@ -35,15 +35,28 @@ class Need:
     """The least bytes that a device must have: for weights, and for what is needed beside them.
 
     ``weights`` stay, or are a slot for those that come and go; ``values`` is what else there is at the fullest moment.
+    ``others`` is what must be free for other programs beside the ``stays`` bytes of weights that stay, at other times.
     """
 
     weights: int = 0
     values: int = 0
+    stays: int = 0
+    others: int = 0
 
     @property
     def total(self) -> int:
-        """Both together, at the fullest moment."""
-        return self.weights + self.values
+        """The bytes at the fullest moment: of this program, or of others."""
+        return max(self.weights + self.values, self.stays + self.others)
+
+    @property
+    def beside(self) -> int:
+        """The bytes that must be free beside the weights."""
+        return self.total - self.weights
+
+    @property
+    def is_for_others(self) -> bool:
+        """Whether the fullest moment is one of other programs."""
+        return self.stays + self.others > self.weights + self.values
 
 
 def needs_of(program: Program, places: Places, headroom: int | None = None) -> dict[Device, Need]:

@@ -4,20 +4,18 @@ Each way out is named only after the search with it has found a plan, and that p
 lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
 weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
 more of the memory that is there. Weights in a packed type, which are not the same weights, and a smaller size are
-looked for where nothing else helps.
+looked for where nothing else helps. What takes more than five times as long as the quickest is not named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
-from ...compiler.spec.units import format_bytes
 from .chain import Part
-from .options import SLOTS, Machine, residencies
+from .options import Machine
 from .plan import settings_of
 from .search import Solution, search
 from .workload import TRIES, Asked, Budgets, Load, taken_off
@@ -30,23 +28,10 @@ _PLACEMENTS = (
     "devices and places of weights left to dovetail",
 )  # fmt: skip
 CHUNKS = "wide parts in chunks"
+WORST = 5
+"""How many times as long as the quickest way out another one may take that is named."""
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
-
-
-@dataclass(frozen=True)
-class Lack:
-    """The component that does not fit, the least bytes that it needs on a device, and what that offers.
-
-    ``weights`` and ``values`` are parts of the ``least``. Without a component, all fit alone and not together.
-    """
-
-    component: str
-    device: Device
-    least: int
-    weights: int
-    values: int
-    offered: int
 
 
 @dataclass(frozen=True)
@@ -117,10 +102,15 @@ def ways_out(
         found += filter(None, [_tried("a larger budget", loads, machine, whole, trial)])
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
-    placed = [out for out in found if out.what in _PLACEMENTS]
-    others = [out for out in found if out.what not in _PLACEMENTS]
-    found = [*sorted(placed, key=lambda out: out.seconds), *others][:most]
-    return found or _at_a_smaller_size(machine, budgets, smaller)
+    return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
+    """Ways out that place things otherwise, the quickest first, before others; none that takes many times as long."""
+    placed = [out for out in outs if out.what in _PLACEMENTS]
+    others = [out for out in outs if out not in placed]
+    most = WORST * min((out.seconds for out in outs), default=0)
+    return [out for out in (*sorted(placed, key=lambda out: out.seconds), *others) if out.seconds <= most]
 
 
 def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> list[WayOut]:
@@ -130,7 +120,7 @@ def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets,
             names = tuple(load.name for load in loads if load.name in some and load.role != "vae")
             options = {"--weights": ",".join(f"{name}={file_of(name, quant)}" for name in names)}
             what = f"weights of {' and '.join(sorted(names))} in {quant}"
-            packed = _packed(loads, set(names), quant)
+            packed = in_packed_type(loads, set(names), quant)
             out = _tried(what, packed, machine, budgets, trial, options, (quant, names)) if names else None
             if out is not None:
                 return [out]
@@ -208,7 +198,7 @@ def _with(load: Load, asked: Asked) -> Load:
     return replace(load, asked=asked)
 
 
-def _packed(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
+def in_packed_type(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
     """The components with the weights of their blocks in a packed type."""
     elements, nbytes = block_of(quant)
     factor = nbytes / (elements * _DENSE)
@@ -224,55 +214,14 @@ def _packed(loads: Sequence[Load], some: set[str], quant: str) -> list[Load]:
     return [packed(load) if load.name in some and load.role != "vae" else load for load in loads]
 
 
-def lacking(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack:
-    """What takes the space: the component that does not fit alone, by most; or the largest where all fit alone."""
-    alone = [load for load in loads if search([load], machine, budgets) is None]
-    lacks = [least(load, machine, budgets) for load in alone or loads]
-    worst = max(lacks, key=lambda lack: lack.least - lack.offered)
-    return worst if alone else replace(worst, component="")
-
-
-def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
-    """The least that a component needs on its main device, in the way that needs least, and what that offers."""
-    devices = load.asked.devices or max([(one,) for one in machine.devices], key=lambda one: budgets.of(one[0]))
-    found = []
-    for residency in residencies(load, devices, machine.host):
-        for tiled, chunks in product(load.ways(), load.counts()):
-            chain, _ = load.way(tiled, chunks)
-            streams = residency.stages_on(devices[0])
-            held = (
-                SLOTS * max((part.largest for part in chain.parts), default=0)
-                if streams
-                else sum(part.nbytes for part in chain.parts)
-            )
-            others = sum(budgets.of(device) for device in devices[1:]) if not streams else 0
-            found.append((chain.rest.nbytes + max(0, held - others), chain.live))
-    weights, values = min(found, key=sum)
-    return Lack(load.name, devices[0], weights + values, weights, values, budgets.of(devices[0]))
-
-
-def problem_of(lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mapping[Device, int]) -> str:
-    """The sentence of a refusal: what takes the space, what there is, and why."""
-    on = f"on {lack.device}, which has {format_bytes(lack.offered)}"
-    why = budgets.why.get(lack.device, "")
-    of = total.get(lack.device, lack.offered)
-    on += f" of {format_bytes(of)}" if of != lack.offered else ""
-    on += f" ({why})" if why else ""
-    if lack.component:
-        need = (
-            f"{lack.component} needs at least {format_bytes(lack.least)} {on}: {format_bytes(lack.weights)} of weights"
-        )
-        need += f" and {format_bytes(lack.values)} of values"
-        return need
-    resting = sum(load.nbytes for load in loads)
-    return f"the components fit one by one, but not together, with {format_bytes(resting)} of weights in all, {on}"
+FITS = "what fits, best first:"
 
 
 def refusal(problem: str, outs: Sequence[str]) -> str:
-    """A problem, and what was found to work."""
+    """A problem, and what was found to work, a line each."""
     if not outs:
         return f"{problem}; nothing that dovetail can do helps here: it takes a larger device, or a smaller model"
-    return f"{problem}; what fits: {'; '.join(outs)}"
+    return "\n  ".join((f"{problem}\n{FITS}", *outs))
 
 
 def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
@@ -280,14 +229,19 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
 
     ``folder`` is that of the pipeline, for what is to be converted first.
     """
-    options = [(option, one) for option, value in out.settings.items() for one in _given(option, value)]
-    typed = " ".join(f'{option} "{value}"' for option, value in options) or "without --max-vram"
+    typed = line_of(out.settings) or "without --max-vram"
     commands = [
         f"dovetail convert {folder}/{name} -o {file_of(name, out.quant)} --type {out.quant.lower()}"
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
     return f"{out.what} ({before}{typed}: {_seconds(out.seconds)} s)"
+
+
+def line_of(settings: Mapping[str, str]) -> str:
+    """Options as they are typed."""
+    options = [(option, one) for option, value in settings.items() for one in _given(option, value)]
+    return " ".join(f'{option} "{value}"' for option, value in options)
 
 
 def _given(option: str, value: str) -> list[str]:

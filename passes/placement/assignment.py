@@ -116,7 +116,7 @@ def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device
         kept = assignment[weight.whole].residency if weight.whole in assignment else Residency.DEVICE
         stays[home] += 0 if kept.stages_on(home) else weight.nbytes
     return {
-        device: replace(need, values=max(need.values, stays[device] + beside[device] - need.weights))
+        device: replace(need, stays=stays[device], others=beside[device])
         if device in beside and stays[device]
         else need
         for device, need in needs.items()
@@ -206,16 +206,26 @@ def _check_room(
     for device, need in needs.items():
         if need.total <= free[device]:
             continue
-        staged = " that are there together" if is_staged else ""
         memory = rig[device]
         why = f" ({memory.why})" if memory.why else ""
-        values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
         raise DoesNotFitError(
-            f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
+            f"{name} needs {_words(need, is_staged)} on {device}, which has "
             f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}",
             {device: need.total - free[device]},
             _ways_out(rig, device, need),
         )
+
+
+def _words(need: Need, is_staged: bool) -> str:
+    """What a program needs of a device, in words: at its own fullest moment, or so that others have room at theirs."""
+    if need.is_for_others:
+        return (
+            f"{format_bytes(need.total)}: {format_bytes(need.stays)} of weights that stay there, beside which other "
+            f"components take {format_bytes(need.others)} at other times,"
+        )
+    staged = " that are there together" if is_staged else ""
+    values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
+    return f"{format_bytes(need.weights)} of weights{staged}{values}"
 
 
 def _ways_out(rig: Rig, device: Device, need: Need) -> str:
@@ -225,7 +235,7 @@ def _ways_out(rig: Rig, device: Device, need: Need) -> str:
         ways.append(f"give {device} a smaller share (--tensor-split)")
     if "budget" in why:
         ways.append("raise the budget (--max-vram)")
-    if "other components" in why:
+    if "other components" in why or need.is_for_others:
         ways.append("let the weights of other components rest elsewhere (--params-backend)")
     ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"

@@ -113,7 +113,7 @@ def decide(
             best = found
         if excess(best.needs, free) <= 0 or shares or not blocks:
             break
-        known = {device: need.values for device, need in found.needs.items()}
+        known = {device: need.beside for device, need in found.needs.items()}
     assert best is not None
     return best
 

@@ -109,7 +109,7 @@ def decide(
     for _ in range(_TRIES if is_free else 0):
         if excess(best.needs, free) <= 0:
             break
-        ratio = _proportional(program, free, marks, [found.needs[device].values for device in program.devices])
+        ratio = _proportional(program, free, marks, [found.needs[device].beside for device in program.devices])
         if not ratio or _why_not(program, marks, ratio):
             break
         found = _decision(program, marks, ratio, headroom)

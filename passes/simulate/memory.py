@@ -32,10 +32,10 @@ from ...compiler.ir.schedule import (
 )
 from ...compiler.ir.split import pieces, split_of, type_on
 from ...compiler.ir.staging import slot_bytes
-from ...compiler.ir.value import flat
+from ...compiler.ir.value import flat, sizes_at
 from ...compiler.spec.devices import Device
 from ..analysis.memory_needs import arriving
-from ..analysis.scratch import apart_bytes
+from ..analysis.scratch import apart_bytes, scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class Usage:
     def total(self) -> int:
         """All of it together."""
         return self.weights + self.staged + self.values + self.scratch
+
+
+def simulate_at(program: Program, symbols: Mapping[str, int]) -> dict[Device, Usage]:
+    """The fullest moment of each device in a call in which the dynamic sizes of a program are others."""
+    with sizes_at({**program.symbols, **symbols}):
+        return simulate(program)
 
 
 def simulate(program: Program, there: Mapping[Device, Collection[str]] | None = None) -> dict[Device, Usage]:
@@ -148,7 +154,8 @@ class MemoryWalk:
         """One node: its results beside its operands and scratch, then what it sends, then what is freed."""
         node, memory = step.node, self.on[device]
         self.hold(made_by(node), device, self.made(node, device))
-        memory.note(step.scratch + apart_bytes(node), node)
+        scratch = scratch_bytes(self.program, node, device) if self.program.symbols else step.scratch
+        memory.note(scratch + apart_bytes(node), node)
         for copy in step.sends:
             self.copy(copy)
         for free in step.frees:

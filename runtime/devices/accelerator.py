@@ -110,6 +110,13 @@ class Accelerator:
         """Returns the most bytes in use since the last such question, or those now where only one peak is counted."""
         return self.memory()[0]
 
+    def reserved_peak(self) -> int:
+        """Returns the most bytes that the allocator held of the device, in use or not; 0 where nobody counts."""
+        return self.memory()[1]
+
+    def bound(self, nbytes: int | None) -> None:
+        """Has the allocator of this process hold no more of the device than so many bytes; None takes it back."""
+
     def room(self) -> int | None:
         """Returns about how many bytes are free for new tensors, or None where nobody counts them."""
         return None
@@ -236,6 +243,17 @@ class StreamAccelerator(Accelerator):
         """Returns the bytes in use and their peak."""
         return self._module.memory_allocated(self.device), self._module.max_memory_allocated(self.device)
 
+    def reserved_peak(self) -> int:
+        """Returns the most bytes that the allocator held of the device, in use or not."""
+        return int(self._module.max_memory_reserved(self.device))
+
+    def bound(self, nbytes: int | None) -> None:
+        """Has the allocator of this process hold no more of the device than so many bytes; None takes it back."""
+        bound = getattr(self._module, "set_per_process_memory_fraction", None)  # which not all have
+        total = int(self._module.get_device_properties(self.device).total_memory)
+        if bound is not None:
+            bound(1.0 if nbytes is None else min(1.0, nbytes / total), self.device)
+
     def room(self) -> int | None:
         """Returns what the driver has free and what the allocator holds unused, as it was within the last moments."""
         now = time.monotonic()
@@ -269,6 +287,9 @@ class SimAccelerator(StreamAccelerator):
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
+
+    def bound(self, nbytes: int | None) -> None:
+        """Does nothing: the capacity of a simulated device is its bound, and nothing is held that is not in use."""
 
     def recent_peak(self) -> int:
         """Returns the most bytes in use since the last such question."""

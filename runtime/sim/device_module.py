@@ -12,9 +12,9 @@ from .tensor import rewrap
 __all__ = [
     "Event", "Stream", "current_device", "current_stream", "default_stream", "device_count", "empty_cache",
     "empty_pinned", "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available",
-    "is_initialized", "is_pinned", "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info",
-    "memory_allocated", "recent_peak", "reset_peak_memory_stats", "rewrap", "set_rng_state", "stream", "synchronize",
-    "uncounted",
+    "is_initialized", "is_pinned", "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved",
+    "mem_get_info", "memory_allocated", "memory_reserved", "recent_peak", "reset_peak_memory_stats", "rewrap",
+    "set_rng_state", "stream", "synchronize", "uncounted",
 ]  # fmt: skip
 
 
@@ -56,6 +56,16 @@ def memory_allocated(device: DeviceLike = None) -> int:
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """Returns the peak of a device in bytes."""
     return stats(device).peak
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Returns the bytes in use on a device: nothing is held for later use."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    """Returns the peak of a device in bytes: nothing is held for later use."""
+    return max_memory_allocated(device)
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:

@@ -13,9 +13,9 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.devices import Memory, Rig
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import GIB, KIB, MIB
+from dovetail.compiler.spec.units import GIB, KIB, MIB, format_bytes
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.infra.manager import PassManager
@@ -60,6 +60,21 @@ def test_a_program_whose_weights_all_have_homes_is_checked_too() -> None:
     program.home = dict.fromkeys(program.weights, program.main)
     with pytest.raises(DoesNotFitError, match=r"of headroom on sim0.* smaller size or batch"):
         PassManager(parse_passes("place")).run(program)
+
+
+def test_what_others_take_at_other_times_is_told_apart_from_what_a_program_needs_itself() -> None:
+    program = found_blocks(rig(GIB))
+    (device,) = program.devices
+    program.rig = Rig({device: Memory(GIB, GIB, beside=GIB)})
+    with pytest.raises(DoesNotFitError) as caught:
+        PassManager(parse_passes("place")).run(program)
+    nbytes = sum(weight.nbytes for weight in program.weights.values())
+    said = (
+        f"{format_bytes(nbytes)} of weights that stay there, beside which other components take 1.0 GiB at other times"
+    )
+    assert said in str(caught.value)
+    assert "headroom" not in str(caught.value)
+    assert caught.value.over == {device: nbytes}
 
 
 @pytest.mark.parametrize("memory", [{"rig": "sim0=1KiB"}, {"rig": "sim0=1GiB", "max_memory": {0: "1KiB"}}])

@@ -22,7 +22,7 @@ from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Pipeline, find_pipeline
 from ..options.weights import WeightFiles
-from ..output.figures import document_of, line_of, peaks_of
+from ..output.figures import document_of, line_of, peaks_of, reserved_of
 from ..output.progress import progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
@@ -106,12 +106,12 @@ def generate(
     seeds = painting.seeds(seed)
     with profiled(profile, pipe):
         files = run.pictures(seeds, saved)
-    peaks = peaks_of(pipe.dovetail)
+    peaks, reserved = peaks_of(pipe.dovetail), reserved_of(pipe.dovetail)
     if json:
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
-        print_json({**told, **document_of(phases, peaks), "call": _told(arguments)})
+        print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments)})
     else:
-        print(line_of(phases, peaks) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
+        print(line_of(phases, peaks, reserved) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
 
 
 def _whole(pipeline: Pipeline, model: str) -> Pipeline:

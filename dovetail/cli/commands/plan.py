@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...compiler.errors import UsageError
+from ...compiler.printable import printable
 from ..opening.loading import Loading
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
@@ -51,6 +52,8 @@ def print_account(account: Account, json: bool) -> None:
     if json:
         print_json(account.document())
         return
+    for warning in account.warnings:
+        print(f"warning: {printable(warning)}\n")
     print_table(HEAD, account.rows(), RIGHT)
     print()
     print_table(HEAD_OF_DEVICES, account.rows_of_devices(), RIGHT_OF_DEVICES)

@@ -9,6 +9,7 @@ from ...compiler.spec.units import format_bytes
 from ...progress.phases import READING, Phases
 
 if TYPE_CHECKING:
+    from ...compiler.spec.devices import Device
     from ...pipelines.pipeline import CompiledPipeline
 
 _ORDER = ("loading", "planning", "conditioning", "reading", "sampling", "decoding", "writing")
@@ -20,25 +21,48 @@ def peaks_of(handle: CompiledPipeline) -> dict[str, int]:
 
     from ...runtime.devices.accelerator import accelerator_of
 
-    devices = dict.fromkeys(device for one in handle.components.values() for device in one.devices)
-    peaks = {one.name: accelerator_of(one.torch).memory()[1] for one in devices if not one.is_host}
+    peaks = {one.name: accelerator_of(one.torch).memory()[1] for one in _accelerators(handle)}
     peaks["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {name: peak for name, peak in peaks.items() if peak}
 
 
-def line_of(phases: Phases, peaks: Mapping[str, int]) -> str:
-    """One line for people."""
+def reserved_of(handle: CompiledPipeline) -> dict[str, int]:
+    """The most bytes that the allocator held of each device of a pipeline, in use or not, where it is counted."""
+    from ...runtime.devices.accelerator import accelerator_of
+
+    held = {one.name: accelerator_of(one.torch).reserved_peak() for one in _accelerators(handle)}
+    return {name: nbytes for name, nbytes in held.items() if nbytes}
+
+
+def _accelerators(handle: CompiledPipeline) -> list[Device]:
+    devices = dict.fromkeys(device for one in handle.components.values() for device in one.devices)
+    return [one for one in devices if not one.is_host]
+
+
+def line_of(phases: Phases, peaks: Mapping[str, int], reserved: Mapping[str, int] | None = None) -> str:
+    """One line for people; what is ``reserved`` of a device stands beside what is in use, where it is more."""
     told = []
     for name, seconds in sorted(phases.seconds.items(), key=_place):
         told.append(f"{name} {seconds:.1f} s{_read(phases, name, seconds)}")
-    return f"{', '.join(told)}; peak: {', '.join(f'{name} {format_bytes(peak)}' for name, peak in peaks.items())}"
+    held = {name: nbytes for name, nbytes in (reserved or {}).items() if nbytes > peaks.get(name, 0)}
+    most = [
+        f"{name} {format_bytes(peak)}{f' ({format_bytes(held[name])} reserved)' if name in held else ''}"
+        for name, peak in peaks.items()
+    ]
+    return f"{', '.join(told)}; peak: {', '.join(most)}"
 
 
-def document_of(phases: Phases, peaks: Mapping[str, int]) -> dict[str, Any]:
+def document_of(phases: Phases, peaks: Mapping[str, int], reserved: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The same as data; sizes are in bytes."""
     seconds = {name: round(seconds, 3) for name, seconds in sorted(phases.seconds.items(), key=_place)}
     during = {name: nbytes for name, nbytes in phases.read_during.items() if nbytes}
-    return {"phases": seconds, "bytes_read": phases.bytes_read, "read_during": during, "peaks": dict(peaks)}
+    return {
+        "phases": seconds,
+        "bytes_read": phases.bytes_read,
+        "read_during": during,
+        "peaks": dict(peaks),
+        "reserved": dict(reserved or {}),
+    }
 
 
 def _place(item: tuple[str, float]) -> int:

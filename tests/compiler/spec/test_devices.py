@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_backend, parse_budget
-from dovetail.compiler.spec.devices import Device, Memory, Rig, canonical_name, reserve_of
-from dovetail.compiler.spec.probe import probe_host
+from dovetail.compiler.spec.devices import Device, Memory, Rig, _found, canonical_name, reserve_of
+from dovetail.compiler.spec.probe import Probed, probe_host
 from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
 from dovetail.conventions.request import Request, one_backend
 
@@ -261,6 +261,9 @@ class FakeCards:
     def is_available(self) -> bool:
         return True
 
+    def is_initialized(self) -> bool:
+        return True
+
     def device_count(self) -> int:
         return 4
 
@@ -329,3 +332,42 @@ def test_the_host_and_simulated_devices_keep_nothing_for_kernels() -> None:
 def test_device_map_auto_means_that_a_placement_is_searched() -> None:
     assert one_backend(None, "auto") == "auto"
     assert one_backend("auto", None) == "auto"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "cpu", "sim"])
+def test_one_rule_says_what_is_reserved_of_a_device_that_is_found_typed_or_given(kind: str) -> None:
+    found = _found(Probed(kind, 0, 24 * GIB, 20 * GIB, "card", False))[1]
+    typed = Rig.parse(f"{kind}0=20GiB/24GiB" if kind not in ("cpu", "mps") else f"{kind}=20GiB/24GiB")
+    given = Rig.of(**{kind: (20 * GIB, 24 * GIB)})
+    (device,) = given
+    assert found.reserve == typed[device].reserve == given[device].reserve
+    assert found.within(24 * GIB).free == typed[device].within(24 * GIB).free == given[device].within(24 * GIB).free
+
+
+def test_a_rig_that_is_printed_and_read_back_offers_what_was_found(cards: FakeCards) -> None:
+    found = Rig.detect()
+    again = Rig.parse(str(found))
+    assert {one: size.within(size.free).free for one, size in again.memory.items()} == {
+        one: size.within(size.free).free for one, size in found.memory.items()
+    }
+
+
+def test_the_reserve_of_the_environment_holds_for_a_typed_rig_and_not_for_the_host_or_simulated_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = "cuda0=24GiB,sim0=1GiB,cpu=32GiB"
+
+    def offers() -> list[int]:
+        request = Request.parse(backend="cuda0&sim0&cpu", rig=rig)
+        return list(request.rig_for().free.values())
+
+    assert offers() == [24 * GIB - 24 * GIB // 20 - 6 * GIB // 10, GIB, 30 * GIB]
+    monkeypatch.setenv("DOVETAIL_RESERVE", "2GiB")
+    assert offers() == [22 * GIB, GIB, 30 * GIB]
+
+
+def test_a_small_device_keeps_a_quarter_and_a_budget_is_what_it_says() -> None:
+    request = Request.parse(backend="cuda0&cpu", rig="cuda0=80MiB,cpu=4GiB", max_vram="cuda0=16MiB,cpu=2GiB")
+    assert list(request.rig_for().free.values()) == [16 * MIB, 2 * GIB]
+    request = Request.parse(backend="cuda0&cpu", rig="cuda0=80MiB,cpu=4GiB")
+    assert list(request.rig_for().free.values()) == [80 * MIB - 24 * MIB, 3 * GIB]

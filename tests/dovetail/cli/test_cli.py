@@ -174,7 +174,7 @@ def test_a_dtype_may_be_named_as_other_programs_do(short: str) -> None:
 
 @pytest.mark.slow
 def test_what_a_device_cannot_hold_exits_with_3_and_leaves_no_file(tmp_path: Path) -> None:
-    rig = ["--backend", "sim0", "--rig", "sim0=24MiB"]
+    rig = ["--backend", "sim0", "--rig", "sim0=4MiB"]
     result = run("generate", "x", "--steps", "1", "--size", "512", "-o", str(tmp_path / "out.png"), *rig)
     assert result.exit_code == 3, result.stderr
     assert list(tmp_path.iterdir()) == []

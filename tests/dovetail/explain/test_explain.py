@@ -42,7 +42,7 @@ def split() -> Any:
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return planned({"backend": "diffusion=cuda0", "rig": "cuda0=600KiB,cpu=4GiB"})
+    return planned({"backend": "diffusion=cuda0", "rig": "cuda0=858KiB,cpu=4GiB"})
 
 
 def test_each_cut_is_told_with_its_bytes(split: Any) -> None:

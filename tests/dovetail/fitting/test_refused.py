@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DoesNotFitError
+from dovetail.passes.fit.ways_out import FITS
 
-RIG = ("--rig", "cuda0=16MiB,cuda1=10MiB,cpu=4GiB")
+RIG = ("--rig", "cuda0=23MiB,cuda1=14.3MiB,cpu=4GiB")
 
 
 def run(*words: str) -> Any:
@@ -24,7 +25,7 @@ def run(*words: str) -> Any:
 
 def lines_in(message: str) -> list[list[str]]:
     """The options of each way out of a message."""
-    _, _, fits = message.partition("; what fits: ")
+    _, _, fits = message.partition(FITS)
     return [shlex.split(options) for options in re.findall(r"\((--[^()]*?): [\d.e+-]+ s\)", fits)]
 
 

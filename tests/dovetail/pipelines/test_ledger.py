@@ -19,5 +19,5 @@ from dovetail.pipelines.ledger import _why
     ],
 )  # fmt: skip
 def test_each_who_holds_something_is_named_and_nobody_else(taken: int, by_pipeline: int, words: str) -> None:
-    held = {"vae": (Counter({"sim0": taken}), Counter[str]()), "text_encoder": (Counter[str](), Counter[str]())}
-    assert _why("sim0", Counter({"sim0": taken}), held, by_pipeline) == words
+    held = {"vae": Counter({"sim0": taken}), "text_encoder": Counter[str]()}
+    assert _why("sim0", held, by_pipeline) == words

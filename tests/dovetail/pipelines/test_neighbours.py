@@ -28,7 +28,7 @@ def both() -> tuple[list[Any], torch.Tensor, torch.Tensor, torch.Tensor]:
         want, twice = model(x), model(torch.cat([x, x]))
     pipes = [Pipeline(copy.deepcopy(model)) for _ in range(2)]
     for pipe in pipes:
-        dovetail.compile_pipeline(pipe, "sim0", rig=RIG)
+        dovetail.compile_pipeline(pipe, "sim0", rig=RIG, params_backend="sim0")
     return pipes, x, want, twice
 
 
@@ -47,7 +47,7 @@ def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_r
     first.dovetail.undo()
     assert torch.equal(second(x), want)
     with pytest.raises(DoesNotFitError):
-        dovetail.compile_pipeline(first, "sim0", rig=RIG)(x)
+        dovetail.compile_pipeline(first, "sim0", rig=RIG, params_backend="sim0")(x)
     first.dovetail.undo()
     second.dovetail.undo()
 

@@ -67,7 +67,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
         return state
 
     before = len(fetched)
-    with pytest.raises(DoesNotFitError, match="AutoencoderKL needs"):
+    with pytest.raises(DoesNotFitError, match="vae needs at least"):
         pipe(**{**call, "height": 128, "width": 128, "num_inference_steps": 3}, callback_on_step_end=told)
     assert (steps, len(fetched)) == ([], before)
 

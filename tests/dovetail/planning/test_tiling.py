@@ -77,7 +77,7 @@ def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_m
     for asked in ("off", "auto"):
         pipe, call = sd(256)
         call["num_inference_steps"] = 1
-        handle = DryPipeline(pipe, {"rig": "cuda0=2MiB,cpu=16GiB"}, vae_tiling=asked)
+        handle = DryPipeline(pipe, {"rig": "cuda0=2926KiB,cpu=16GiB"}, vae_tiling=asked)
         with caplog.at_level(logging.WARNING, "dovetail"):
             plan = handle.plan(**call)
         assert plan is not None
@@ -104,7 +104,7 @@ def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch
 
     monkeypatch.setattr(Planner, "lower", lowered)
     pipe, call = sd(256)
-    handle = DryPipeline(pipe, {"rig": "cuda0=2MiB,cpu=16GiB"})
+    handle = DryPipeline(pipe, {"rig": "cuda0=2926KiB,cpu=16GiB"})
     plan = handle.plan(**{**call, "num_inference_steps": 1})
     assert plan is not None
     assert len(set(refused)) == 1
@@ -139,7 +139,7 @@ def test_a_smaller_picture_afterwards_is_decoded_whole() -> None:
 def test_tiling_that_is_off_refuses() -> None:
     pipe, call = sd()
     dovetail.compile_pipeline(pipe, **SMALL, vae_tiling="off")
-    with pytest.raises(DoesNotFitError, match="AutoencoderKL needs"):
+    with pytest.raises(DoesNotFitError, match="vae needs at least"):
         pipe(**call)
     pipe.dovetail.undo()
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.fit.lacking import lacking
 from dovetail.passes.fit.plan import plan_of, settings_of
 from dovetail.passes.fit.search import search
-from dovetail.passes.fit.ways_out import lacking, said_of, ways_out
+from dovetail.passes.fit.ways_out import said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, found, load, machine

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
+from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import Trial, WayOut, lacking, problem_of, refusal, said_of, ways_out
+from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
@@ -27,15 +30,23 @@ def test_a_component_on_a_device_too_small_for_it_is_given_others() -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
     found = {out.what: out for out in outs(loads, budgets(1000, 100, 1000))}
     assert found["other devices"].solution.ways["diffusion"].devices == (FAST,)
+    assert "weights that rest elsewhere" not in found, "on the slow device, where it takes ten times as long"
+
+
+def test_a_component_on_the_only_device_that_does_has_its_weights_rest_elsewhere() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    found = {out.what: out for out in outs(loads, budgets(5, 100, 1000))}
     assert found["weights that rest elsewhere"].solution.ways["diffusion"].residency is Residency.HOST
     assert found["weights that rest elsewhere"].settings["--params-backend"]
+    assert "other devices" not in found, "the host takes ten times as long"
 
 
-def test_the_quickest_way_out_comes_first() -> None:
+@pytest.mark.parametrize("given", [budgets(1000, 100, 1000), budgets(5, 100, 1000)])
+def test_the_quickest_way_out_comes_first_and_none_takes_many_times_as_long(given: Budgets) -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
-    seconds = [out.solution.seconds for out in outs(loads, budgets(1000, 100, 1000))]
-    assert seconds[:2] == sorted(seconds[:2])
-    assert len(seconds) == 3
+    placed = [out.seconds for out in outs(loads, given) if not out.packed]
+    assert placed == sorted(placed)
+    assert max(out.seconds for out in outs(loads, given)) <= 5 * placed[0]
 
 
 def test_what_was_asked_of_others_stays_asked() -> None:
@@ -120,3 +131,36 @@ def test_components_that_fit_one_by_one_are_blamed_together() -> None:
     given = budgets(60, 0, 1000)
     assert lacking(loads, machine(), given).component == ""
     assert "not together" in problem_of(lacking(loads, machine(), given), loads, given, {})
+
+
+def test_the_device_of_which_components_lack_least_together_is_named_with_both_numbers() -> None:
+    loads = [load(name, 2, 20, asked=Asked((FAST,), Residency.DEVICE)) for name in ("te_1", "te_2")]
+    given = budgets(60, 0, 1000)
+    lack = lacking(loads, machine(), given)
+    assert (lack.component, lack.device, lack.offered) == ("", FAST, 60 * MIB)
+    assert search(loads, machine(), replace(given, devices={**given.devices, FAST: lack.least})) is not None
+    nearly = {**given.devices, FAST: int(0.9 * lack.least)}
+    assert search(loads, machine(), replace(given, devices=nearly)) is None
+    problem = problem_of(lack, loads, given, {FAST: 60 * MIB})
+    assert f"they need at least {lack.least / MIB:.1f} MiB on cuda0, which has 60.0 MiB" in problem
+
+
+def test_a_component_is_told_the_device_that_is_too_small_for_it_which_need_not_be_its_first() -> None:
+    one = load("diffusion", 4, 20, asked=Asked((FAST, SLOW), Residency.DEVICE, shares=(1.0, 3.0)))
+    given = budgets(1000, 30, 1000)
+    lack = lacking([one], machine(), given)
+    assert (lack.component, lack.device) == ("diffusion", SLOW)
+    assert lack.least > lack.offered == 30 * MIB
+    assert "diffusion needs at least" in problem_of(lack, [one], given, {})
+
+
+def test_ways_out_stand_one_a_line_the_best_first_and_none_takes_many_times_as_long() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    found = outs(loads, budgets(1000, 100, 1000))
+    quick, slow = replace(found[0], lowered=2.0), replace(found[0], what="a larger budget", lowered=10.1)
+    right, chunks = replace(found[0], lowered=9.9), replace(found[0], what="wide parts in chunks", lowered=1.99)
+    assert best_first([slow, chunks, right, quick]) == [quick, right, chunks]
+    assert best_first([]) == []
+    lines = refusal("it does not fit", [said_of(out) for out in found]).splitlines()
+    assert lines[:2] == ["it does not fit", "what fits, best first:"]
+    assert lines[2:] == [f"  {said_of(out)}" for out in found]

@@ -1,0 +1,115 @@
+"""Weights that rest elsewhere without being told to, where they do not fit together on devices that were named.
+
+Whoever names devices and says nothing of where weights rest has them there, as long as they fit. Where they do not,
+they share the devices by phases or come block by block, as with `--params-backend cpu`; one warning says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec import parse_params_backend
+from ..compiler.spec.backend import AUTO, DISK
+from ..compiler.spec.devices import HOST
+from ..compiler.spec.residency import Residency
+from ..conventions.request import Request
+from .asked import is_open, may_be_searched
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Roles = Mapping[str, str]
+
+_PLACES = {Residency.HOST: "in host memory", Residency.DISK: "in their files", Residency.DEVICE: "on their devices"}
+
+
+def untold(request: Request, roles: Roles) -> list[str]:
+    """The components whose devices are named, and of whose weights it is not said where they rest."""
+    named = [name for name, role in roles.items() if not is_open(request, name, role)]
+    return [
+        name
+        for name in named
+        if request.params_backend.get(name, roles[name]) is None
+        and not all(one.is_host for one in request.backend.devices_for(name, roles[name], request.rig))
+    ]
+
+
+def eased(request: Request, roles: Roles) -> Request:
+    """The request in which weights rest where that is found to fit, as far as it was not said where they rest."""
+    return resting(request, dict.fromkeys(untold(request, roles), AUTO))
+
+
+def resting(request: Request, places: Mapping[str, str]) -> Request:
+    """The request with the weights of some components resting at places."""
+    given = parse_params_backend(places, dict.fromkeys(places, "")).named
+    before = tuple(item for item in request.params_backend.named if item[0] not in places)
+    return replace(request, params_backend=replace(request.params_backend, named=(*before, *given)))
+
+
+def first_that_fits(
+    asked: Request,
+    roles: Roles,
+    in_files: Mapping[str, bool],
+    searched: Callable[[Request], T],
+    placed: Callable[[Request], T],
+    refused: DoesNotFitError | None = None,
+) -> T:
+    """What the first request gives that fits, of those that keep to what was asked.
+
+    Args:
+        asked: what was asked, which does not fit where it was ``refused``.
+        roles: those of the components by name.
+        in_files: whether the weights of a component may rest in files.
+        searched: gives the best plan for what a request leaves open; raises DoesNotFitError.
+        placed: gives the plan of a request that leaves nothing open; raises DoesNotFitError.
+        refused: the refusal, where devices are settled and so all was tried as it was asked.
+
+    Raises the last refusal of a search, for that knows the least that is needed; without one, what was given.
+    """
+    is_settled = refused is not None
+    for attempt in _attempts(asked, roles, in_files, searched, placed, is_settled):
+        try:
+            return attempt()
+        except DoesNotFitError as error:
+            refused = error if attempt.func is searched or refused is None else refused
+    assert refused is not None, "something is open, or was refused"
+    raise refused
+
+
+def _attempts(
+    asked: Request, roles: Roles, in_files: Mapping[str, bool],
+    searched: Callable[[Request], T], placed: Callable[[Request], T], is_settled: bool,
+) -> Iterator[partial[T]]:  # fmt: skip
+    """The search as asked, and with weights anywhere; on settled devices all weights in host memory, or in files."""
+    free = untold(asked, roles)
+    if not is_settled or (not free and may_be_searched(asked, roles)):
+        yield partial(searched, asked)
+    if not free:
+        return
+    yield partial(searched, eased(asked, roles))
+    for place in (HOST, DISK) if is_settled else ():
+        at = {name: place if place == HOST or in_files[name] else HOST for name in free}
+        if place == HOST or any(where == DISK for where in at.values()):
+            yield partial(placed, resting(asked, at))
+
+
+def tell_of_places(pipe: str, before: Request, after: Request, roles: Roles) -> None:
+    """Says once of which components weights rest elsewhere than a request had them, and what says so."""
+    moved: dict[Residency, list[str]] = {}
+    for name in untold(before, roles):
+        devices = after.backend.devices_for(name, roles[name], after.rig)
+        now = after.residency_for(name, roles[name], devices)
+        if now is not Residency.DEVICE:
+            moved.setdefault(now, []).append(name)
+    if moved:
+        each = ", ".join(f"those of {' and '.join(names)} rest {_PLACES[now]}" for now, names in moved.items())
+        options = ",".join(f"{name}={now.value}" for now, names in moved.items() for name in names)
+        logger.warning(
+            "%s: its weights do not fit together on the devices that were named, so %s until they are used "
+            "(--params-backend %s)", pipe, each, options,
+        )  # fmt: skip

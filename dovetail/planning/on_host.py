@@ -1,0 +1,96 @@
+"""Says of a plan that it computes blocks of a denoiser on the host beside accelerators, and what would be quicker.
+
+A block takes tens of times as long there, in each step. The search has such blocks only where nothing else fits; a
+person may have typed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..compiler.spec.units import format_bytes
+from ..passes.fit.plan import settings_of
+from ..passes.fit.search import Solution, search
+from ..passes.fit.ways_out import TYPES, in_packed_type, line_of
+from ..passes.fit.workload import Asked, Load
+from ..passes.simulate.timeline import timeline
+
+if TYPE_CHECKING:
+    from ..compiler.ir.program import Program
+    from ..compiler.spec.devices import Device
+    from ..compiler.spec.speeds import Speeds
+    from ..fitting.decide import Decision
+    from .table import Part
+
+MORE = 2 * 2**30
+"""The bytes of memory that are tried more of a device."""
+
+_WORTH = 0.5
+"""The part of a picture's seconds that is left at most where a cure is named."""
+
+
+def told_of_host(
+    parts: Sequence[Part], speeds: Speeds, host: Device, seconds: float, decision: Decision | None
+) -> Iterator[str]:
+    """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too."""
+    for part in parts:
+        blocks = _on_host(part.call.program, host) if part.call.role == "diffusion" else ""
+        if blocks and any(not device.is_host for device in speeds.devices):
+            there = part.call.times * timeline(part.call.program, speeds).busy(str(host))
+            takes = f"which takes {_seconds(there)} of the {_seconds(seconds)} s of a picture"
+            yield f"{blocks} of {part.title} are computed on {host}, {takes}: {_cure(part.call.component, decision)}"
+
+
+def _on_host(program: Program, host: Device) -> str:
+    """What of a program's blocks the host computes, in words; nothing where it computes none."""
+    if program.bounds:
+        return "rows" if host in program.devices else ""
+    homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
+    count = sum(host in devices for devices in homes)
+    if not count and program.main == host and len(program.devices) == 1:
+        return "all operations"
+    return f"{count} of {len(homes)} blocks" if count else ""
+
+
+def _cure(name: str, decision: Decision | None) -> str:
+    """What is quicker, by a search; where devices were given and nothing was searched, what to type to have one."""
+    if decision is None:
+        return f"leave {name} out of --backend to have a placement searched, or name no cpu for it"
+    most = _WORTH * decision.solution.seconds
+    return next(
+        (said for seconds, said in _cures(name, decision) if seconds <= most), "nothing that was tried is quicker"
+    )
+
+
+def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
+    """The seconds of a picture with something changed, and how to have it, what costs least first."""
+    loads, budgets = decision.loads, decision.granted
+    load = next(one for one in loads if one.name == name)
+    anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, in_memory=0)
+    if anywhere != load.asked:
+        found = _with(decision, _changed(loads, load, anywhere))
+        if found:
+            yield found.seconds, f"with {line_of(settings_of(found, loads))} it takes {_seconds(found.seconds)} s"
+    for quant in TYPES:
+        found = _with(decision, in_packed_type(loads, {name}, quant))
+        if found:
+            yield found.seconds, f"with its weights in {quant} (dovetail convert) it takes {_seconds(found.seconds)} s"
+    for device in decision.machine.devices:
+        more = {**budgets.devices, device: budgets.devices[device] + MORE}
+        found = search(loads, decision.machine, replace(budgets, devices=more))
+        if found:
+            yield found.seconds, f"with {format_bytes(MORE)} more of {device} it takes {_seconds(found.seconds)} s"
+
+
+def _with(decision: Decision, loads: Sequence[Load]) -> Solution | None:
+    return search(loads, decision.machine, decision.granted)
+
+
+def _changed(loads: Sequence[Load], load: Load, asked: Asked) -> list[Load]:
+    return [replace(one, asked=asked) if one is load else one for one in loads]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"

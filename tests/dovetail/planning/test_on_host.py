@@ -1,0 +1,63 @@
+"""A plan that computes blocks of the denoiser on the host says so before all else, and names what is quicker."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from dovetail.cli.app import app
+from dovetail.explain.sentences import explain_plan
+from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.table import Account
+from testbed.pipelines import tiny_pipelines
+
+pytestmark = pytest.mark.usefixtures("clean_sims")
+
+
+def account(backend: str | None, rig: str = "cuda0=64MiB,cpu=1GiB") -> Account:
+    pipe, call = tiny_pipelines.wide_flux()
+    dry = DryPipeline(pipe, {"backend": backend, "rig": rig})
+    generation = dry(**call)
+    assert generation is not None
+    return dry.account(generation)
+
+
+def test_blocks_that_were_put_on_the_host_are_warned_of_with_a_line_that_was_searched() -> None:
+    """The decoder was left open, so that a search was made, which knows the way out."""
+    told = account("diffusion=cuda0&cpu,te=cuda0")
+    (warning,) = told.warnings
+    assert re.match(
+        r"\d of 5 blocks of transformer are computed on cpu, which takes .* of the .* s of a picture: ", warning
+    )
+    assert next(explain_plan(told)) == f"Warning: {warning}."
+    assert told.document()["warnings"] == [warning]
+
+
+def test_where_nothing_was_searched_it_says_what_to_leave_out() -> None:
+    (warning,) = account("diffusion=cuda0&cpu,te=cuda0,vae=cuda0").warnings
+    assert "leave transformer out of --backend to have a placement searched" in warning
+
+
+@pytest.mark.parametrize(("backend", "rig"), [("te=cpu", "cuda0=64MiB,cpu=1GiB"), ("cpu", "cpu=1GiB")])
+def test_encoders_on_the_host_and_a_machine_of_a_host_alone_are_not_warned_of(backend: str, rig: str) -> None:
+    assert account(backend, rig).warnings == []
+
+
+def test_the_warning_stands_above_the_tables() -> None:
+    said = (
+        "plan",
+        "--steps",
+        "2",
+        "--rig",
+        "cuda0=64MiB,cpu=1GiB",
+        "--backend",
+        "diffusion=cuda0&cpu,te=cuda0,vae=cuda0",
+    )
+    result = CliRunner().invoke(app, list(said))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("warning: ")
+    assert "component" in result.stdout.splitlines()[2]
+    assert json.loads(CliRunner().invoke(app, [*said, "--json"]).stdout)["warnings"]
