@@ -58,6 +58,15 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, which has an s behind it unless there is one.
+
+    >>> counted(1, "program"), counted(4, "program")
+    ('1 program', '4 programs')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def number_text(number: float) -> str:
     """The shortest text that reads back as the same number.
 

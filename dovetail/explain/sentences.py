@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Memory
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
@@ -20,19 +20,19 @@ _FULL = 0.9
 
 def explain_plan(account: Account) -> Iterator[str]:
     """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
-    calls = len(account.parts)
-    yield f"A picture takes {duration(account.seconds)}, without reading files, in {calls} programs."
+    programs = counted(len(account.parts), "program")
+    yield f"A picture takes {duration(account.seconds)}, without reading files, in {programs}."
     for part in account.parts:
         call = part.call
         told = [*sentences_of(part.title, call.program, call.times, account.speeds), reason_for(account, part)]
         yield " ".join(told)
     rig = account.generation.rig
     for device, peak in account.generation.peaks().items():
-        facts = {"that stay": peak.resident, "for the phase": peak.staged}
+        facts = {"that stay": peak.resident, "loaded for the phase": peak.staged}
         weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
         what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
-    yield from (f"{note}." for note in account.notes)
+    yield from (f"{note[0].upper()}{note[1:]}." if note[0] == "s" else f"{note}." for note in account.notes)
     if account.decision is not None:
         yield from what_if(account.decision)
     elif account.line:

@@ -27,9 +27,9 @@ from .generation import Generation, PlannedCall, numbered
 if TYPE_CHECKING:
     from ..fitting.decide import Decision
 
-HEAD = ("component", "device", "what of it", "weights", "activations", "streamed", "rests in", "seconds")
+HEAD = ("component", "device", "part", "weights", "activations", "streamed", "kept in", "seconds")
 RIGHT = (3, 4, 5, 7)
-HEAD_OF_DEVICES = ("device", "peak", "weights", "for the phase", "activations", "fullest at", "may use", "has")
+HEAD_OF_DEVICES = ("device", "peak", "weights", "loaded per phase", "activations", "fullest at", "may use", "has")
 RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7)
 
 
@@ -64,6 +64,11 @@ class Part:
     bringing: float
     chunks: int = 1
 
+    def __repr__(self) -> str:
+        return (
+            f"<Part {self.title}: {seconds_text(self.seconds)} s on {', '.join(one.device.name for one in self.rows)}>"
+        )
+
 
 class Fullest(TypedDict):
     """The fullest moment of a device in bytes, what it has, and the call in which it is that full.
@@ -95,6 +100,9 @@ class Account:
     searched: float | None = None
     notes: Sequence[str] = ()
     decision: Decision | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -137,10 +145,6 @@ class Account:
             for name, fact in self.devices().items()
         ]  # fmt: skip
 
-    def told(self) -> list[str]:
-        """What stands below the tables, a line each; the last one is the line that asks for the same."""
-        return [*self.remarks(), *([self.line] if self.settings else [])]
-
     def remarks(self) -> list[str]:
         """How long a picture takes, and why devices are used or not, a line each."""
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
@@ -178,6 +182,18 @@ class Account:
         }
 
 
+def staging_notes(generation: Generation) -> list[str]:
+    """For each device through which weights are streamed, how much of its activations are the slots that they use."""
+    slots = {
+        device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()
+    }
+    return [
+        f"activations of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
+        for device, nbytes in slots.items()
+        if nbytes
+    ]
+
+
 def seconds_text(seconds: float) -> str:
     """Seconds to three digits.
 
@@ -195,8 +211,14 @@ def what_of(program: Program, device: Device) -> str:
         return "all"
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
     here = [index for index, devices in enumerate(homes) if device in devices]
-    rest = ["the rest"] if device == program.main else []
-    return " and ".join([*_blocks(here, len(homes)), *rest]) or "values"
+    other = ["other layers"] if device == program.main else []
+    return " and ".join([*_blocks(here, len(homes)), *other]) or "values"
+
+
+def working_devices(program: Program) -> tuple[Device, ...]:
+    """The devices of a program that compute something or have weights of it."""
+    at_work = {program.main, *program.home.values(), *(one.device for one in program.segments)}
+    return tuple(device for device in program.devices if program.bounds or device in at_work)
 
 
 def _blocks(here: list[int], count: int) -> list[str]:
@@ -249,7 +271,7 @@ def _text(part: Part, row: Row) -> tuple[str, ...]:
 
 def _places(row: Row) -> str:
     """The words for where the weights of a row rest."""
-    words = {Residency.HOST: "host memory", Residency.DISK: "disk"}
+    words = {Residency.HOST: "RAM", Residency.DISK: "disk"}
     places = [words[rests] for rests in words if rests in row.rests]
     if len(places) < 2:
         return places[0] if places else row.device.name

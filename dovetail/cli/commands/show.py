@@ -66,7 +66,6 @@ def show(
         return
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
     programs = {name: part.program for name, part in parts.items()}
-    typed = {"--rig": where.rig, "--dtype": dtype}
-    asked = [*sample.words(), *weights.words(), *source.words(), *words_of(typed)]
+    asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
     scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
     put(FORMS["full" if full else wanted](scene), output)

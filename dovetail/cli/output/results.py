@@ -10,7 +10,7 @@ from typing import Any
 
 from ...compiler.atomic_write import written_beside
 from ...compiler.errors import DovetailError, UsageError
-from ...compiler.printable import printable
+from .tables import table_text
 
 
 def print_json(document: Any) -> None:
@@ -39,17 +39,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
     print(table_text(head, rows, right))
 
 
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """The columns of `print_table`, a line each."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+__all__ = ["check_writable", "json_text", "print_json", "print_table", "put", "table_text"]
 
 
 def put(text: str, output: Path | None = None) -> None:

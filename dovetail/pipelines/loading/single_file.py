@@ -17,6 +17,7 @@ from ...conventions.dtypes import Dtypes, one_dtype
 from ...conventions.hub import INDEX, configs_of, read_index
 from ...conventions.pretrained import sorted_out
 from ...conventions.spellings import Places
+from ...conventions.quiet_imports import without_notices
 from ...runtime.store.store import Origins
 from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened, compile_pipeline
@@ -30,6 +31,7 @@ OPTIONAL = {"safety_checker"}
 
 
 @checked(source=FILES, weights=NAMED_FILES)
+@without_notices()
 def load_single_file(
     source: str | os.PathLike[str],
     backend: Places | None = None,
