@@ -17,7 +17,6 @@ def without_notices() -> Iterator[None]:
     It holds meanwhile and no longer: what a user imports later is told as ever.
     """
 
-
     def is_told(record: logging.LogRecord) -> bool:
         return _WORDS not in record.getMessage()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device, Memory
+from ..compiler.spec.devices import KINDS, Device, Memory
 from ..compiler.spec.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
@@ -32,7 +32,7 @@ def explain_plan(account: Account) -> Iterator[str]:
         weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
         what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
-    yield from (f"{note[0].upper()}{note[1:]}." if note[0] == "s" else f"{note}." for note in account.notes)
+    yield from map(_sentence, account.notes)
     if account.decision is not None:
         yield from what_if(account.decision)
     elif account.line:
@@ -47,6 +47,13 @@ def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
             rest = f"{format_bytes(usage.weights)} of weights and {format_bytes(usage.total - usage.weights)} of values"
             told.append(_full(device, usage.total, program.rig[device], rest))
         yield " ".join(told)
+
+
+def _sentence(note: str) -> str:
+    """A note as a sentence; the name of a device begins one as it is."""
+    first = note.partition(" ")[0]
+    is_word = first.isalpha() and first not in KINDS
+    return f"{note[0].upper() if is_word else note[0]}{note[1:]}."
 
 
 def _full(device: Device, peak: int, memory: Memory, what: str) -> str:

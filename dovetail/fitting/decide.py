@@ -178,7 +178,7 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         without = replace(budgets, devices={**budgets.devices, device: 0})
         other = search(loads, machine, without) if device != machine.host else None
-        said = f"a picture would {_longer(other, solution)}" if other else "nothing fits"
+        said = f"a picture would {_longer(other.seconds / solution.seconds)}" if other else "nothing fits"
         notes += [f"without {device} {said}"] if device != machine.host else []
     return notes
 
@@ -232,12 +232,11 @@ def _why(
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:
         return f"does not fit in its {format_bytes(budgets.of(device))}"
-    return f"would {_longer(other, solution)}" if device in way.devices else "would be no faster"
+    return f"would {_longer(other.seconds / solution.seconds)}" if device in way.devices else "would be no faster"
 
 
-def _longer(other: Solution, solution: Solution) -> str:
-    """How much longer a picture takes with one plan than with another; less than half a percent is nothing."""
-    ratio = other.seconds / solution.seconds
+def _longer(ratio: float) -> str:
+    """How much longer a picture takes, by the ratio of two plans' seconds; less than half a percent is nothing."""
     if ratio < 1.005:
         return "be no faster"
     return f"take {ratio:.3g} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from ..compiler.spec.devices import Device
+from ..compiler.spec.units import counted
 from .generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def idle_devices(generation: Generation, asked: Mapping[str, Sequence[Device]]) 
         if calls and idle:
             blocks = max(len(call.program.blocks) for call in calls)
             why = (
-                f"it has {blocks} blocks for {len(devices)} devices"
+                f"it has {counted(blocks, 'block')} for {len(devices)} devices"
                 if blocks < len(devices)
                 else "none of its blocks is placed there"
             )

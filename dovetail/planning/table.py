@@ -27,9 +27,9 @@ from .generation import Generation, PlannedCall, numbered
 if TYPE_CHECKING:
     from ..fitting.decide import Decision
 
-HEAD = ("component", "device", "part", "weights", "activations", "streamed", "kept in", "seconds")
+HEAD = ("component", "device", "part", "weights", "values", "streamed", "kept in", "seconds")
 RIGHT = (3, 4, 5, 7)
-HEAD_OF_DEVICES = ("device", "peak", "weights", "loaded per phase", "activations", "fullest at", "may use", "has")
+HEAD_OF_DEVICES = ("device", "peak", "weights", "loaded per phase", "values", "fullest at", "may use", "has")
 RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7)
 
 
@@ -183,12 +183,10 @@ class Account:
 
 
 def staging_notes(generation: Generation) -> list[str]:
-    """For each device through which weights are streamed, how much of its activations are the slots that they use."""
-    slots = {
-        device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()
-    }
+    """For each device through which weights are streamed, how much of its values are the slots that they use."""
+    slots = {device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()}
     return [
-        f"activations of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
+        f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
         for device, nbytes in slots.items()
         if nbytes
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
     print(table_text(head, rows, right))
 
 
-__all__ = ["check_writable", "json_text", "print_json", "print_table", "put", "table_text"]
+__all__ = ["check_writable", "json_text", "print_json", "print_table", "put", "put_page", "table_text"]
 
 
 def put(text: str, output: Path | None = None) -> None:
@@ -52,6 +53,21 @@ def put(text: str, output: Path | None = None) -> None:
             draft.write_text(text.removesuffix("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise DovetailError(f"cannot write {output}: {error.strerror}: name a file in a folder with room") from error
+
+
+def is_terminal() -> bool:
+    """Whether somebody reads what is printed."""
+    return sys.stdout.isatty()
+
+
+def put_page(text: str, output: Path | None = None) -> None:
+    """Writes a page to a file, or prints it for another program; on a terminal it opens it, and prints its file."""
+    if output is not None or not is_terminal():
+        put(text, output)
+        return
+    from ...draw.page.browser import open_page
+
+    print(open_page(text))
 
 
 def check_writable(path: Path) -> None:

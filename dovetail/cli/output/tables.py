@@ -13,8 +13,9 @@ from ...compiler.printable import printable
 WIDTH = 80
 _GAP = "  "
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?) ([KMGT])iB")
-_LEAST = 12
-"""So many characters of a column of words are left at least."""
+_LEAST = 10, 6
+"""So many characters of a column of words are left at least: while they are wrapped between words, and within them."""
+_WORDS = re.compile(r"\s*\S+"), re.compile(r"\s*[^\s_.]*[_.]*")
 
 
 def width() -> int:
@@ -36,8 +37,9 @@ def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     if _total(table) > most:
         short = [[_SIZE.sub(r"\1\2", cell) for cell in row] for row in cells]
         table = [_wrapped_head(head, short), *short]
-    for _ in head:
-        table = _narrowed(table, most, right)
+    for stage in (0, 1):
+        for _ in head:
+            table = _narrowed(table, most, right, stage)
     return "\n".join(_lines(table, right))
 
 
@@ -52,20 +54,26 @@ def _words(text: str, least: int) -> list[str]:
     return textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False) or [text]
 
 
-def _narrowed(table: Sequence[Sequence[str]], most: int, right: Sequence[int]) -> list[list[str]]:
+def _narrowed(table: Sequence[Sequence[str]], most: int, right: Sequence[int], stage: int) -> list[list[str]]:
     """The table with its widest column of words wrapped by as much as the table is too wide."""
     over = _total(table) - most
     widths = {column: _widest(table, column) for column in range(len(table[0])) if column not in right}
-    if over <= 0 or not widths or max(widths.values()) <= _LEAST:
+    if over <= 0 or not widths or max(widths.values()) <= _LEAST[stage]:
         return [list(row) for row in table]
     column = max(widths, key=lambda one: widths[one])
-    room = max(_LEAST, widths[column] - over)
-    return [[_wrapped(cell, room) if at == column else cell for at, cell in enumerate(row)] for row in table]
+    room = max(_LEAST[stage], widths[column] - over)
+    return [[_wrapped(cell, room, stage) if at == column else cell for at, cell in enumerate(row)] for row in table]
 
 
-def _wrapped(cell: str, room: int) -> str:
-    lines = [textwrap.wrap(one, room, break_long_words=False, break_on_hyphens=False) for one in cell.split("\n")]
-    return "\n".join(line for some in lines for line in some)
+def _wrapped(cell: str, room: int, stage: int) -> str:
+    """A cell in lines of so many characters, where its words allow that; behind `_` and `.` too at the second stage."""
+    lines = [""]
+    for piece in _WORDS[stage].findall(cell.replace("\n", " ")):
+        if len(lines[-1] + piece) <= room or not lines[-1]:
+            lines[-1] += piece
+        else:
+            lines.append(piece.lstrip())
+    return "\n".join(lines)
 
 
 def _lines(table: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:

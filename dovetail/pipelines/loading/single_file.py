@@ -16,8 +16,8 @@ from ...conventions.checked import FILES, NAMED_FILES, checked
 from ...conventions.dtypes import Dtypes, one_dtype
 from ...conventions.hub import INDEX, configs_of, read_index
 from ...conventions.pretrained import sorted_out
-from ...conventions.spellings import Places
 from ...conventions.quiet_imports import without_notices
+from ...conventions.spellings import Places
 from ...runtime.store.store import Origins
 from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened, compile_pipeline
