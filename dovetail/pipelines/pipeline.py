@@ -25,7 +25,7 @@ from ..fitting.asked import asked_of, settings_of_request
 from ..fitting.decide import machine_of
 from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
-from ..planning.idle import idle_devices, tell_of_idle
+from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
 from ..planning.table import Account, staging_notes
 from ..planning.tiling import AUTO, typed
@@ -102,8 +102,13 @@ class CompiledPipeline(PlacedPipeline):
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
         with progress_phase(PLANNING):
             generation = self._planner.plan(self, args, kwargs)
-        for line in self._idle(generation) if generation is not None else ():
+        if generation is None or generation.is_told:
+            return
+        generation.is_told = True
+        for line in self._idle(generation):
             tell_of_idle(line)
+        if self.decision is not None and (unused := unused_gpus(generation)):
+            tell_of_idle(unused, logging.INFO)
 
     def _idle(self, generation: Generation) -> list[str]:
         """A line for each component of which devices that were named for it get nothing."""

@@ -124,6 +124,8 @@ class Generation:
         self.rig = rig
         self.tiles: Mapping[str, Tile] = {}
         """The tiles in which VAEs encode and decode, by component."""
+        self.is_told = False
+        """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
         self._others = tuple(others)
         self._visits = visits or visits_of(self.calls)

@@ -35,7 +35,13 @@ def idle_devices(generation: Generation, asked: Mapping[str, Sequence[Device]]) 
     return found
 
 
+def unused_gpus(generation: Generation) -> str:
+    """A line for the GPUs that nothing of a plan is on; empty where there are none."""
+    names = ", ".join(str(one) for one in generation.rig.gpus if one not in generation.peaks())
+    return f"nothing is placed on {names}: dovetail plan says why" if names else ""
+
+
 @cache
-def tell_of_idle(line: str) -> None:
-    """Says once that devices get nothing."""
-    logger.warning("%s", line)
+def tell_of_idle(line: str, level: int = logging.WARNING) -> None:
+    """Says once that devices get nothing: a warning where they were named, else in a log of more."""
+    logger.log(level, "%s", line)
