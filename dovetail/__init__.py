@@ -49,7 +49,10 @@ def __getattr__(name: str) -> object:
     """Imports a public name when it is first asked for, so that importing dovetail costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    from .conventions.quiet_imports import without_notices
+
+    with without_notices():
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
 from .compiler.spec.residency import Residency
-from .compiler.spec.units import format_bytes
+from .compiler.spec.units import counted, format_bytes
 from .components import by_parts
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
@@ -115,7 +115,7 @@ class CompiledByParts(CompiledModule):
 
     def __repr__(self) -> str:
         where = " & ".join(map(str, self._component.devices))
-        return f"CompiledByParts({self._title} on {where}, {len(self.programs)} programs)"
+        return f"CompiledByParts({self._title} on {where}, {counted(len(self.programs), 'program')})"
 
 
 def compile_by_parts(

@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from ..spec.devices import Device, Rig
 from ..spec.residency import Residency, evenly
+from ..spec.units import counted
 from .signature import Signature
 from .slices import Bounds
 from .value import TensorType, Value, flat
@@ -118,6 +119,11 @@ class Program:
     schedule: Schedule | None = None
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        where = f" on {' & '.join(map(str, self.devices))}" if self.devices else ""
+        ops, segments = counted(len(list(self.ops())), "operation"), counted(len(self.segments), "segment")
+        return f"<Program {self.name}{where}: {ops}, {segments if self.segments else 'not cut'}>"
 
     @property
     def devices(self) -> tuple[Device, ...]:

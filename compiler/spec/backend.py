@@ -97,6 +97,39 @@ class Backend(ByComponent[Target]):
             rig = rig.with_device(word.devices(rig)[0])
         return rig
 
+    def on_main(self, rig: Rig) -> Backend:
+        """This with the first device of a rig, as `Rig.auto` says it, for all that is left to a search."""
+
+        def settled(target: Target | None) -> Target:
+            is_open = target is None or [word.text for word in target] == [AUTO]
+            return (Word(rig.auto.name),) if target is None or is_open else target
+
+        return Backend(settled(self.default), tuple((key, settled(target)) for key, target in self.named))
+
+    def on_one_gpu(self, rig: Rig) -> tuple[Backend, Rig]:
+        """This, and the rig with the host and one GPU: the one that is named, or the first.
+
+        Raises SpecError where several are named.
+        """
+
+        def plain(target: Target) -> Target:
+            return tuple(
+                Word(word.devices(rig)[0].name, word.place) if word.text.isdecimal() else word for word in target
+            )
+
+        default = None if self.default is None else plain(self.default)
+        spec = Backend(default, tuple((key, plain(target)) for key, target in self.named))
+        targets = [*([spec.default] if spec.default else []), *(target for _, target in spec.named)]
+        words = [word for target in targets for word in target if word.text not in _CHOOSERS]
+        asked = {word.devices(rig)[0]: word for word in words if not word.devices(rig)[0].is_host}
+        if len(asked) > 1:
+            word = list(asked.values())[1]
+            raise (word.place or Span.whole(word.text)).error(
+                f"{word} is a second GPU, and one was asked for", "one GPU"
+            )
+        gpus = list(asked) or list(rig.gpus[:1])
+        return spec, rig.only([device for device in rig if device.is_host or device in gpus])
+
     def _value_text(self, value: Target) -> str:
         return "&".join(map(str, value))
 
@@ -209,10 +242,11 @@ def with_cpu_flags(backend: str, *, clip: bool = False, vae: bool = False, contr
     return ",".join([item for item, asked in flags.items() if asked] + ([backend] if backend else []))
 
 
-def with_offload_flag(params_backend: str, *, offload_to_cpu: bool = False) -> str:
-    """The text of `--params-backend` with `--offload-to-cpu` put before it, so that explicit items win.
+def with_offload_flag(params_backend: str, *, offload_to_cpu: bool = False, stream_layers: bool = False) -> str:
+    """The text of `--params-backend` with `--offload-to-cpu` and `--stream-layers` put before it: explicit items win.
 
     >>> with_offload_flag("te=disk", offload_to_cpu=True)
     '*=cpu,te=disk'
     """
-    return ",".join([item for item in ("*=cpu" if offload_to_cpu else "", params_backend) if item])
+    flags = {"*=cpu": offload_to_cpu, "diffusion=cpu": stream_layers}
+    return ",".join([item for item, asked in flags.items() if asked] + ([params_backend] if params_backend else []))

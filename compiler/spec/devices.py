@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..errors import SpecError
 from .cards import CARDS, card_of
+from .other_names import KINDS_ELSEWHERE, told_of
 from .probe import Probed, probe_accelerators, probe_host
+from .rig_items import rig_items
 from .spans import Span
 from .units import exact_bytes, format_bytes, parse_bytes
 
@@ -26,7 +29,7 @@ KINDS = (HOST, "cuda", "xpu", "mps", SIM)
 _SINGLE = (HOST, "mps")
 _UNIFIED = ("mps",)
 _EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
-_SIZED = "a device and its size, such as cuda0=16GiB,cuda1=10GiB"
+_SIZED = "devices and their sizes, such as cuda0=16GiB,cuda1=10GiB, or cards, such as 2x RTX 3090,64GiB"
 _CONTEXT = 6 * 2**30 // 10
 PROCESS = 2 * 2**30
 """Bytes of the host's memory that Python, PyTorch, diffusers and the drivers take themselves."""
@@ -39,7 +42,7 @@ _SPELLING = re.compile(r"(?:(\d{1,4})/)?([a-z]+):?(\d{1,4})?")
 def canonical_name(name: str | int | torch.device | Device) -> str:
     """The one spelling of a device's name; a name of no known kind comes back in lower case.
 
-    >>> canonical_name("cuda:1"), canonical_name("CUDA0"), canonical_name("sim"), canonical_name("1/CPU")
+    >>> canonical_name("cuda:1"), canonical_name("ROCm0"), canonical_name("sim"), canonical_name("1/CPU")
     ('cuda1', 'cuda0', 'sim0', '1/cpu')
     """
     text = str(name).strip().lower()
@@ -49,10 +52,11 @@ def canonical_name(name: str | int | torch.device | Device) -> str:
 def _read(text: str) -> Device | None:
     """The device of a spelling in lower case, if it is one: a process before a slash, a kind, a number."""
     match = _SPELLING.fullmatch(text)
-    if not match or match[2] not in KINDS:
+    kind = KINDS_ELSEWHERE.get(match[2], match[2]) if match else ""
+    if not match or kind not in KINDS:
         return None
     index = int(match[3] or 0)
-    return None if index and match[2] in _SINGLE else Device(match[2], index, int(match[1] or 0))
+    return None if index and kind in _SINGLE else Device(kind, index, int(match[1] or 0))
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Device:
         """The device of a name in any spelling; raises SpecError for a name of no known kind."""
         device = _read(name.strip().lower())
         if device is None:
-            raise Span.whole(name).error(f"{name!r} is not the name of a device", _EXAMPLES, KINDS)
+            raise _unknown(Span.whole(name), _EXAMPLES)
         return device
 
     @cached_property
@@ -187,28 +191,32 @@ class Rig:
         """The rig of a text such as `cuda0=24GiB,cuda1=16GiB`, for planning on a machine that has neither.
 
         A size is the memory of the device, or `free/total` as the driver reports it, and may end with the name of a
-        card: `24GiB@RTX 3090`. The same is reserved of it as of a device that is found. `cpu` and simulated devices may
-        go without: they get what this host has. A rig can run here if each of its devices is the host, simulated, or
-        found here and as large.
+        card: `24GiB@RTX 3090`. The same is reserved of it as of a device that is found. Cards may stand without the
+        names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they get
+        what this host has. A rig can run here if each of its devices is the host, simulated, or found here and as large.
 
         Raises:
             SpecError: the text is not a rig.
         """
         span = Span.whole(text)
-        items = [item for item in span.split(",") if item.value]
+        items = rig_items(span, lambda name: str(_read(name.strip().lower()) or ""))
         if not items:
             raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
         memory: dict[Device, Memory] = {}
         for item in items:
-            device, size = _read_device(item)
+            device, size = _read_device(item.text, item.place)
             if device in memory:
-                raise item.error(f"{device.name} stands twice in the rig", "each device once")
+                raise item.place.error(f"{device.name} stands twice in the rig", "each device once")
             memory[device] = size
+        _check_exists(span, memory)
         return cls(memory, _are_here(memory))
 
     def __str__(self) -> str:
         """The text form."""
         return ",".join(f"{device.name}={_memory_text(memory)}" for device, memory in self.memory.items())
+
+    def __repr__(self) -> str:
+        return f"<Rig {self}>"
 
     def __iter__(self) -> Iterator[Device]:
         """The devices in order."""
@@ -221,8 +229,14 @@ class Rig:
         """
         if device in self.memory or device.process or not (device.is_host or device.is_simulated):
             return self.memory[device]
-        host = self.memory.get(_HOST) or _host_memory()
+        host = self.memory.get(_HOST) or self._shared_memory or _host_memory()
         return host if device.is_host else Memory(host.total, host.total)
+
+    @property
+    def _shared_memory(self) -> Memory | None:
+        """The host's memory where a typed rig does not say it, and a device has the same memory: that of this."""
+        shared = [one for device, one in self.memory.items() if device.kind in _UNIFIED and not device.process]
+        return replace(shared[0], integrated=False, reserve=0, why="") if shared and not shared[0].reserve else None
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -287,15 +301,26 @@ class Rig:
         if matches:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
         there = ", ".join(f"{device.name} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
+        if told_of(text):
+            raise _unknown(span, there)
         expected = f"{', '.join((*also, f'one of {there}'))}, or a simulated one (sim0)"
         asked = _read(text)
         if self.present and asked is not None:
             none = "" if self.gpus else "; PyTorch sees no GPU on this machine"
             expected += f"{none}; dovetail plan --rig {asked.name}=24GiB plans for one that is not here"
-        raise span.error(f"no device is called {span.value!r}", expected, [*known, *also, f"{SIM}0", f"{SIM}1"])
+        other = (
+            f", which PyTorch calls {asked.name}" if asked is not None and asked.kind not in span.value.lower() else ""
+        )
+        raise span.error(f"no device is called {span.value!r}{other}", expected, [*known, *also, f"{SIM}0", f"{SIM}1"])
 
 
 _HOST = Device(HOST)
+
+
+def _unknown(span: Span, expected: str) -> SpecError:
+    """The error for what is no device's name; that of another program, or a device map, is named as such."""
+    problem, way = told_of(span.value) or (f"{span.value!r} is not the name of a device", expected)
+    return span.error(problem, way, KINDS)
 
 
 def _on_demand(text: str) -> Device | None:
@@ -355,18 +380,30 @@ def _are_here(memory: Mapping[Device, Memory]) -> bool:
     return all(one in here and total <= here[one].total for one, total in asked.items())
 
 
-def _read_device(item: Span) -> tuple[Device, Memory]:
-    key, size = item.partition("=")
+def _check_exists(span: Span, memory: Mapping[Device, Memory]) -> None:
+    """Raises SpecError for devices that no machine has together."""
+    for one in (device for device in memory if device.kind in _UNIFIED):
+        others = [two for two in memory if two.process == one.process and two.kind not in (HOST, SIM, one.kind)]
+        if others:
+            raise span.error(
+                f"no machine has {one} and {others[0]}: mps is the GPU of a Mac, which has no other",
+                f"a rig such as {one}=64GiB, or one of cards, such as {others[0]}=24GiB,cpu=64GiB",
+            )
+
+
+def _read_device(text: Span, place: Span) -> tuple[Device, Memory]:
+    """The device and memory of an item such as `cuda0=24GiB@RTX 3090`, which was typed at a place."""
+    key, size = text.partition("=")
     device = _read(key.value.strip().lower())
     if device is None:
-        raise key.error(f"{key.value!r} is not the name of a device", _SIZED, KINDS)
+        raise _unknown(key, _SIZED)
     if size is not None:
         size, card = size.partition("@")
         free, total = size.partition("/")
         _, memory = _sized(device, *_checked(device.name, size, parse_bytes(total or free), parse_bytes(free)))
         return device, replace(memory, label=_card(card) if card else "", integrated=device.kind in _UNIFIED)
     if device.process or not (device.is_host or device.is_simulated):
-        raise item.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
+        raise place.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
 
 

@@ -58,6 +58,15 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """A number and its noun, which has an s behind it unless there is one; ``several`` is what is none of these.
+
+    >>> counted(1, "program"), counted(4, "program"), counted(0, "entry", "entries")
+    ('1 program', '4 programs', '0 entries')
+    """
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
+
+
 def number_text(number: float) -> str:
     """The shortest text that reads back as the same number.
 

@@ -20,7 +20,7 @@ from .commands.plan import plan
 from .commands.profile import profile
 from .commands.show import show
 from .commands.verify import verify
-from .options.shared import Debug, expanded, set_up_logging
+from .options.shared import Debug, Verbose, expanded, set_up_logging
 from .outcome import Command, Commands
 
 app = typer.Typer(
@@ -55,10 +55,11 @@ def start(
     context: typer.Context,
     list_devices: Annotated[bool, typer.Option("--list-devices", help="List the devices, and nothing else.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version, and nothing else.")] = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Sets up logging, and answers when no command is given."""
-    set_up_logging(debug)
+    set_up_logging(debug, verbose)
     if version:
         typer.echo(f"dovetail {__version__}")
         raise typer.Exit

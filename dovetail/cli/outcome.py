@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
 from .signals import heeding, told
+from .typed import VERBOSE, asks_for_all, shown, with_switches
 
 FAILED = 1
 _OF_THE_EXTRA = {
@@ -30,7 +31,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Reads what was typed; raises UsageError for more arguments than the command takes."""
         ctx.allow_extra_args = True
-        more = super().parse_args(ctx, args)
+        ctx.meta[VERBOSE] = ctx.meta.get(VERBOSE) or asks_for_all(args)
+        more = super().parse_args(ctx, with_switches(args))
         if more and not ctx.resilient_parsing:
             raise UsageError(
                 f"{self.name} has no use for {shlex.join(more)}: leave it out, or write words that belong together "
@@ -39,28 +41,21 @@ class Command(TyperCommand):
         return more
 
     def get_params(self, ctx: Any) -> Any:
-        """The parameters, of which flags take nothing."""
-        return _bare_flags(super().get_params(ctx))
+        """The parameters as help shows them."""
+        return shown(super().get_params(ctx), bool(ctx.meta.get(VERBOSE)))
 
 
 class Commands(TyperGroup):
     """The group of all commands; whatever one of them raises ends here."""
 
     def get_params(self, ctx: Any) -> Any:
-        """The parameters, of which flags take nothing."""
-        return _bare_flags(super().get_params(ctx))
+        """The parameters as help shows them."""
+        return shown(super().get_params(ctx), all_of_them=False)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
         with ending(ctx.meta), heeding():
             return super().invoke(ctx)
-
-
-def _bare_flags(parameters: list[Any]) -> list[Any]:
-    for one in parameters:
-        if getattr(one, "is_flag", False) and one.metavar is None:
-            one.metavar = ""
-    return parameters
 
 
 @contextmanager

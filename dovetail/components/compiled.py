@@ -19,6 +19,7 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
 from ..compiler.ir.split import pieces
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.units import counted
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
 from ..progress.phases import READING, note_read, phase
@@ -252,7 +253,7 @@ class CompiledModule:
 
     def __repr__(self) -> str:
         where = " & ".join(map(str, self.program.devices))
-        return f"CompiledModule({self.program.name} on {where}, {len(self.program.segments)} segments)"
+        return f"CompiledModule({self.program.name} on {where}, {counted(len(self.program.segments), 'segment')})"
 
 
 def _device_here(device: str | torch.device) -> torch.device:

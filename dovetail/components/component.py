@@ -101,6 +101,9 @@ class Component:
         dynamic_shapes: as torch.export takes them, for its forward.
     """
 
+    def __repr__(self) -> str:
+        return f"<Component {self.name} ({self.role}) on {' & '.join(map(str, self.devices))}>"
+
     def __init__(
         self,
         name: str,

@@ -325,7 +325,7 @@ def _why_live(module: nn.Module, is_root: bool) -> str:
     if isinstance(function, MethodType) and function.__self__ is module:
         patched = function.__func__ is not type(module).forward
     if patched and not (is_root and not isinstance(function, Answer)):
-        return "a forward of its own, as caches and hooks of libraries put there"
+        return "its forward() was replaced, for example by a cache"
     quantized = (one for one in own["_parameters"].values() if one is not None)
     if library := next(filter(None, map(foreign_library, quantized)), ""):
         return f"weights that {library} quantized"

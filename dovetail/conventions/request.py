@@ -57,12 +57,15 @@ class Request:
         rig: Rig | str | None = None,
         chunk: Counts | None = None,
         inductor: bool = False,
+        auto_fit: bool = True,
+        multi_gpu: bool = True,
         components: Mapping[str, str] | None = None,
     ) -> Request:
         """Reads every part in the spelling that people type, or as Python values.
 
-        ``components`` maps attribute names to roles. Raises SpecError, which points at what is wrong, and UsageError
-        for a budget where blocks are compiled.
+        ``components`` maps attribute names to roles. Without ``auto_fit`` what is left open is on the main device,
+        without ``multi_gpu`` there is one GPU. Raises SpecError, which points at what is wrong, and UsageError for a
+        budget where blocks are compiled.
         """
         if inductor and (max_vram is not None or max_memory is not None):
             raise UsageError(
@@ -73,6 +76,10 @@ class Request:
         given = Rig.parse(rig) if isinstance(rig, str) else rig
         here = given or Rig.detect(measured=())
         named = spec.extend(here)
+        if not multi_gpu:
+            spec, named = spec.on_one_gpu(named)
+        if not auto_fit:
+            spec = spec.on_main(named)
         if given is None:
             named = named.measured(spec.names(components or {"": ""}, named))
         return cls(

@@ -48,3 +48,5 @@ class Settings(TypedDict, total=False):
     rig: Rig | str | None
     chunk: Counts | None
     inductor: bool
+    auto_fit: bool
+    multi_gpu: bool

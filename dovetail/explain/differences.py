@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.units import counted, format_bytes
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..passes.simulate.timeline import timeline
@@ -36,7 +36,8 @@ def _of_one(before: Program, after: Program) -> Iterator[str]:
     moved = [name for name, home in before.home.items() if name in after.home and after.home[name] != home]
     if moved:
         nbytes = sum(before.weights[name].nbytes for name in moved)
-        yield f"{len(moved)} weights ({format_bytes(nbytes)}) are on other devices"
+        lie = "lies on another device" if len(moved) == 1 else "lie on other devices"
+        yield f"{counted(len(moved), 'weight')} ({format_bytes(nbytes)}) {lie}"
     if before.is_sliced != after.is_sliced:
         yield f"matrices are split by rows in the {'first' if before.is_sliced else 'second'} only"
     yield from _changes("weights", _weights(before), _weights(after))

@@ -11,10 +11,10 @@ from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
-from ..planning.table import seconds_text, what_of
+from ..planning.table import seconds_text, what_of, working_devices
 
 _WAITS = 0.02
 """The part of a call that a device waits at least where that is said."""
@@ -32,7 +32,7 @@ class Cut:
 
     def sentence(self, times: int) -> str:
         """What the cut costs, in a call and in so many of them."""
-        once = f"{format_bytes(self.nbytes)} in {self.values} {'value' if self.values == 1 else 'values'}"
+        once = f"{format_bytes(self.nbytes)} in {counted(self.values, 'value')}"
         whole = f", {duration(times * self.seconds)} in {times} calls" if times > 1 else ""
         return (
             f"Each call sends {once} from {self.source} to {self.target}, which takes {duration(self.seconds)}{whole}."
@@ -77,7 +77,7 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
         times: how often a picture calls it, 0 where that is not known.
         speeds: of its devices.
     """
-    where = "; ".join(f"{device} has {what_of(program, device)}" for device in program.devices)
+    where = "; ".join(f"{device} has {what_of(program, device)}" for device in working_devices(program))
     split = "; its matrices are split by rows" if program.is_sliced else ""
     often = f", and a picture makes {times}" if times > 1 else ""
     line = timeline(program, speeds)

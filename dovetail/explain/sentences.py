@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device, Memory
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.devices import KINDS, Device, Memory
+from ..compiler.spec.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
@@ -20,20 +20,20 @@ _FULL = 0.9
 
 def explain_plan(account: Account) -> Iterator[str]:
     """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
-    calls = len(account.parts)
+    programs = counted(len(account.parts), "program")
     yield from (f"Warning: {warning}." for warning in account.warnings)
-    yield f"A picture takes {duration(account.seconds)}, without reading files, in {calls} programs."
+    yield f"A picture takes {duration(account.seconds)}, without reading files, in {programs}."
     for part in account.parts:
         call = part.call
         told = [*sentences_of(part.title, call.program, call.times, account.speeds), reason_for(account, part)]
         yield " ".join(told)
     rig = account.generation.rig
     for device, peak in account.generation.peaks().items():
-        facts = {"that stay": peak.resident, "for the phase": peak.staged}
+        facts = {"that stay": peak.resident, "loaded for the phase": peak.staged}
         weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
         what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
-    yield from (f"{note}." for note in account.notes)
+    yield from map(_sentence, account.notes)
     if account.decision is not None:
         yield from what_if(account.decision)
     elif account.line:
@@ -48,6 +48,13 @@ def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
             rest = f"{format_bytes(usage.weights)} of weights and {format_bytes(usage.total - usage.weights)} of values"
             told.append(_full(device, usage.total, program.rig[device], rest))
         yield " ".join(told)
+
+
+def _sentence(note: str) -> str:
+    """A note as a sentence; the name of a device begins one as it is."""
+    first = note.partition(" ")[0]
+    is_word = first.isalpha() and first not in KINDS
+    return f"{note[0].upper() if is_word else note[0]}{note[1:]}."
 
 
 def _full(device: Device, peak: int, memory: Memory, what: str) -> str:

@@ -13,7 +13,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.measured_speeds import measured_host
-from ..compiler.spec.speeds import Speeds, speeds_of
+from ..compiler.spec.speeds import Speed, Speeds, speeds_of
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
@@ -99,6 +99,9 @@ class Decision:
     solution: Solution
     granted: Budgets
 
+    def __repr__(self) -> str:
+        return f"<Decision: {self.plan.line}; {self.solution.seconds:.3g} s>"
+
     def explained(self) -> Plan:
         """The plan with notes on why devices are used or not; a search for each of them."""
         of = self.solution, self.loads, self.machine, self.budgets
@@ -175,22 +178,49 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         without = replace(budgets, devices={**budgets.devices, device: 0})
         other = search(loads, machine, without) if device != machine.host else None
-        said = f"a picture takes {_times(other, solution)}" if other else "nothing fits"
-        notes += [f"{device} has a part of {heavy.name}: without it {said}"] if device != machine.host else []
+        said = f"a picture would {_longer(other.seconds / solution.seconds)}" if other else "nothing fits"
+        notes += [f"without {device} {said}"] if device != machine.host else []
     return notes
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
-    """For each device but the host that has no part of what takes most seconds, what a picture would take if it had."""
+    """Of the devices but the host that have no part of what takes most seconds, what a picture would take if they had.
+
+    Devices of which the same is to be said are in one line, and those that are alike are searched once.
+    """
     used = {device for way in solution.ways.values() for device in way.devices}
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     others = [one for one in machine.devices if one not in solution.ways[heavy.name].devices and one != machine.host]
-    return [
-        f"{device} {f'has no part of {heavy.name}' if device in used else 'is not used'}: "
-        + _why(device, heavy, solution, loads, machine, budgets)
-        for device in others
-        if not heavy.asked.devices
-    ]
+    known: dict[tuple[int, Speed, bool], str] = {}
+    told: dict[tuple[bool, str], list[Device]] = defaultdict(list)
+    for device in () if heavy.asked.devices else others:
+        kind = budgets.of(device), machine.speeds[device], device in used
+        if kind not in known:
+            known[kind] = _why(device, heavy, solution, loads, machine, budgets)
+        told[device in used, known[kind]].append(device)
+    return [_said_of(devices, heavy.name, is_used, why) for (is_used, why), devices in told.items()]
+
+
+def _said_of(devices: Sequence[Device], heavy: str, is_used: bool, why: str) -> str:
+    """Why devices have no part of a component, in one line."""
+    names = joined(devices)
+    over = "any of them" if len(devices) > 1 else "it"
+    start = "" if is_used else f"{names} {'are' if len(devices) > 1 else 'is'} not used: "
+    return f"{start}splitting {heavy} over {names if is_used else over} too {why}"
+
+
+def joined(devices: Sequence[Device]) -> str:
+    """The names of devices in a sentence; of several that follow one another, the first and the last.
+
+    >>> joined([Device("cuda", 1), Device("cuda", 2), Device("cuda", 3), Device("xpu", 0)])
+    'cuda1-cuda3 and xpu0'
+    """
+    runs: list[list[Device]] = []
+    for one in devices:
+        follows = bool(runs) and runs[-1][-1] == replace(one, index=one.index - 1)
+        runs = [*runs[:-1], [*runs[-1], one]] if follows else [*runs, [one]]
+    names = [name for run in runs for name in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run)))]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _why(
@@ -201,12 +231,12 @@ def _why(
     other = search(forced, machine, budgets)
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:
-        free = format_bytes(budgets.of(device))
-        return f"with a part of {heavy.name} in its {free} nothing fits"
-    if device not in way.devices:
-        return f"a picture takes as long or longer with a part of {heavy.name} there"
-    return f"with a part of {heavy.name} there a picture takes {_times(other, solution)}"
+        return f"does not fit in its {format_bytes(budgets.of(device))}"
+    return f"would {_longer(other.seconds / solution.seconds)}" if device in way.devices else "would be no faster"
 
 
-def _times(other: Solution, solution: Solution) -> str:
-    return f"{other.seconds / solution.seconds:.3g} times as long"
+def _longer(ratio: float) -> str:
+    """How much longer a picture takes, by the ratio of two plans' seconds; less than half a percent is nothing."""
+    if ratio < 1.005:
+        return "be no faster"
+    return f"take {ratio:.3g} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"

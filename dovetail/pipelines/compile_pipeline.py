@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 PipelineT = TypeVar("PipelineT", bound="DiffusionPipeline")
 
-_REQUEST = ("params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor")
+_REQUEST = (
+    "params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor", "auto_fit",
+    "multi_gpu",
+)  # fmt: skip
 
 
 @checked(pipe=PIPELINE)
@@ -48,6 +51,8 @@ def compile_pipeline(
     vae_tiling: Tiling | None = None,
     chunk: Counts | None = None,
     inductor: bool = False,
+    auto_fit: bool = True,
+    multi_gpu: bool = True,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, object]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -79,6 +84,8 @@ def compile_pipeline(
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``; ``"auto"``
             takes as few as it takes to fit, or to be quicker.
         inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
+        auto_fit: whether devices are searched for components without devices; without, they run on the main device.
+        multi_gpu: whether several GPUs may be used; without, one: the first, or the one that is named.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.
         plans: a folder that ``dovetail compile -o`` wrote: calls that a plan is of are placed by it, without tracing
@@ -106,6 +113,8 @@ def compile_pipeline(
         rig=rig,
         chunk=chunk,
         inductor=inductor,
+        auto_fit=auto_fit,
+        multi_gpu=multi_gpu,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,

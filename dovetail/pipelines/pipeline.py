@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +17,22 @@ from ..compiler.spec.residency import Residency
 from ..components.component import Component
 from ..components.dry import going_on_from
 from ..conventions.checked import TENSORS
+from ..conventions.copied import FOLDER, generate_line
 from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings
 from ..explain.sentences import explain_plan
-from ..fitting.asked import settings_of_request
+from ..fitting.asked import asked_of, settings_of_request
 from ..fitting.decide import machine_of
 from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
+from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
-from ..planning.table import Account
+from ..planning.table import Account, staging_notes
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
 from .checks import refuse_taking
-from .described import as_html, as_text
+from .described import as_html, as_line, as_text
 from .loras import apply_loras
 from .pipeline_state import bring_state
 from .placed import PlacedPipeline
@@ -98,7 +101,20 @@ class CompiledPipeline(PlacedPipeline):
     def plan_ahead(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
         with progress_phase(PLANNING):
-            self._planner.plan(self, args, kwargs)
+            generation = self._planner.plan(self, args, kwargs)
+        if generation is None or generation.is_told:
+            return
+        generation.is_told = True
+        for line in self._idle(generation):
+            tell_of_idle(line)
+        if self.decision is not None and (unused := unused_gpus(generation)):
+            tell_of_idle(unused, logging.INFO)
+
+    def _idle(self, generation: Generation) -> list[str]:
+        """A line for each component of which devices that were named for it get nothing."""
+        roles = {name: one.role for name, one in self.components.items()}
+        named = {name: asked_of(self._request, name, role).devices for name, role in roles.items()}
+        return idle_devices(generation, named)
 
     def account(self, generation: Generation) -> Account:
         """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
@@ -120,7 +136,12 @@ class CompiledPipeline(PlacedPipeline):
             machine_of(self._request).speeds,
             settings,
             decision.searched if decision else None,
-            (*(decision.explained().notes if decision else ()), *((UNCOMPILED,) if self._request.inductor else ())),
+            (
+                *self._idle(generation),
+                *(decision.explained().notes if decision else ()),
+                *staging_notes(generation),
+                *((UNCOMPILED,) if self._request.inductor else ()),
+            ),
             decision,
         )
 
@@ -139,8 +160,11 @@ class CompiledPipeline(PlacedPipeline):
     def show(self, *args: object, **kwargs: object) -> Page:
         """The page of pictures of a call with these arguments: text of HTML, which notebooks show; `save` writes it.
 
+        Elsewhere it is opened in a browser, where there is one.
+
         Raises UsageError where the call cannot be planned, and DoesNotFitError as `plan` does.
         """
+        from ..draw.page.browser import has_browser, is_notebook
         from ..draw.page.page import page  # which is not needed to paint
 
         generation = self.plan(*args, **kwargs)
@@ -149,7 +173,11 @@ class CompiledPipeline(PlacedPipeline):
         titles = numbered(call.title for call in generation.calls)
         programs = {title: call.program for title, call in zip(titles, generation.calls, strict=True)}
         account = self.account(generation)
-        return page(programs, account, title=self.name, line=f"dovetail plan MODEL_FOLDER {account.line}")
+        folder = getattr(self.pipe, "name_or_path", None) or FOLDER
+        made = page(programs, account, title=self.name, line=generate_line(str(folder), account.settings))
+        if has_browser() and not is_notebook():
+            made.open()
+        return made
 
     def prepare(self, *args: object, **kwargs: object) -> None:
         """Plans calls like this one, and brings all weights to their devices that stay there.
@@ -360,11 +388,22 @@ class CompiledPipeline(PlacedPipeline):
     def __exit__(self, *_: object) -> None:
         self.undo()
 
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # which says what it lacks itself
+        near = difflib.get_close_matches(name, [one for one in dir(type(self)) if not one.startswith("_")], n=1)
+        hint = f", did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        return as_line(self)
+
     def __str__(self) -> str:
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        planned = self._planner.latest
+        return as_html(self, Account(planned, machine_of(self._request).speeds) if planned is not None else None)
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise UsageError("pipe.dovetail cannot be copied or pickled: copy the pipeline, and compile the copy")

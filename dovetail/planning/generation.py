@@ -16,7 +16,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.devices import Device, Memory, Rig
-from ..compiler.spec.units import format_bytes
+from ..compiler.spec.units import counted, format_bytes
 from ..passes.simulate.memory import simulate
 from .tiling import Tile
 from .walk import Moment, Visit, Walk, visits_of
@@ -57,6 +57,9 @@ class PlannedCall:
     pieces: Sequence[Piece]
     times: int = 1
     held: Mapping[Device, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<PlannedCall of {self.title} while {self.phase}, {counted(self.times, 'time')}>"
 
     @cached_property
     def values(self) -> Mapping[Device, int]:
@@ -121,9 +124,16 @@ class Generation:
         self.rig = rig
         self.tiles: Mapping[str, Tile] = {}
         """The tiles in which VAEs encode and decode, by component."""
+        self.is_told = False
+        """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
         self._others = tuple(others)
         self._visits = visits or visits_of(self.calls)
+
+    def __repr__(self) -> str:
+        calls = ", ".join(f"{one.title}{f' x {one.times}' if one.times > 1 else ''}" for one in self.calls)
+        peaks = ", ".join(f"{format_bytes(peak.total)} on {device}" for device, peak in self.peaks().items())
+        return f"<Generation of {calls or 'no calls'}; at most {peaks or 'nothing'}>"
 
     def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
         """This plan on the same devices, of which something else is free."""

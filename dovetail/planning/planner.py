@@ -68,6 +68,11 @@ class Planner:
         self.is_lowering = False
         """Whether programs of a plan are being made."""
 
+    @property
+    def latest(self) -> Generation | None:
+        """The plan that was made or used last, if any is known."""
+        return next((found for found, _, _ in reversed(self._known.values())), None)
+
     def forget(self) -> None:
         """Has the next calls be planned anew."""
         self._known.clear()

@@ -28,14 +28,14 @@ from .on_host import told_of_host
 if TYPE_CHECKING:
     from ..fitting.decide import Decision
 
-HEAD = ("component", "device", "what of it", "weights", "activations", "streamed", "rests in", "seconds")
+HEAD = ("component", "device", "part", "weights", "values", "streamed", "kept in", "seconds")
 RIGHT = (3, 4, 5, 7)
 HEAD_OF_DEVICES = (
     "device",
     "peak",
     "weights",
-    "for the phase",
-    "activations",
+    "loaded per phase",
+    "values",
     "fullest at",
     "has",
     "reserved",
@@ -75,6 +75,11 @@ class Part:
     bringing: float
     chunks: int = 1
 
+    def __repr__(self) -> str:
+        return (
+            f"<Part {self.title}: {seconds_text(self.seconds)} s on {', '.join(one.device.name for one in self.rows)}>"
+        )
+
 
 class Fullest(TypedDict):
     """The fullest moment of a device in bytes, what it has, and the call in which it is that full.
@@ -107,6 +112,9 @@ class Account:
     searched: float | None = None
     notes: Sequence[str] = ()
     decision: Decision | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -148,10 +156,6 @@ class Account:
              _size(fact["total"]), _size(fact["reserved"]), _size(fact["free"]))
             for name, fact in self.devices().items()
         ]  # fmt: skip
-
-    def told(self) -> list[str]:
-        """What stands below the tables, a line each; the last one is the line that asks for the same."""
-        return [*self.remarks(), *([self.line] if self.settings else [])]
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -198,6 +202,16 @@ class Account:
         }
 
 
+def staging_notes(generation: Generation) -> list[str]:
+    """For each device through which weights are streamed, how much of its values are the slots that they use."""
+    slots = {device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()}
+    return [
+        f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
+        for device, nbytes in slots.items()
+        if nbytes
+    ]
+
+
 def seconds_text(seconds: float) -> str:
     """Seconds to three digits.
 
@@ -215,8 +229,14 @@ def what_of(program: Program, device: Device) -> str:
         return "all"
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
     here = [index for index, devices in enumerate(homes) if device in devices]
-    rest = ["the rest"] if device == program.main else []
-    return " and ".join([*_blocks(here, len(homes)), *rest]) or "values"
+    other = ["other layers"] if device == program.main else []
+    return " and ".join([*_blocks(here, len(homes)), *other]) or "values"
+
+
+def working_devices(program: Program) -> tuple[Device, ...]:
+    """The devices of a program that compute something or have weights of it."""
+    at_work = {program.main, *program.home.values(), *(one.device for one in program.segments)}
+    return tuple(device for device in program.devices if program.bounds or device in at_work)
 
 
 def _blocks(here: list[int], count: int) -> list[str]:
@@ -269,7 +289,7 @@ def _text(part: Part, row: Row) -> tuple[str, ...]:
 
 def _places(row: Row) -> str:
     """The words for where the weights of a row rest."""
-    words = {Residency.HOST: "host memory", Residency.DISK: "disk"}
+    words = {Residency.HOST: "RAM", Residency.DISK: "disk"}
     places = [words[rests] for rests in words if rests in row.rests]
     if len(places) < 2:
         return places[0] if places else row.device.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -124,13 +125,14 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     shares = {load.name: _shares(load, ways[load.name]) for load in loads if len(ways[load.name].devices) > 1}
     rows = {load.name: "row" for load in loads if load.asked.rows}
     chunks = {name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}
+    resting = _of_each(resting, AUTO, loads)
     found = {
-        "--backend": _listed(backend, ways),
-        "--params-backend": _listed(_of_each(resting, AUTO, loads), ways),
-        "--split-mode": _listed(rows, ways),
-        "--tensor-split": _listed(shares, {}),
+        "--backend": _listed(by_role(backend, loads, "&"), backend.keys() == ways.keys()),
+        "--params-backend": _listed(by_role(resting, loads), resting.keys() == ways.keys()),
+        "--split-mode": _listed(by_role(rows, loads), rows.keys() == ways.keys()),
+        "--tensor-split": _listed(by_role(shares, loads)),
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
-        "--chunk": _listed(_of_each(chunks, "off", loads), {}),
+        "--chunk": _listed(by_role(_of_each(chunks, "off", loads), loads)),
     }
     return {option: value for option, value in found.items() if value}
 
@@ -146,15 +148,34 @@ def _resting(way: Option) -> str:
     return str(Resting(way.residency.value, in_memory=way.in_memory))
 
 
-def _listed(values: Mapping[str, str], of: Mapping[str, object]) -> str:
-    """Items of a spec; one value alone where all components have the same.
+def by_role(values: Mapping[str, str], loads: Sequence[Load], lists: str = "") -> dict[str, str]:
+    """The values by role where all components of a role have the same one, and by component elsewhere.
 
-    A list of devices is said of each by name, for of several text encoders a bare one spreads the largest alone.
+    A list of devices (with ``lists`` in it) is said of each of several components by name, for of several text encoders
+    a role's list spreads the largest alone. A component that is called as another's role keeps its name.
     """
-    alone = set(values.values())
-    if values.keys() == of.keys() and len(alone) == 1 and "&" not in min(alone):
-        return min(alone)
-    return ",".join(f"{name}={value}" for name, value in values.items())
+    names = {load.name for load in loads}
+    found: dict[str, str] = {}
+    for load in loads:
+        alike = [one.name for one in loads if one.role == load.role]
+        same = {values.get(name) for name in alike}
+        is_list = bool(lists) and any(lists in (value or "") for value in same)
+        by_name = len(same) > 1 or (len(alike) > 1 and is_list) or (load.role in names and load.role not in alike)
+        if load.name in values:
+            found[load.name if by_name else load.role] = values[load.name]
+    return found
+
+
+def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
+    """Items of a spec; where they are of all components, what most of them have stands last and without a key.
+
+    A list of devices is never without a key, see `by_role`.
+    """
+    counts = Counter(value for value in values.values() if "&" not in value)
+    most, count = max(counts.items(), key=lambda one: one[1], default=("", 0))
+    if not of_all or not most or (count < 2 and len(values) > 1):
+        return ",".join(f"{name}={value}" for name, value in values.items())
+    return ",".join([*(f"{name}={value}" for name, value in values.items() if value != most), most])
 
 
 def _shares(load: Load, way: Option) -> str:
@@ -166,5 +187,9 @@ def _shares(load: Load, way: Option) -> str:
     exact = [max(1, round(one / unit)) for one in nbytes]
     counts = [end - start for start, end in way.ranges]
     parts = [Placed(part.nbytes) for part in chain.parts]
-    found = split_parts(parts, [Room(0)] * len(exact), Placed(chain.rest.nbytes), exact)
-    return ":".join(map(str, exact if found == counts else counts))
+
+    def gives_them(shares: Sequence[int]) -> bool:
+        return split_parts(parts, [Room(0)] * len(shares), Placed(chain.rest.nbytes), list(shares)) == counts
+
+    rounded = ([max(1, round(whole * one / sum(exact))) for one in exact] for whole in (10, 100, 1000))
+    return ":".join(map(str, next((some for some in (*rounded, exact) if gives_them(some)), counts)))

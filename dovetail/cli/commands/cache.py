@@ -9,7 +9,7 @@ import typer
 
 from ...cache import folder
 from ...compiler.errors import UsageError
-from ...compiler.spec.units import format_bytes
+from ...compiler.spec.units import counted, format_bytes
 from ..options.shared import Debug, Json
 from ..output.results import print_json, print_table
 
@@ -48,7 +48,7 @@ def _list(json: bool) -> None:
     ]
     print_table(("trace of", "size", "used", "key"), rows, right=(1,))
     total = format_bytes(sum(one.nbytes for one in found))
-    print(f"{len(found)} entries, {total} of at most {format_bytes(most)}, in {folder.place()}")
+    print(f"{counted(len(found), 'entry', 'entries')}, {total} of at most {format_bytes(most)}, in {folder.place()}")
     if not folder.is_on():
         print(f"switched off by {folder.SWITCH}")
 
@@ -61,7 +61,7 @@ def _clear(json: bool) -> None:
     if json:
         print_json({"path": str(folder.place()), "removed": count, "bytes": nbytes})
     else:
-        print(f"removed {count} entries ({format_bytes(nbytes)}) from {folder.place()}")
+        print(f"removed {counted(count, 'entry', 'entries')} ({format_bytes(nbytes)}) from {folder.place()}")
 
 
 def _age(used: float) -> str:

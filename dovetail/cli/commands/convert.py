@@ -27,7 +27,9 @@ Rules = Annotated[
     list[str] | None,
     typer.Option("--tensor-type", metavar="PATTERN=TYPE", help="Another type for weights of such names; repeatable."),
 ]
-ListedRules = Annotated[str, typer.Option("--tensor-type-rules", hidden=True)]
+ListedRules = Annotated[
+    str, typer.Option("--tensor-type-rules", metavar="RULES", hidden=True, help="Several --tensor-type, by commas.")
+]
 Architecture = Annotated[
     str, typer.Option("--arch", metavar="NAME", help="What a GGUF file says it is: flux, sd3, … Else the class.")
 ]

@@ -14,8 +14,7 @@ from ..options.source import Source
 from ..options.subject import Subject
 from ..options.weights import WeightFiles
 from ..output.results import print_json
-
-WIDTH = 100
+from ..output.tables import width
 
 
 def explain(
@@ -37,7 +36,7 @@ def explain(
     if json:
         print_json(told)
         return
-    print("\n\n".join(textwrap.fill(one, WIDTH, break_on_hyphens=False) for one in told))
+    print("\n\n".join(textwrap.fill(one, width(), break_on_hyphens=False) for one in told))
 
 
 Plan = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a folder of them.")]

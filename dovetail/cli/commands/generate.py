@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...compiler.errors import NotHereError, UsageError
+from ...conventions.copied import PROMPT
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
 from ..opening.garbage import collect_from_now
@@ -22,6 +23,7 @@ from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Pipeline, find_pipeline
 from ..options.weights import WeightFiles
+from ..options.words import words_of
 from ..output.figures import document_of, line_of, peaks_of, reserved_of
 from ..output.progress import progress, tell
 from ..output.results import check_writable, print_json
@@ -86,7 +88,8 @@ def generate(
     if dry_run:
         with progress("planning"):
             account = loading.account(given)
-        print_account(account, json)
+        more = [*size.words(), *painting.words(), *source.words(), *weights.words(), *loras.words(), *inputs.words()]
+        print_account(account, json, model, [*more, *words_of({"--dtype": dtype}), *where.rig_words], prompt or PROMPT)
         return
     _check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
+from ...conventions.copied import PROMPT, generate_line
 from ..opening.loading import Loading
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Whole, find_pipeline
 from ..options.weights import WeightFiles
+from ..options.words import words_of
 from ..output.progress import progress
 from ..output.results import print_json, print_table
 
@@ -32,7 +35,7 @@ def plan(
     """Say where a pipeline's components run and rest: least predicted time within every budget.
 
     Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
-    rest is searched. The last line has the options that ask for the same. `generate --dry-run` says the same of a call.
+    rest is searched. The last line is the command that paints so. `generate --dry-run` says the same of a call.
     """
     if subject.endswith(".json"):
         raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
@@ -42,11 +45,15 @@ def plan(
     where.check(pipeline.components)
     with progress("tracing the components"):
         account = Loading(pipeline, where, weights, dtype).account(sample.call())
-    print_account(account, json)
+    words = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
+    print_account(account, json, subject, words)
 
 
-def print_account(account: Account, json: bool) -> None:
-    """Prints a plan as tables and lines, or as one JSON document."""
+def print_account(account: Account, json: bool, model: str, words: Sequence[str], prompt: str = PROMPT) -> None:
+    """Prints a plan as tables and lines, or as one JSON document.
+
+    ``model``, ``words`` and ``prompt`` are what was typed besides the placement, for the line to be copied.
+    """
     from ...planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
@@ -58,4 +65,4 @@ def print_account(account: Account, json: bool) -> None:
     print()
     print_table(HEAD_OF_DEVICES, account.rows_of_devices(), RIGHT_OF_DEVICES)
     print()
-    print(*account.told(), sep="\n")
+    print(*account.remarks(), generate_line(model, account.settings, words, prompt), sep="\n")

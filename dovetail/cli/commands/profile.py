@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HEAD = ("component", "lane", "what", "calls", "predicted ms", "measured ms", "ratio")
 _RIGHT = (3, 4, 5, 6)
+_MOST = 1000
+_LEAST = 5e-7
 Traced = Annotated[Path, typer.Argument(metavar="FILE", help="What `dovetail generate --profile` wrote.")]
 
 
@@ -72,8 +74,14 @@ def _write_profile(file: Path, recording: Recording, pipe: Any) -> None:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+    """Milliseconds; of less than a microsecond, that."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.3f}" if seconds >= _LEAST or not seconds else "< 0.001"
 
 
 def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
+    """Measured over predicted to two digits; beyond a thousand the two do not describe the same."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if ratio < _MOST else f"> {_MOST}"

@@ -15,7 +15,7 @@ from ..options.source import Source
 from ..options.subject import Component, Subject
 from ..options.weights import WeightFiles
 from ..options.words import words_of
-from ..output.results import check_writable, json_text, put
+from ..output.results import check_writable, json_text, put, put_page
 from ..output.shown import FORMS, PICTURES, Scene
 
 SCHEMA = "json-schema"
@@ -66,7 +66,7 @@ def show(
         return
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
     programs = {name: part.program for name, part in parts.items()}
-    typed = {"--rig": where.rig, "--dtype": dtype}
-    asked = [*sample.words(), *weights.words(), *source.words(), *words_of(typed)]
+    asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
     scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
-    put(FORMS["full" if full else wanted](scene), output)
+    write = put_page if wanted == "html" else put
+    write(FORMS["full" if full else wanted](scene), output)

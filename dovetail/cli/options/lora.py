@@ -10,6 +10,7 @@ import typer
 from ... import demo
 from ...lora.requested import read_loras, taken_from
 from .subject import Pipeline
+from .words import words_of
 
 LORAS = "LoRA"
 Mode = Literal["auto", "immediately", "at_runtime"]
@@ -36,6 +37,13 @@ class Loras:
         bool,
         typer.Option("--lora-pickles", help="Read LoRAs that are pickles too; trust them.", rich_help_panel=LORAS),
     ] = False
+
+    def words(self) -> list[str]:
+        """The same options as they are typed."""
+        mode = self.lora_apply_mode if self.lora_apply_mode != "auto" else ""
+        named = [word for one in self.lora or () for word in ("--lora", one)]
+        pickles = ["--lora-pickles"] if self.lora_pickles else []
+        return [*named, *words_of({"--lora-model-dir": self.lora_model_dir, "--lora-apply-mode": mode}), *pickles]
 
     def arguments(self, prompt: str | None, pipeline: Pipeline) -> tuple[str | None, dict[str, Any]]:
         """The prompt without ``<lora:NAME:SCALE>``, and what `dovetail.load_pipeline` takes of LoRAs.

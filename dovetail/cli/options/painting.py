@@ -13,6 +13,7 @@ from ...compiler.errors import UsageError
 from .call import PICTURE, check_options, takes
 from .inputs import Inputs
 from .subject import Pipeline, quiet_libraries
+from .words import words_of
 
 ANY_SEED = -1
 """What is typed for a seed that is drawn."""
@@ -71,6 +72,16 @@ class Painting:
             "cfg": self.cfg_scale,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+    def words(self) -> list[str]:
+        """The same options as they are typed, apart from the prompt."""
+        seed = str(self.seed) if self.seed else ""
+        count = self.count if self.count > 1 else None
+        return words_of(
+            {"--steps": self.steps, "--seed": seed, "--num-images": count, "--negative-prompt": self.negative_prompt,
+             "--guidance": self.guidance, "--cfg-scale": self.cfg_scale, "--scheduler": self.scheduler,
+             "--fps": self.fps, "--threads": self.threads}
+        )  # fmt: skip
 
     def seeds(self, first: int) -> range:
         """The seeds of the pictures, the first of which may be any."""

@@ -14,9 +14,11 @@ import typer
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
 from ...compiler.spec import with_cpu_flags, with_offload_flag
+from ...compiler.spec.devices import Rig as Devices
 from ...conventions.request import Request
 from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling
+from ..typed import VERBOSE
 
 PLACEMENT = "Placement"
 _DTYPES = {
@@ -33,6 +35,37 @@ def _note_debug(context: typer.Context, asked: bool) -> bool:
 
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, and show where an error came from.", callback=_note_debug)
+]
+
+
+def _note_verbose(context: typer.Context, asked: bool) -> bool:
+    if asked:
+        context.meta[VERBOSE] = True
+        logger = logging.getLogger(__name__.partition(".")[0])
+        logger.setLevel(min(logger.level, logging.INFO))
+    return asked
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "-v", "--verbose", help="Log more; with --help: list other spellings of options too.", callback=_note_verbose
+    ),
+]
+
+
+def _list_devices(asked: bool) -> bool:
+    if asked:
+        from ..commands.devices import devices
+
+        devices()
+        raise typer.Exit
+    return asked
+
+
+ListDevices = Annotated[
+    bool,
+    typer.Option("--list-devices", is_eager=True, hidden=True, help="List the devices.", callback=_list_devices),
 ]
 
 
@@ -62,6 +95,10 @@ Rig = Annotated[
 
 def _placement(*names: str, metavar: str, help: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=PLACEMENT)
+
+
+def _spelling(name: str, *, help: str) -> Any:
+    return typer.Option(name, hidden=True, help=help)
 
 
 @dataclass(frozen=True)
@@ -100,15 +137,26 @@ class Where:
         ),
     ] = False
     auto_fit: Annotated[
-        bool, _placement("--auto-fit", metavar="", help="Search what --backend leaves open; so it is anyway.")
+        bool,
+        _placement(
+            "--auto-fit/--no-auto-fit", metavar="", help="Search what --backend leaves open, or use the main device."
+        ),
+    ] = True
+    no_multi_gpu: Annotated[
+        bool, _placement("--no-multi-gpu", metavar="", help="Use one GPU: the first, or the one that --backend names.")
     ] = False
     rig: Rig = ""
     passes: Annotated[str, _placement("--passes", metavar="TEXT", help="Other passes: see `dovetail passes`.")] = ""
-    clip_on_cpu: Annotated[bool, typer.Option("--clip-on-cpu", hidden=True)] = False
-    vae_on_cpu: Annotated[bool, typer.Option("--vae-on-cpu", hidden=True)] = False
-    control_net_cpu: Annotated[bool, typer.Option("--control-net-cpu", hidden=True)] = False
-    offload_to_cpu: Annotated[bool, typer.Option("--offload-to-cpu", hidden=True)] = False
-    mmap: Annotated[bool, typer.Option("--mmap", hidden=True, help="Weights on the CPU are always mapped.")] = False
+    clip_on_cpu: Annotated[bool, _spelling("--clip-on-cpu", help="The same as --backend te=cpu.")] = False
+    vae_on_cpu: Annotated[bool, _spelling("--vae-on-cpu", help="The same as --backend vae=cpu.")] = False
+    control_net_cpu: Annotated[bool, _spelling("--control-net-cpu", help="The same as --backend controlnet=cpu.")] = (
+        False
+    )
+    offload_to_cpu: Annotated[bool, _spelling("--offload-to-cpu", help="The same as --params-backend cpu.")] = False
+    stream_layers: Annotated[bool, _spelling("--stream-layers", help="The same as --params-backend diffusion=cpu.")] = (
+        False
+    )
+    mmap: Annotated[bool, _spelling("--mmap", help="Accepted, has no effect: files are always mapped.")] = False
 
     @property
     def arguments(self) -> Settings:
@@ -118,19 +166,30 @@ class Where:
         )
         return {
             "backend": backend or None,
-            "params_backend": with_offload_flag(self.params_backend, offload_to_cpu=self.offload_to_cpu) or None,
+            "params_backend": with_offload_flag(
+                self.params_backend, offload_to_cpu=self.offload_to_cpu, stream_layers=self.stream_layers
+            )
+            or None,
             "split_mode": self.split_mode,
             "tensor_split": self.tensor_split or None,
             "max_vram": self.max_vram or None,
             "rig": self.rig or None,
             "chunk": self.chunk or None,
             "inductor": self.inductor,
+            "auto_fit": self.auto_fit,
+            "multi_gpu": not self.no_multi_gpu,
         }
 
     @property
     def typed(self) -> list[str]:
         """The options that were typed."""
-        return [f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name) != one.default]
+        found = [one.name.replace("_", "-") for one in fields(self) if getattr(self, one.name) != one.default]
+        return ["--no-auto-fit" if name == "auto-fit" else f"--{name}" for name in found]
+
+    @property
+    def rig_words(self) -> list[str]:
+        """The option that names the devices, where they are here: on another machine they are as that has them."""
+        return ["--rig", self.rig] if self.rig and Devices.parse(self.rig).present else []
 
     def check(self, components: Mapping[str, str]) -> Request:
         """The request for a pipeline of these components (attribute name → role), once tiles are read too.
@@ -147,22 +206,28 @@ class Where:
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with each parameter that is a dataclass replaced by the fields of it.
 
-    Typer reads a command's options from its parameters; so a group of options can be written once.
+    Typer reads a command's options from its parameters; so a group of options can be written once. Options that every
+    command has come last, and do their work while options are read.
     """
     hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    every = {"verbose": Verbose, "list_devices": ListDevices}
     own = [
         parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
     flat = [*own, *(parameter for kind in groups.values() for parameter in _parameters(kind))]
+    flat += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in every.items()
+    ]
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
         for name, kind in groups.items():
             given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
-        return function(**given)
+        return function(**{name: value for name, value in given.items() if name not in every})
 
     del command.__wrapped__
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -186,10 +251,10 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-def set_up_logging(debug: bool) -> None:
-    """Sends what dovetail has to say to stderr: warnings, or everything after `--debug`."""
+def set_up_logging(debug: bool, verbose: bool = False) -> None:
+    """Sends what dovetail has to say to stderr: warnings, more after `--verbose`, or everything after `--debug`."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable("%(levelname)s: %(message)s"))
     logger = logging.getLogger(__name__.partition(".")[0])
     logger.handlers = [handler]
-    logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+    logger.setLevel(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)

@@ -185,7 +185,7 @@ def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
     files = [file for file in files if pipeline.variant and f".{pipeline.variant}" in file.name] or files
     largest = max(files, key=lambda file: file.stat().st_size, default=None)
     if largest is None and not any(place.glob("*/*.bin")):
-        logger.warning("%s has no safetensors files: it is taken in bfloat16 (--dtype)", pipeline.place)
+        logger.warning("%s has no safetensors files: planned as bfloat16; --dtype changes that", pipeline.place)
         return torch.bfloat16
     stored = _stored_dtypes(largest) if largest else set()
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)

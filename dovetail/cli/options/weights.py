@@ -27,12 +27,26 @@ class WeightFiles:
         list[str] | None,
         typer.Option("--weights", metavar="NAME=FILE", help="Take a component's weights from FILE; repeatable."),
     ] = None
-    diffusion_model: Annotated[str, typer.Option("--diffusion-model", hidden=True)] = ""
-    vae: Annotated[str, typer.Option("--vae", hidden=True)] = ""
-    clip_l: Annotated[str, typer.Option("--clip_l", hidden=True)] = ""
-    clip_g: Annotated[str, typer.Option("--clip_g", hidden=True)] = ""
-    t5xxl: Annotated[str, typer.Option("--t5xxl", hidden=True)] = ""
-    llm: Annotated[str, typer.Option("--llm", hidden=True)] = ""
+    diffusion_model: Annotated[
+        str,
+        typer.Option("--diffusion-model", metavar="FILE", hidden=True, help="The same as --weights diffusion=FILE."),
+    ] = ""
+    vae: Annotated[str, typer.Option("--vae", metavar="FILE", hidden=True, help="The same as --weights vae=FILE.")] = ""
+    clip_l: Annotated[
+        str, typer.Option("--clip_l", metavar="FILE", hidden=True, help="The weights of the first CLIP text encoder.")
+    ] = ""
+    clip_g: Annotated[
+        str, typer.Option("--clip_g", metavar="FILE", hidden=True, help="The weights of the second CLIP text encoder.")
+    ] = ""
+    t5xxl: Annotated[
+        str, typer.Option("--t5xxl", metavar="FILE", hidden=True, help="The weights of the T5 text encoder.")
+    ] = ""
+    llm: Annotated[
+        str,
+        typer.Option(
+            "--llm", metavar="FILE", hidden=True, help="The weights of the text encoder that is a language model."
+        ),
+    ] = ""
 
     @property
     def are_named(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...compiler.atomic_write import written_beside
 from ...compiler.errors import DovetailError, UsageError
-from ...compiler.printable import printable
+from .tables import table_text
 
 
 def print_json(document: Any) -> None:
@@ -39,17 +40,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
     print(table_text(head, rows, right))
 
 
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """The columns of `print_table`, a line each."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+__all__ = ["check_writable", "json_text", "print_json", "print_table", "put", "put_page", "table_text"]
 
 
 def put(text: str, output: Path | None = None) -> None:
@@ -62,6 +53,21 @@ def put(text: str, output: Path | None = None) -> None:
             draft.write_text(text.removesuffix("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise DovetailError(f"cannot write {output}: {error.strerror}: name a file in a folder with room") from error
+
+
+def is_terminal() -> bool:
+    """Whether somebody reads what is printed."""
+    return sys.stdout.isatty()
+
+
+def put_page(text: str, output: Path | None = None) -> None:
+    """Writes a page to a file, or prints it for another program; on a terminal it opens it, and prints its file."""
+    if output is not None or not is_terminal():
+        put(text, output)
+        return
+    from ...draw.page.browser import open_page
+
+    print(open_page(text))
 
 
 def check_writable(path: Path) -> None:

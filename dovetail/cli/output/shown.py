@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 class Scene:
     """Programs by the names of their components, and of a pipeline the plan of its call, where that is known.
 
-    ``subject`` and ``asked`` are what was typed besides the placement, and ``depth`` is how deep pictures go.
+    ``subject`` and ``asked`` are what was typed besides the placement, for a machine where it can run, and ``depth`` is
+    how deep pictures go.
     ``place`` is the folder of the pipeline where ``subject`` is that of a component, of which no plan is made.
     """
 
@@ -33,14 +33,13 @@ class Scene:
 
     @property
     def line(self) -> str:
-        """The command that makes the same placements."""
-        if self.account is None:
-            from ...draw.text.reproduce import command_for
+        """The command that paints with the same placements."""
+        from ...conventions.copied import generate_line
+        from ...draw.text.reproduce import command_for
 
+        if self.account is None:
             return command_for(self.programs)
-        line = [self.account.line] if self.account.settings else []
-        subject = [self.place or self.subject] if self.subject else []
-        return " ".join(["dovetail plan", *map(shlex.quote, subject), *line, *map(shlex.quote, self.asked)])
+        return generate_line(self.place or self.subject, self.account.settings, self.asked)
 
 
 def summary(scene: Scene) -> str:

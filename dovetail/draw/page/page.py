@@ -21,6 +21,7 @@ from ...compiler.atomic_write import written_beside
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
 from ...compiler.spec.speeds import Speeds
+from ...compiler.spec.units import format_bytes
 from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
 from ...planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
@@ -29,6 +30,7 @@ from ..text.marks import marks_in_words
 from ..text.reasons import reason_for
 from ..text.reproduce import command_for
 from ..text.summary import rows_of_devices
+from .browser import has_browser, open_page
 from .nodes import graph_of
 from .over_time import lanes_of, of_call, of_picture
 
@@ -40,6 +42,18 @@ class Page(str):
     """The text of a page, which a notebook shows in a frame of its own."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Page, {format_bytes(len(self))} of HTML: .save(FILE) writes it, .open() shows it in a browser>"
+
+    def open(self) -> Path:
+        """Shows the page in a browser, from a file for temporary ones, which it returns.
+
+        Raises UsageError where no browser can be opened.
+        """
+        if not has_browser():
+            raise UsageError('no browser can be opened here: write the page with .save("plan.html"), and open that')
+        return open_page(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page to a file, whole or not at all; raises UsageError where that cannot be."""

@@ -9,38 +9,39 @@ from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
 from ...planning.table import Account, Part, Row
 
-_PLACES = {Residency.HOST: "in host memory", Residency.DISK: "on disk"}
+_PLACES = {Residency.HOST: "in RAM", Residency.DISK: "on disk"}
 
 
 def reason_for(account: Account, part: Part) -> str:
-    """What decides where a program of the plan runs and where its weights rest."""
+    """What decides where a program of the plan runs and where its weights are kept, in sentences."""
     first = "Found by search" if account.searched is not None else "As asked"
-    return f"{first}: {'; '.join(_facts(part, account.generation.rig))}."
+    return f"{first}: {'. '.join(_facts(part, account.generation.rig))}."
 
 
 def _facts(part: Part, rig: Rig) -> Iterator[str]:
     program = part.call.program
-    total = sum(weight.nbytes for weight in program.weights.values())
     devices = " & ".join(row.device.name for row in part.rows) or program.main.name
     how = "by rows" if program.is_sliced else "by blocks"
     yield f"split {how} over {devices}" if len(part.rows) > 1 else f"all of it runs on {devices}, so nothing crosses"
     for row in part.rows:
-        yield from _resting(row, total, rig)
+        yield from _kept(row, part, rig)
     if part.chunks > 1:
-        yield f"computed in {part.chunks} chunks, to take less memory for values"
+        yield f"It is computed in {part.chunks} chunks, to take less memory for values"
     if part.tile:
-        yield f"in tiles of {part.tile}, to take less memory for values"
+        yield f"It works in tiles of {part.tile}, to take less memory for values"
 
 
-def _resting(row: Row, total: int, rig: Rig) -> Iterator[str]:
-    """Where weights of a device rest, why they cannot all stay there if that is so, and when they come."""
+def _kept(row: Row, part: Part, rig: Rig) -> Iterator[str]:
+    """Where weights of a device are kept, why they cannot all stay there if that is so, and when they are copied."""
     places = [f"{format_bytes(nbytes)} {_PLACES[place]}" for place, nbytes in row.rests.items() if place in _PLACES]
     if not places:
         return
+    total = sum(weight.nbytes for weight in part.call.program.weights.values())
     free = rig[row.device].free
-    why = f", for {format_bytes(total)} are more than the {format_bytes(free)} that {row.device} may use"
-    yield f"weights of {row.device} rest {' and '.join(places)}{why if total > free else ''}"
-    if row.weights:
-        yield f"{format_bytes(row.weights)} of them are there for the whole phase, and leave with it"
-    if row.streamed:
-        yield f"{format_bytes(row.streamed)} of them come anew in every call"
+    why = f", because {row.device} has only {format_bytes(free)} for {format_bytes(total)}" if total > free else ""
+    whose = f"The weights that {row.device} reads" if len(part.rows) > 1 else "Its weights"
+    yield f"{whose} are kept elsewhere, {' and '.join(places)}{why}"
+    stay = f"{format_bytes(row.weights)} stay on {row.device}" if row.weights else ""
+    copied = f"{format_bytes(row.streamed)} are copied in every call" if row.streamed else ""
+    if stay or copied:
+        yield f"While {part.call.phase}, {'; '.join(filter(None, (stay, copied)))}"

@@ -1,20 +1,18 @@
-"""The options that ask for the placement that programs have, for a shell."""
+"""The command that paints with a placement, to be copied: that of a plan, or of programs."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from ...compiler.ir.program import Program
 from ...compiler.spec.residency import Residency
+from ...conventions.copied import FOLDER, generate_line
 from ...passes.rewrites.chunk import chunks_of
 
 
-def command_for(programs: Mapping[str, Program], folder: str = "MODEL_FOLDER") -> str:
-    """The command that makes these placements of a pipeline in a folder; programs are named by their components."""
-    settings = settings_of(programs)
-    words = [word for option, value in settings.items() for word in (option, value)]
-    return " ".join(["dovetail plan", shlex.quote(folder), *map(shlex.quote, words)])
+def command_for(programs: Mapping[str, Program], folder: str = FOLDER) -> str:
+    """The command that paints with these placements of a pipeline; programs are named by their components."""
+    return generate_line(folder, settings_of(programs))
 
 
 def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
@@ -31,4 +29,5 @@ def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
     }
     settings = {option: ",".join(f"{k}={v}" for k, v in values.items()) for option, values in found.items() if values}
     rigs = {str(device): str(one.rig.only((device,))) for one in parts.values() for device in one.devices}
-    return settings | {"--rig": ",".join(rigs.values())}
+    is_here = all(one.rig.present for one in parts.values())
+    return settings | ({"--rig": ",".join(rigs.values())} if is_here else {})

@@ -12,7 +12,7 @@ from ...compiler.spec.units import format_bytes
 from ...passes.simulate.memory import Usage, simulate
 from ..outline.outline import Outline, Part, outline
 
-HEAD = ("component", "device", "what of it", "operations", "weights", "sends")
+HEAD = ("component", "device", "part", "operations", "weights", "sends")
 RIGHT = (3, 4)
 HEAD_OF_DEVICES = ("device", "weights", "fullest call", "at", "may use", "has")
 RIGHT_OF_DEVICES = (1, 2, 4, 5)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.checkpoints.names import check_names
-from ...compiler.errors import UsageError, WeightError
+from ...compiler.errors import NoWeightsError, UsageError, WeightError
 from ...compiler.spec.budget import MaxMemory
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.roles import role_of, role_of_component
@@ -21,6 +21,7 @@ from ...conventions.checked import NAMED_FILES, SOURCE, checked
 from ...conventions.dtypes import Dtypes, dtype_of, one_dtype, read_dtypes, without_auto
 from ...conventions.hub import INDEX, pipeline_folder, read_index
 from ...conventions.pretrained import sorted_out
+from ...conventions.quiet_imports import without_notices
 from ...conventions.spellings import Budgets, Counts, Modes, Places, Shares, Tiling
 from ...lora.requested import Loras, check_mode, read_loras
 from ...passes.infra.base import Pass
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 
 @checked(source=SOURCE, weights=NAMED_FILES)
+@without_notices()
 def load_pipeline(
     source: str | os.PathLike[str],
     backend: Places | None = None,
@@ -59,6 +61,8 @@ def load_pipeline(
     vae_tiling: Tiling | None = None,
     chunk: Counts | None = None,
     inductor: bool = False,
+    auto_fit: bool = True,
+    multi_gpu: bool = True,
     rig: Rig | str | None = None,
     dynamic_shapes: Mapping[str, Mapping[str, object]] | None = None,
     passes: str | Sequence[Pass] | None = None,
@@ -130,6 +134,8 @@ def load_pipeline(
         rig=rig,
         chunk=chunk,
         inductor=inductor,
+        auto_fit=auto_fit,
+        multi_gpu=multi_gpu,
         dynamic_shapes=dynamic_shapes,
         passes=passes,
         callbacks=callbacks,
@@ -219,10 +225,21 @@ def _by_component(weights: Mapping[str, Given], own: Sequence[str]) -> dict[str,
         alike = [name for name in own if role_of_component(name) == role_of(key)]
         meant = [key] if key in own else alike
         if len(meant) != 1 or meant[0] in found:
-            several = f"{key!r} means {' and '.join(meant)}" if meant else f"this pipeline has no {key!r}"
-            raise UsageError(f"weights: {several}: name one of its components, each once: {', '.join(own)}")
+            near = difflib.get_close_matches(key, [*own, *map(role_of_component, own)], n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ":"
+            several = f"{key!r} means {' and '.join(meant)}:" if meant else f"this pipeline has no {key!r}{hint}"
+            raise UsageError(f"weights: {several} name one of its components, each once: {', '.join(own)}")
+        _check_there(key, meant[0], files)
         found[meant[0]] = files
     return found
+
+
+def _check_there(key: str, name: str, files: Given) -> None:
+    """Raises NoWeightsError for a file that is not there, which was typed so and not lost in a download."""
+    paths = [files] if isinstance(files, (str, os.PathLike)) else files if not isinstance(files, WeightIndex) else []
+    for path in (one for one in paths if "://" not in str(one) and not Path(one).exists()):
+        of = repr(key) if key == name else f"{key!r}, which is {name} here,"
+        raise NoWeightsError(f"weights: there is no file {path} for {of}: name a safetensors or GGUF file")
 
 
 def _build_all(

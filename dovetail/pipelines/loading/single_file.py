@@ -16,6 +16,7 @@ from ...conventions.checked import FILES, NAMED_FILES, checked
 from ...conventions.dtypes import Dtypes, one_dtype
 from ...conventions.hub import INDEX, configs_of, read_index
 from ...conventions.pretrained import sorted_out
+from ...conventions.quiet_imports import without_notices
 from ...conventions.spellings import Places
 from ...runtime.store.store import Origins
 from ...weights.files import Given, open_weights
@@ -30,6 +31,7 @@ OPTIONAL = {"safety_checker"}
 
 
 @checked(source=FILES, weights=NAMED_FILES)
+@without_notices()
 def load_single_file(
     source: str | os.PathLike[str],
     backend: Places | None = None,

@@ -26,7 +26,11 @@ names = devices.map(str)
 def rigs(draw: st.DrawFn) -> Rig:
     """Rigs of a few devices with any memory."""
     sizes = {}
-    for name in draw(st.lists(names, min_size=1, max_size=5, unique=True)):
+    drawn = draw(st.lists(names, min_size=1, max_size=5, unique=True))
+    macs = {one.process for one in map(Device.named, drawn) if one.kind == "mps"}
+    for name in (
+        one for one in drawn if Device.named(one).process not in macs or ("cuda" not in one and "xpu" not in one)
+    ):
         total = draw(st.integers(1, 2**45))
         sizes[name] = draw(st.just(total) | st.integers(0, total)), total
     return Rig.of(**sizes)

@@ -19,15 +19,15 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     result = run("--rig", RIG)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == "component device what of it weights activations streamed rests in seconds".split()
+    assert lines[0].split() == "component device part weights values streamed kept in seconds".split()
     assert [line.split()[0] for line in lines[1:5]] == ["text_encoder", "text_encoder_2", "transformer", "vae"]
-    assert lines[-1] == "--backend cuda0"
+    assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --steps 2"
 
 
 def test_a_plan_as_json_has_bytes_and_options() -> None:
     plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").stdout)
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
-    assert plan["options"]["--backend"].startswith("text_encoder=cpu")
+    assert plan["options"]["--backend"].startswith("te=cpu")
     assert plan["peak_bytes"]["cuda0"] <= plan["budget_bytes"]["cuda0"]
     assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
 
@@ -35,8 +35,9 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
 def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
     said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
     lines = run(*said).stdout.splitlines()
-    assert [line.split()[0] for line in lines if ", in 4 chunks" in line] == ["transformer"]
-    assert lines[-1] == "--backend cuda0 --chunk diffusion=4"
+    assert [line.split()[0] for line in lines if ", in 4" in line] == ["transformer"]
+    assert lines[1 + next(index for index, line in enumerate(lines) if ", in 4" in line)].strip() == "chunks"
+    assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --chunk diffusion=4 --steps 2"
     plan = json.loads(run(*said, "--json").stdout)
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
 
@@ -45,7 +46,8 @@ def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> Non
 def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placement() -> None:
     typed = ["--size", "64x32", "--steps", "2", "--rig", RIG, "--dtype", "float32"]
     shown = CliRunner().invoke(app, ["show", *typed, "--backend", "cuda0"])
-    assert shown.stdout.splitlines()[-1] == f"dovetail plan --backend cuda0 {' '.join(typed)}"
+    words = [one for one in typed if one not in ("--rig", RIG)]
+    assert shown.stdout.splitlines()[-1] == f"dovetail generate 'a cat' --backend cuda0 {' '.join(words)}"
 
 
 @pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=3MiB"])
@@ -59,9 +61,12 @@ def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None
 def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, typed: str, said: str) -> None:
     words = ("--rig", RIG, "--backend", "cuda0", "--vae-tiling", asked)
     lines = run(*words).stdout.splitlines()
-    assert lines[-1] == f"--backend cuda0 --vae-tiling {typed}"
-    assert said in next(line for line in lines if line.startswith("vae"))
-    again = run("--rig", RIG, *lines[-1].split()).stdout.splitlines()
+    options = f"--backend cuda0 --vae-tiling {typed}"
+    assert lines[-1] == f"dovetail generate 'a cat' {options} --steps 2"
+    row = next(index for index, line in enumerate(lines) if line.startswith("vae"))
+    column = slice(lines[0].index("part"), lines[0].index("weights"))
+    assert said in " ".join(line[column].strip() for line in lines[row : lines.index("")])
+    again = run("--rig", RIG, *options.split()).stdout.splitlines()
     assert again == lines
 
 

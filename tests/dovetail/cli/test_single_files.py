@@ -135,4 +135,4 @@ def test_what_is_said_of_a_name_is_true(
 @pytest.mark.slow
 def test_the_line_of_a_component_s_folder_names_the_pipeline_that_can_be_planned(sd: Path) -> None:
     told = done("show", str(sd / "configs" / "vae"), *SMALL)
-    assert f"dovetail plan {sd / 'configs'} --backend" in told
+    assert f"dovetail generate 'a cat' --model {sd / 'configs'} --backend" in told

@@ -73,7 +73,10 @@ def test_a_plan_file_is_shown_on_one_screen_with_the_line_that_makes_it_again(tm
     out = shown(str(tmp_path / "plan.json"))
     assert len(out.splitlines()) < 25
     last = out.splitlines()[-1]
-    assert last.startswith("dovetail plan MODEL_FOLDER --backend 'transformer=sim0&sim1' --split-mode transformer=row")
+    line = (
+        "dovetail generate 'a cat' --model MODEL_FOLDER --backend 'transformer=sim0&sim1' --split-mode transformer=row"
+    )
+    assert last.startswith(line)
 
 
 def test_a_component_has_the_name_that_its_plan_was_written_with(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_a_picture_is_written_to_a_file_or_refused(tmp_path: Path) -> None:
 def test_the_line_names_devices_once_and_what_rests_elsewhere() -> None:
     program = stack(params_backend="cpu").program
     line = command_for({"transformer": program, "vae.decode": program}, "my folder")
-    assert line.startswith("dovetail plan 'my folder' --backend")
+    assert line.startswith("dovetail generate 'a cat' --model 'my folder' --backend")
     assert "--params-backend transformer=cpu,vae=cpu" in line
     assert line.count("sim0=") == 1
 

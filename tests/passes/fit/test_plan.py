@@ -78,3 +78,33 @@ def test_what_is_said_of_a_component_named_as_a_role_is_said_of_no_other_of_that
     assert str(parse_params_backend(settings["--params-backend"], roles).get("audio_vae", "vae")) == "auto"
     assert parse_chunks(settings["--chunk"], roles).chunks_for("audio_vae", "vae") == 1
     assert parse_chunks(settings["--chunk"], roles).chunks_for("vae", "vae") == 4
+
+
+def test_the_line_says_by_role_what_all_components_of_a_role_have() -> None:
+    names = {"clip": "te", "t5": "te", "transformer": "diffusion", "vae": "vae"}
+    loads = [replace(load("diffusion", 4, 20), name=name, role=role) for name, role in names.items()]
+    on = Machine((FAST, SLOW, CPU), machine().speeds, CPU)
+    given = budgets(1000, 1000, 1000)
+
+    def line(**devices: tuple[object, ...]) -> str:
+        ways = {
+            one.name: option(one, on, given, devices.get(one.name, (FAST,)), Residency.DEVICE, False) for one in loads
+        }
+        return plan_of(Solution(ways), loads, given).settings["--backend"]
+
+    assert line(clip=(SLOW,), t5=(SLOW,)) == "te=cuda1,cuda0"
+    assert line(t5=(SLOW,)) == "t5=cuda1,cuda0"
+    assert line() == "cuda0"
+    for told in (line(clip=(SLOW,), t5=(SLOW,)), line(t5=(SLOW,))):
+        assert {name: str(parse_backend(told, names).get(name, role)[0]) for name, role in names.items()}[
+            "t5"
+        ] == "cuda1"
+
+
+def test_the_shares_of_the_line_are_as_short_as_gives_the_same_ranges() -> None:
+    one = load("diffusion", 13, 20)
+    on = Machine((FAST, SLOW, CPU), machine().speeds, CPU)
+    way = option(one, on, budgets(100, 250, 0), (FAST, SLOW), Residency.DEVICE, False)
+    assert way is not None
+    told = plan_of(Solution({"diffusion": way}), [one], budgets(100, 250, 0)).settings["--tensor-split"]
+    assert len(told.partition("=")[2]) <= len("33:67"), told

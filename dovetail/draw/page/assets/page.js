@@ -98,7 +98,7 @@
     }
     const said = el("span", {role: "status", class: "found"});
     const line = el("code", {tabindex: 0}, data.line);
-    section.append(el("h3", {}, "The line that makes the same"), el("div", {class: "line"}, line,
+    section.append(el("h3", {}, "The command that paints so"), el("div", {class: "line"}, line,
       el("button", {type: "button", onclick: async () => {
         const range = document.createRange();
         range.selectNodeContents(line);

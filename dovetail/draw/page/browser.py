@@ -1,0 +1,43 @@
+"""Whether there is a browser to show a page in, and how it is shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+
+_IN_TESTS = ("PYTEST_CURRENT_TEST", "CI")
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+def has_browser() -> bool:
+    """Whether a browser can be opened: there is a display and a program for it, and no test runs."""
+    if any(os.environ.get(name) for name in _IN_TESTS):
+        return False
+    has_display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in _DISPLAYS)
+    if not has_display:
+        return False
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
+
+
+def is_notebook() -> bool:
+    """Whether this is the kernel of a notebook, which shows a page by itself."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def open_page(text: str) -> Path:
+    """Writes a page to a file for temporary ones, and opens it in a browser where there is one; returns the file."""
+    with tempfile.NamedTemporaryFile("w", prefix="dovetail-", suffix=".html", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    path = Path(file.name)
+    if has_browser():
+        webbrowser.open(path.as_uri())
+    return path

@@ -1,0 +1,43 @@
+"""Why devices are used or not, in lines that say something."""
+
+from __future__ import annotations
+
+from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.fitting.decide import _longer, joined, why_not_used, why_used
+from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.workload import Budgets
+
+from ...passes.fit.test_search import CPU, MIB, pipeline
+
+CARDS = [Device("cuda", index) for index in range(8)]
+
+
+def machine() -> Machine:
+    speed = Speed({"float32": 1e12}, 1e15, 1e9, 0.0)
+    speeds = dict.fromkeys(CARDS, speed) | {CPU: Speed({"float32": 1e10}, 1e15, 1e9, 0.0)}
+    return Machine((*CARDS, CPU), Speeds(speeds, 1e8), CPU)
+
+
+def test_devices_that_are_alike_are_in_one_line() -> None:
+    loads, on = pipeline(), machine()
+    given = Budgets({**dict.fromkeys(CARDS, 1000 * MIB), CPU: 1000 * MIB}, CPU)
+    solution = search(loads, on, given)
+    assert solution is not None
+    lines = why_not_used(solution, loads, on, given)
+    assert len(lines) == 1
+    assert lines[0].startswith("cuda1-cuda7 are not used: splitting diffusion over any of them too would be ")
+    assert why_used(solution, loads, on, given) == []
+
+
+def test_a_ratio_of_one_is_no_number() -> None:
+    assert _longer(0.999) == _longer(1.0) == _longer(1.004) == "be no faster"
+    assert _longer(1.15) == "be 15% slower"
+    assert _longer(3.0) == "take 3 times as long"
+
+
+def test_devices_are_listed_as_people_do() -> None:
+    assert joined([Device("cuda", 1)]) == "cuda1"
+    assert joined([Device("cuda", 1), Device("cuda", 2)]) == "cuda1 and cuda2"
+    assert joined([*CARDS[1:4], Device("xpu"), Device("mps")]) == "cuda1-cuda3, xpu0 and mps"
