@@ -9,7 +9,7 @@ results while it runs. One pass over the nodes and one over the readings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -24,7 +24,7 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from .scratch import apart_bytes, scratch_bytes
 from .segments import runs
-from .stages import stages
+from .stages import Stages, most_together
 
 Places = Mapping[Node, Device]
 """The device of each node."""
@@ -46,12 +46,16 @@ class Need:
         return self.weights + self.values
 
 
-def needs_of(program: Program, places: Places, headroom: int | None = None) -> dict[Device, Need]:
+def needs_of(
+    program: Program, places: Places, headroom: int | None = None, *, finest: bool = False
+) -> dict[Device, Need]:
     """What each device of a program needs, given the device of each node.
 
-    ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight.
+    ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight. With stages
+    that are the ``finest``, it is the least with which the program is lowered at all.
     """
     count = Count(program, places)
+    count.refine(headroom, program.devices if finest else ())
     return {device: count.need(device, headroom) for device in program.devices}
 
 
@@ -74,15 +78,35 @@ class Count:
     def __post_init__(self) -> None:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
-        block_of = self.program.block_of()
-        numbers = count()
+        self._cut({})
+        self.values = _alive(len(ops) + 1, self._lives())
+
+    def refine(self, headroom: int | None = None, devices: Collection[Device] = ()) -> None:
+        """Cuts the stages finer of devices that have no room for a slot as large as a block needs.
+
+        Those of ``devices`` are cut as fine as can be.
+        """
+        free = self.program.rig.free
+        short = {device for device in self.staged if self.need(device, headroom).total > free[device]}
+        if not short.union(devices) & self.staged.keys():
+            return
+        finest = dict.fromkeys(short.union(devices), 0)
+        self._cut(finest)
+        if short:
+            rooms = {device: free[device] - self.need(device, headroom).total + self.slot(device) for device in short}
+            most = {device: most_together(rooms[device], self.slot(device)) for device in short}
+            self._cut({**most, **dict.fromkeys(devices, 0)})
+
+    def _cut(self, most: dict[Device, int]) -> None:
+        """Finds the stages, of so many bytes where that is said, and what comes for each."""
+        self.stage, self.resident, self.staged = {}, defaultdict(dict), {}
+        numbers, stages = count(), Stages(self.program, most)
         for _, group, shared in runs(self.program, self.places.__getitem__):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
-                for nodes in stages(self.program, shared, device, block_of):
+                for nodes in stages.of(shared, device):
                     self.stage.update(dict.fromkeys(((node, device) for node in nodes), next(numbers)))
         self._count_weights()
-        self.values = _alive(len(ops) + 1, self._lives())
 
     def resident_bytes(self, device: Device) -> int:
         """The bytes of the weights that stay on a device."""
@@ -90,11 +114,14 @@ class Count:
 
     def need(self, device: Device, headroom: int | None) -> Need:
         """The least that a device needs; ``headroom`` takes the place of values."""
-        resident = self.resident_bytes(device)
-        slot = max((offsets(list(some))[1] for some in self.staged.get(device, {}).values()), default=0)
+        resident, slot = self.resident_bytes(device), self.slot(device)
         if headroom is not None:
             return Need(resident + slot, headroom if resident + slot else 0)
         return Need(resident + slot, max(self.values.get(device, [0]), default=0))
+
+    def slot(self, device: Device) -> int:
+        """The bytes of a slot that takes the weights of any stage."""
+        return max((offsets(list(some))[1] for some in self.staged.get(device, {}).values()), default=0)
 
     def _devices(self, node: Node) -> tuple[Device, ...]:
         """The devices that run a node."""

@@ -82,15 +82,19 @@ def assigned_whole(homes: Mapping[str, Device], residency: Mapping[str, Residenc
     return {name: Assigned(home, (), residency.get(name, Residency.DEVICE)) for name, home in homes.items()}
 
 
-def needs_under(program: Program, assignment: Assignment, headroom: int | None = None) -> dict[Device, Need]:
-    """What each device needs at least under an assignment; changes nothing.
+def needs_under(
+    program: Program, assignment: Assignment, headroom: int | None = None, *, finest: bool = False
+) -> dict[Device, Need]:
+    """What each device needs under an assignment; changes nothing.
 
-    It is tried on a copy, with the passes that move nodes and those that let results share memory.
+    It is tried on a copy, with the passes that move nodes and those that let results share memory. Weights that come
+    and go do so by block, or by less where a device has no room for that; with stages that are the ``finest``, it is
+    the least that is accepted.
     """
     trial = program.copy()
     commit(trial, assignment)
     _arrange(trial)
-    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom))
+    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom, finest=finest))
 
 
 def arranged(program: Program) -> Program:
