@@ -41,6 +41,7 @@ class Ledger:
         own = staged[self._phase_of(component.name)]
         taken = functools.reduce(operator.add, (stays for stays, _ in held.values()), Counter(own))
         held_now = self._planner.held(component)
+        taken += Counter({device.name: nbytes for device, nbytes in self._planner.spared.items()})
         left = {
             device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held, held_now[device]))
             for device, memory in component.rig.memory.items()

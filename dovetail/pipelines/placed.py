@@ -387,7 +387,7 @@ class PlacedPipeline(Neighbour):
     def _finish(
         self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
     ) -> CompiledModule:
-        traced.keeps_staged = not component.streams  # until the component's phase ends
+        traced.keeps_staged = not component.streams and self._phases.keeps(component.name)  # until its phase ends
         component.sites.place(module, traced)
         program = traced.copy()
         shares = self._request.shares_for(component.name, component.role, component.devices)

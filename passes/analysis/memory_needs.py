@@ -16,7 +16,7 @@ from itertools import count
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
@@ -35,10 +35,13 @@ class Need:
     """The least bytes that a device must have: for weights, and for what is needed beside them.
 
     ``weights`` stay, or are a slot for those that come and go; ``values`` is what else there is at the fullest moment.
+    ``reader`` is an operation for which most weights come, ``node`` the one that runs at the fullest moment.
     """
 
     weights: int = 0
     values: int = 0
+    reader: Node | None = field(default=None, compare=False)
+    node: Node | None = field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -114,10 +117,21 @@ class Count:
 
     def need(self, device: Device, headroom: int | None) -> Need:
         """The least that a device needs; ``headroom`` takes the place of values."""
-        resident, slot = self.resident_bytes(device), self.slot(device)
+        weights = self.resident_bytes(device) + self.slot(device)
         if headroom is not None:
-            return Need(resident + slot, headroom if resident + slot else 0)
-        return Need(resident + slot, max(self.values.get(device, [0]), default=0))
+            return Need(weights, headroom if weights else 0, self._reader(device))
+        alive = self.values.get(device, [0])
+        fullest = max(range(len(alive)), key=alive.__getitem__)
+        node = next((node for node, step in self.steps.items() if step == fullest), None)
+        return Need(weights, alive[fullest], self._reader(device), node)
+
+    def _reader(self, device: Device) -> Node | None:
+        """The first operation of the stage that needs the largest slot that reads a weight which comes for it."""
+        coming = self.staged.get(device, {})
+        number = max(coming, key=lambda one: offsets(list(coming[one]))[1], default=None)
+        names = {weight.whole for weight in coming.get(number, ())} if number is not None else set()
+        stage = (node for node, there in self.stage if there == device and self.stage[node, there] == number)
+        return next((node for node in stage if any(weight_name(one) in names for one in node.all_input_nodes)), None)
 
     def slot(self, device: Device) -> int:
         """The bytes of a slot that takes the weights of any stage."""
@@ -162,7 +176,7 @@ class Count:
                 for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
                         piece = (tensor.storage,) if split_of(node) else tensor.storage  # a part lies apart
-                        lives.setdefault((device, piece), [tensor.nbytes, step, step])[2] = step
+                        lives.setdefault((device, piece), [held_bytes(node, tensor), step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
@@ -197,6 +211,11 @@ class Count:
             made = self.begins[value]
             life = lives.setdefault((home, tensor.storage), [tensor.nbytes, made, step])
             life[:] = max(life[0], tensor.nbytes), min(life[1], made), max(life[2], step)
+
+
+def held_bytes(node: Node, tensor: TensorType) -> int:
+    """Bytes of the memory that a tensor of a node lies in: an input is a copy of what the caller has."""
+    return arriving(tensor) if node.op == "placeholder" else tensor.nbytes
 
 
 def arriving(tensor: TensorType) -> int:

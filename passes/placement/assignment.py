@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch.fx import Node
+
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...compiler.ir.program import Program
 from ...compiler.ir.slices import Bounds, cover
@@ -210,16 +212,26 @@ def _check_room(
     for device, need in needs.items():
         if need.total <= free[device]:
             continue
-        staged = " that are there together" if is_staged else ""
         memory = rig[device]
         why = f" ({memory.why})" if memory.why else ""
+        weights = f"{format_bytes(need.weights)} of weights"
         values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
+        has = f"which has {format_bytes(free[device])} free of {format_bytes(memory.total)}{why}"
+        problem = f"{name} needs {weights}{values} on {device}, {has}"
+        if is_staged:
+            weights += f" that are there together{_at(need.reader)}"
+            problem = f"{name} needs at least {format_bytes(need.total)} on {device}, {has}: "
+            problem += f"{weights}{values}{_at(need.node) if values else ''}"
         raise DoesNotFitError(
-            f"{name} needs {format_bytes(need.weights)} of weights{staged}{values} on {device}, which has "
-            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}",
+            problem,
             {device: need.total - free[device]},
             _ways_out(rig, device, need),
         )
+
+
+def _at(node: Node | None) -> str:
+    """Which operation it is that needs so much."""
+    return f" (%{node.name})" if node is not None else ""
 
 
 def _ways_out(rig: Rig, device: Device, need: Need) -> str:
