@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 from torch import nn
 
 from ..compiler.errors import UsageError
+from ..compiler.ir.aliasing import writers_of
+from ..compiler.ir.program import Program, tensors_of
 from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
@@ -96,6 +98,16 @@ class Phases:
             self._going = before
 
         return keep
+
+
+def let_tables_go(program: Program) -> None:
+    """Has buffers and constants that a program does not write rest in host memory, and come and go as parameters do."""
+    written = writers_of(program)
+    for node in program.weight_nodes():
+        weight = program.weight(node)
+        is_table = weight.kind in ("buffer", "constant")
+        if is_table and not any(tensor.storage in written for tensor in tensors_of(node)):
+            program.residency[weight.name] = Residency.HOST
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
