@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from dovetail.runtime import sim
@@ -12,9 +10,8 @@ from tests.cases import drawn
 
 
 @pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
+def _sims() -> None:
     sim.enable()
-    yield
 
 
 @pytest.mark.slow
