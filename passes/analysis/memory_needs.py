@@ -9,7 +9,7 @@ results while it runs. One pass over the nodes and one over the readings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -126,12 +126,16 @@ class Count:
         return Need(weights, alive[fullest], self._reader(device), node)
 
     def _reader(self, device: Device) -> Node | None:
-        """The first operation of the stage that needs the largest slot that reads a weight which comes for it."""
+        """The first operation of the stage with the largest slot that computes with a weight which comes for it."""
         coming = self.staged.get(device, {})
-        number = max(coming, key=lambda one: offsets(list(coming[one]))[1], default=None)
-        names = {weight.whole for weight in coming.get(number, ())} if number is not None else set()
-        stage = (node for node, there in self.stage if there == device and self.stage[node, there] == number)
-        return next((node for node in stage if any(weight_name(one) in names for one in node.all_input_nodes)), None)
+        if not coming:
+            return None
+        number = max(coming, key=lambda one: offsets(list(coming[one]))[1])
+        names = {weight.whole for weight in coming[number]}
+        memory = _memory_of(one for one in self.program.weight_nodes() if weight_name(one) in names)
+        stage = (node for (node, there), one in self.stage.items() if there == device and one == number)
+        reading = (node for node in stage if not memory.isdisjoint(_memory_of(node.all_input_nodes)))
+        return next((node for node in reading if memory.isdisjoint(_memory_of([node]))), None)
 
     def slot(self, device: Device) -> int:
         """The bytes of a slot that takes the weights of any stage."""
@@ -211,6 +215,11 @@ class Count:
             made = self.begins[value]
             life = lives.setdefault((home, tensor.storage), [tensor.nbytes, made, step])
             life[:] = max(life[0], tensor.nbytes), min(life[1], made), max(life[2], step)
+
+
+def _memory_of(nodes: Iterable[Node]) -> set[int]:
+    """The memory that the values of nodes lie in, by the trace."""
+    return {tensor.storage for node in nodes for tensor in tensors_of(node)}
 
 
 def held_bytes(node: Node, tensor: TensorType) -> int:

@@ -117,10 +117,9 @@ def test_a_weight_comes_with_its_readers_through_a_view_that_was_taken_early() -
 
 
 def test_a_byte_less_than_an_operation_needs_is_refused_with_the_bytes_and_the_operation() -> None:
-    least = 0
     with pytest.raises(DoesNotFitError) as refused:
         within(blocks(), MATRIX)
     least = next(iter(refused.value.over.values())) + MATRIX
     assert within(blocks(), least).schedule
-    with pytest.raises(DoesNotFitError, match=r"needs at least [0-9.]+ KiB on sim0.*\(%linear\).*\(%\w+\)"):
+    with pytest.raises(DoesNotFitError, match=r"needs at least [0-9.]+ KiB on sim0.*\(%matmul\).*\(%\w+\)"):
         within(blocks(), least - 1)
