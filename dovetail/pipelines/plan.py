@@ -12,8 +12,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from ..compiler.errors import UsageError
-from ..compiler.ir.aliasing import writers_of
-from ..compiler.ir.program import Program, tensors_of
+from ..compiler.ir.program import Program
 from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
@@ -101,13 +100,9 @@ class Phases:
 
 
 def let_tables_go(program: Program) -> None:
-    """Has buffers and constants that a program does not write rest in host memory, and come and go as parameters do."""
-    written = writers_of(program)
-    for node in program.weight_nodes():
-        weight = program.weight(node)
-        is_table = weight.kind in ("buffer", "constant")
-        if is_table and not any(tensor.storage in written for tensor in tensors_of(node)):
-            program.residency[weight.name] = Residency.HOST
+    """Has buffers and constants rest in host memory, and come and go as parameters do; no program writes them."""
+    tables = [name for name, weight in program.weights.items() if weight.kind in ("buffer", "constant")]
+    program.residency.update(dict.fromkeys(tables, Residency.HOST))
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
