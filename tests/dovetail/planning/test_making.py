@@ -18,7 +18,8 @@ NAMES = ("text_encoder", "text_encoder_2")
 
 def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_together_again() -> None:
     phases = Phases()
-    planner: Any = SimpleNamespace(phase_of=phases, tiles=SimpleNamespace(asked="off"))
+    tiles = SimpleNamespace(asked="off")
+    planner: Any = SimpleNamespace(phase_of=phases, tiles=tiles, refused=NAMES[0], spared=Counter())
     view = SimpleNamespace(residency=Residency.HOST)
     handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
     making = Making(planner, handle, PlanRequest("", (), {}))
