@@ -41,9 +41,9 @@ class Ledger:
         own = staged[self._phase_of(component.name)]
         taken = functools.reduce(operator.add, (stays for stays, _ in held.values()), Counter(own))
         held_now = self._planner.held(component)
-        taken += Counter({device.name: nbytes for device, nbytes in self._planner.spared.items()})
+        away = held_now + self._planner.spared
         left = {
-            device: memory.less(taken[device.name] + held_now[device], _why(device.name, taken, held, held_now[device]))
+            device: memory.less(taken[device.name] + away[device], _why(device.name, taken, held, held_now[device]))
             for device, memory in component.rig.memory.items()
         }
         beside = self._beside(component, staged) - held_now  # which is not left
