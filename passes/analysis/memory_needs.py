@@ -90,15 +90,16 @@ class Count:
         Those of ``devices`` are cut as fine as can be.
         """
         free = self.program.rig.free
-        short = {device for device in self.staged if self.need(device, headroom).total > free[device]}
-        if not short.union(devices) & self.staged.keys():
+        coarse = {device: self.need(device, headroom).total for device in self.staged}
+        wanted = [device for device, total in coarse.items() if total > free[device] or device in devices]
+        if not wanted:
             return
-        finest = dict.fromkeys(short.union(devices), 0)
-        self._cut(finest)
-        if short:
-            rooms = {device: free[device] - self.need(device, headroom).total + self.slot(device) for device in short}
-            most = {device: most_together(rooms[device], self.slot(device)) for device in short}
-            self._cut({**most, **dict.fromkeys(devices, 0)})
+        self._cut(dict.fromkeys(wanted, 0))
+        needs = {device: self.need(device, headroom).total for device in wanted}
+        slots = {device: self.slot(device) for device in wanted}
+        rooms = {device: free[device] - needs[device] + slots[device] for device in wanted}
+        most = {device: 0 if device in devices else most_together(rooms[device], slots[device]) for device in wanted}
+        self._cut({device: nbytes for device, nbytes in most.items() if needs[device] < coarse[device]})
 
     def _cut(self, most: dict[Device, int]) -> None:
         """Finds the stages, of so many bytes where that is said, and what comes for each."""

@@ -117,12 +117,14 @@ class _Lowering:
     def refined(self, values: Mapping[Device, int]) -> _Lowering:
         """The same with finer stages on devices that have no room for a slot beside their values, if there are any."""
         rooms, slots = self._rooms(values), self._slots()
-        short = [device for device, slot in slots.items() if slot > rooms[device]]
+        short = {device: rooms[device] - slot for device, slot in slots.items() if slot > rooms[device]}
         if not short:
             return self
         finest = _Lowering(self.program, dict.fromkeys(short, 0))
         rooms, slots = finest._rooms(values), finest._slots()
-        return _Lowering(self.program, {device: most_together(rooms[device], slots.get(device, 0)) for device in short})
+        gaining = [device for device, left in short.items() if rooms[device] - slots.get(device, 0) > left]
+        most = {device: most_together(rooms[device], slots.get(device, 0)) for device in gaining}
+        return _Lowering(self.program, most)
 
     def _rooms(self, values: Mapping[Device, int]) -> dict[Device, int]:
         """The bytes for weights that come and go on each device."""
