@@ -51,7 +51,7 @@ def least(notes: dict[str, int]) -> Callable[[Pass, Program, object], None]:
 
     def note(step: Pass, program: Program, change: object) -> None:
         if step.name in ("place", "rows"):
-            needs = needs_under(program, assigned(program, program.home, program.bounds))
+            needs = needs_under(program, assigned(program, program.home, program.bounds), finest=True)
             notes.update({device.name: max(needs[device].total, 1) for device in simulated(program)})
 
     return note

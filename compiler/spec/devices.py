@@ -192,8 +192,9 @@ class Rig:
 
         A size is the memory of the device, or `free/total` as the driver reports it, and may end with the name of a
         card: `24GiB@RTX 3090`. The same is reserved of it as of a device that is found. Cards may stand without the
-        names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they get
-        what this host has. A rig can run here if each of its devices is the host, simulated, or found here and as large.
+        names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they
+        get what this host has. A rig can run here if each of its devices is the host, simulated, or found here and as
+        large.
 
         Raises:
             SpecError: the text is not a rig.

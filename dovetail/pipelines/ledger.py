@@ -45,8 +45,9 @@ class Ledger:
         }
         taken = functools.reduce(operator.add, there.values(), Counter[str]())
         held_now = self._planner.held(component)
+        away = held_now + self._planner.spared
         left = {
-            device: memory.less(taken[device.name] + held_now[device], _why(device.name, there, held_now[device]))
+            device: memory.less(taken[device.name] + away[device], _why(device.name, there, held_now[device]))
             for device, memory in component.rig.memory.items()
         }
         beside = self._beside(component, staged) - held_now  # which is not left

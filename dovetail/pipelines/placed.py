@@ -49,7 +49,7 @@ from .chunks import in_found_chunks
 from .ledger import Ledger, host_checked
 from .neighbour import Neighbour
 from .pipeline_state import ExecutionDevice
-from .plan import Phases, check_names, count_held_as_free, modules_of, phase_of, placing, share_out
+from .plan import Phases, check_names, count_held_as_free, let_tables_go, modules_of, phase_of, placing, share_out
 from .sharing import OfAllFaces, let_go, named_in, placed_already, users_of
 
 if TYPE_CHECKING:
@@ -410,9 +410,11 @@ class PlacedPipeline(Neighbour):
     def _finish(
         self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
     ) -> CompiledModule:
-        traced.keeps_staged = not component.streams  # until the component's phase ends
+        traced.keeps_staged = not component.streams and self._phases.keeps(component.name)  # until its phase ends
         component.sites.place(module, traced)
         program = traced.copy()
+        if not self._phases.keeps(component.name):
+            let_tables_go(program)
         shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)

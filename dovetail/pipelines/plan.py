@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
 from torch import nn
 
 from ..compiler.errors import UsageError
+from ..compiler.ir.program import Program
 from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
@@ -47,11 +48,13 @@ class Phases:
     """The phase of each component of a pipeline, by name.
 
     Components of one phase whose weights rest elsewhere are on their devices together. Where that does not fit, each
-    works in a phase of its own: its weights leave before the next one's come.
+    works in a phase of its own: its weights leave before the next one's come. Where that does not fit either, weights
+    of a component do not stay for its phase: all of them come and go in each call.
     """
 
     def __init__(self) -> None:
         self._apart: frozenset[str] = frozenset()
+        self._going: frozenset[str] = frozenset()
 
     def __call__(self, name: str) -> str:
         """The phase of a component."""
@@ -75,6 +78,31 @@ class Phases:
             self._apart = before
 
         return join
+
+    def keeps(self, name: str) -> bool:
+        """Whether weights of a component may stay on their devices until its phase ends."""
+        return name not in self._going
+
+    def let_go(self, names: Collection[str]) -> Callable[[], None] | None:
+        """Has weights of components come and go in each call; what is returned takes it back.
+
+        Gives None where those of all of them do.
+        """
+        before = self._going
+        if before.issuperset(names):
+            return None
+        self._going = before.union(names)
+
+        def keep() -> None:
+            self._going = before
+
+        return keep
+
+
+def let_tables_go(program: Program) -> None:
+    """Has buffers and constants rest in host memory, and come and go as parameters do; no program writes them."""
+    tables = [name for name, weight in program.weights.items() if weight.kind in ("buffer", "constant")]
+    program.residency.update(dict.fromkeys(tables, Residency.HOST))
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:

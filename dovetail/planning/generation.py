@@ -15,6 +15,7 @@ from functools import cached_property
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
+from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device, Memory, Rig
 from ..compiler.spec.units import counted, format_bytes
 from ..passes.simulate.memory import simulate
@@ -248,8 +249,14 @@ class Generation:
             f"{call.title} needs {format_bytes(peak.total)} on {device} while {call.phase}, which has "
             f"{format_bytes(memory.free)} free of {format_bytes(memory.total)}"
             f"{f' ({memory.why})' if memory.why else ''}: weights {holders or 'none'}, and "
-            f"{format_bytes(peak.values)} of values"
+            f"{format_bytes(peak.values)} of values{_fullest(call.program, device)}"
         ), f"{ways[0]}, {ways[1]}, or {ways[2]}"
+
+
+def _fullest(program: Program, device: Device) -> str:
+    """The operation at which a program of which weights come and go has most on a device."""
+    node = simulate(program)[device].node if device in slot_bytes(program) else None
+    return f" (%{node.name})" if node is not None else ""
 
 
 def _rests(generation: Generation, host: Device) -> bool:

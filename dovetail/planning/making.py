@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .planner import Planner
 
 logger = logging.getLogger(__name__)
+
+_SPARES = 3
+"""So often at most a plan that exceeds devices is made again with so much less of them."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Making:
         """The first dry run, in which VAEs decode whole."""
         self._compares = planner.tiles.asked == AUTO
         """Whether a plan in which a VAE decodes whole on the host is still to be compared with tiles."""
+        self._spares = 0
+        """So often a plan that exceeded devices was made again with less of them since anything else was changed."""
         self._unfit = 0
         """So many sizes of tiles turned out not to be quicker, or not to fit, when they were lowered."""
         self._most = math.inf
@@ -138,18 +144,37 @@ class Making:
         self._tiles.put_back()
 
     def _apart(self, refused: DoesNotFitError) -> Generation | None:
-        """The plan in which components of one phase leave before the next one's weights come, or None."""
-        components = self._handle.components
+        """The plan in which components of one phase leave before the next one's weights come, or None.
+
+        Where that does not fit either, weights of components that do not fit do not stay for their phase. A plan that
+        exceeds a device once its programs are together is made again with so much less of that for what comes and goes.
+        """
+        components, planner = self._handle.components, self._planner
         staged = [name for name, one in components.items() if one.view.residency is not Residency.DEVICE]
-        with contextlib.ExitStack() as joins:
-            while (join := self._planner.phase_of.separate(staged)) is not None:
-                joins.callback(join)
-                with contextlib.suppress(DoesNotFitError):
+        error, together = refused, [planner.phase_of(name) for name in staged]
+        with contextlib.ExitStack() as undone:
+            while (undo := self._tighter(staged, error)) is not None:
+                undone.callback(undo)
+                try:
                     generation = self._attempt({})
+                except DoesNotFitError as again:
+                    error = again
+                    continue
+                if together != [planner.phase_of(name) for name in staged]:
                     logger.warning("%s: so components of one phase take turns on their devices", str(refused))
-                    joins.pop_all()
-                    return generation
+                undone.pop_all()
+                return generation
         return None
+
+    def _tighter(self, staged: Sequence[str], error: DoesNotFitError) -> Callable[[], None] | None:
+        """Has a plan that was refused need less, where something is left that can; what is returned takes it back."""
+        planner, phases = self._planner, self._planner.phase_of
+        if staged and not planner.refused and error.over and self._spares < _SPARES:
+            self._spares += 1
+            return planner.spare(error.over)
+        going = [planner.refused] if planner.refused in staged else staged
+        self._spares, planner.spared = 0, Counter()
+        return phases.separate(staged) or phases.let_go(going)
 
     def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
         """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""

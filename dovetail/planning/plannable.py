@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compiler.errors import DoesNotFitError
@@ -67,3 +67,6 @@ class Phased(Protocol):
 
     def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
         """Has components that share a phase work apart; None where none do, else what takes it back."""
+
+    def let_go(self, names: Collection[str]) -> Callable[[], None] | None:
+        """Has weights of components come and go in each call; None where they do already, else what takes it back."""

@@ -67,6 +67,10 @@ class Planner:
         """How many plans were made."""
         self.is_lowering = False
         """Whether programs of a plan are being made."""
+        self.spared: Counter[Device] = Counter()
+        """The bytes of each device that programs are to leave, for plans were refused that did not."""
+        self.refused = ""
+        """The component of which a program did not fit when it was lowered last; none where all did, alone."""
 
     @property
     def latest(self) -> Generation | None:
@@ -86,6 +90,16 @@ class Planner:
         the component that was.
         """
         return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
+
+    def spare(self, over: Mapping[Device, int]) -> Callable[[], None]:
+        """Has programs leave so much more of devices; what is returned takes it back."""
+        before = self.spared
+        self.spared = before + Counter(over)
+
+        def undo() -> None:
+            self.spared = before
+
+        return undo
 
     def values_of(self, component: Component) -> Counter[Device]:
         """What values of a component take of each device at most, as far as it is planned."""
@@ -228,12 +242,14 @@ class Planner:
         try:
             for one in calls:
                 made.append(one)
+                self.refused = one.component.name
                 held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
                 there = one.component.devices[0]
                 one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + held
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
+            self.refused = ""
             generation = self._generation(handle, run)
             generation.check()
             if not keeps:

@@ -9,14 +9,14 @@ results while it runs. One pass over the nodes and one over the readings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
@@ -24,7 +24,7 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from .scratch import apart_bytes, scratch_bytes
 from .segments import runs
-from .stages import stages
+from .stages import Stages, most_together
 
 Places = Mapping[Node, Device]
 """The device of each node."""
@@ -35,6 +35,7 @@ class Need:
     """The least bytes that a device must have: for weights, and for what is needed beside them.
 
     ``weights`` stay, or are a slot for those that come and go; ``values`` is what else there is at the fullest moment.
+    ``reader`` is an operation for which most weights come, ``node`` the one that runs at the fullest moment.
     ``others`` is what must be free for other programs beside the ``stays`` bytes of weights that stay, at other times.
     """
 
@@ -42,6 +43,8 @@ class Need:
     values: int = 0
     stays: int = 0
     others: int = 0
+    reader: Node | None = field(default=None, compare=False)
+    node: Node | None = field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -59,12 +62,16 @@ class Need:
         return self.stays + self.others > self.weights + self.values
 
 
-def needs_of(program: Program, places: Places, headroom: int | None = None) -> dict[Device, Need]:
+def needs_of(
+    program: Program, places: Places, headroom: int | None = None, *, finest: bool = False
+) -> dict[Device, Need]:
     """What each device of a program needs, given the device of each node.
 
-    ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight.
+    ``headroom`` bytes take the place of the values that are alive, on every device that holds a weight. With stages
+    that are the ``finest``, it is the least with which the program is lowered at all.
     """
     count = Count(program, places)
+    count.refine(headroom, program.devices if finest else ())
     return {device: count.need(device, headroom) for device in program.devices}
 
 
@@ -87,15 +94,36 @@ class Count:
     def __post_init__(self) -> None:
         ops = list(self.program.ops())
         self.steps = {node: step for step, node in enumerate(ops)}
-        block_of = self.program.block_of()
-        numbers = count()
+        self._cut({})
+        self.values = _alive(len(ops) + 1, self._lives())
+
+    def refine(self, headroom: int | None = None, devices: Collection[Device] = ()) -> None:
+        """Cuts the stages finer of devices that have no room for a slot as large as a block needs.
+
+        Those of ``devices`` are cut as fine as can be.
+        """
+        free = self.program.rig.free
+        coarse = {device: self.need(device, headroom).total for device in self.staged}
+        wanted = [device for device, total in coarse.items() if total > free[device] or device in devices]
+        if not wanted:
+            return
+        self._cut(dict.fromkeys(wanted, 0))
+        needs = {device: self.need(device, headroom).total for device in wanted}
+        slots = {device: self.slot(device) for device in wanted}
+        rooms = {device: free[device] - needs[device] + slots[device] for device in wanted}
+        most = {device: 0 if device in devices else most_together(rooms[device], slots[device]) for device in wanted}
+        self._cut({device: nbytes for device, nbytes in most.items() if needs[device] < coarse[device]})
+
+    def _cut(self, most: dict[Device, int]) -> None:
+        """Finds the stages, of so many bytes where that is said, and what comes for each."""
+        self.stage, self.resident, self.staged = {}, defaultdict(dict), {}
+        numbers, stages = count(), Stages(self.program, most)
         for _, group, shared in runs(self.program, self.places.__getitem__):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
-                for nodes in stages(self.program, shared, device, block_of):
+                for nodes in stages.of(shared, device):
                     self.stage.update(dict.fromkeys(((node, device) for node in nodes), next(numbers)))
         self._count_weights()
-        self.values = _alive(len(ops) + 1, self._lives())
 
     def resident_bytes(self, device: Device) -> int:
         """The bytes of the weights that stay on a device."""
@@ -103,11 +131,29 @@ class Count:
 
     def need(self, device: Device, headroom: int | None) -> Need:
         """The least that a device needs; ``headroom`` takes the place of values."""
-        resident = self.resident_bytes(device)
-        slot = max((offsets(list(some))[1] for some in self.staged.get(device, {}).values()), default=0)
+        weights = self.resident_bytes(device) + self.slot(device)
         if headroom is not None:
-            return Need(resident + slot, headroom if resident + slot else 0)
-        return Need(resident + slot, max(self.values.get(device, [0]), default=0))
+            return Need(weights, headroom if weights else 0, self._reader(device))
+        alive = self.values.get(device, [0])
+        fullest = max(range(len(alive)), key=alive.__getitem__)
+        node = next((node for node, step in self.steps.items() if step == fullest), None)
+        return Need(weights, alive[fullest], self._reader(device), node)
+
+    def _reader(self, device: Device) -> Node | None:
+        """The first operation of the stage with the largest slot that computes with a weight which comes for it."""
+        coming = self.staged.get(device, {})
+        if not coming:
+            return None
+        number = max(coming, key=lambda one: offsets(list(coming[one]))[1])
+        names = {weight.whole for weight in coming[number]}
+        memory = _memory_of(one for one in self.program.weight_nodes() if weight_name(one) in names)
+        stage = (node for (node, there), one in self.stage.items() if there == device and one == number)
+        reading = (node for node in stage if not memory.isdisjoint(_memory_of(node.all_input_nodes)))
+        return next((node for node in reading if memory.isdisjoint(_memory_of([node]))), None)
+
+    def slot(self, device: Device) -> int:
+        """The bytes of a slot that takes the weights of any stage."""
+        return max((offsets(list(some))[1] for some in self.staged.get(device, {}).values()), default=0)
 
     def _devices(self, node: Node) -> tuple[Device, ...]:
         """The devices that run a node."""
@@ -148,7 +194,7 @@ class Count:
                 for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
                         piece = (tensor.storage,) if split_of(node) else tensor.storage  # a part lies apart
-                        lives.setdefault((device, piece), [tensor.nbytes, step, step])[2] = step
+                        lives.setdefault((device, piece), [held_bytes(node, tensor), step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
@@ -183,6 +229,16 @@ class Count:
             made = self.begins[value]
             life = lives.setdefault((home, tensor.storage), [tensor.nbytes, made, step])
             life[:] = max(life[0], tensor.nbytes), min(life[1], made), max(life[2], step)
+
+
+def _memory_of(nodes: Iterable[Node]) -> set[int]:
+    """The memory that the values of nodes lie in, by the trace."""
+    return {tensor.storage for node in nodes for tensor in tensors_of(node)}
+
+
+def held_bytes(node: Node, tensor: TensorType) -> int:
+    """Bytes of the memory that a tensor of a node lies in: an input is a copy of what the caller has."""
+    return arriving(tensor) if node.op == "placeholder" else tensor.nbytes
 
 
 def arriving(tensor: TensorType) -> int:

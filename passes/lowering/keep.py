@@ -64,6 +64,7 @@ def staying(program: Program) -> set[str]:
 def _fitting(copy: Program, free: Mapping[Device, int]) -> set[str]:
     """What fits beside the values and the slots that there are while nothing stays."""
     count = Count(copy, copy.places())
+    count.refine()
     kept: set[str] = set()
     for device in copy.devices:
         need = count.need(device, None)

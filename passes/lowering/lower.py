@@ -47,10 +47,11 @@ from ...compiler.ir.split import is_gathered, members, part_of, split_of, weight
 from ...compiler.spec.devices import Device
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
-from ..analysis.stages import stages
+from ..analysis.stages import Stages, most_together
 from ..infra.base import Change, Pass
 from ..simulate.memory import simulate
-from ..streaming.loads import Loads, Stage, decide
+from ..streaming.loads import Loads, Stage, coming_of, decide, rooms_of
+from ..streaming.spread import slot_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Lower(Pass):
         lowering = _Lowering(program)
         program.schedule = lowering.schedule()
         if lowering.is_streaming:
-            lowering.stream({device: usage.values + usage.scratch for device, usage in simulate(program).items()})
+            values = {device: usage.values + usage.scratch for device, usage in simulate(program).items()}
+            lowering = lowering.refined(values)
+            lowering.stream(values)
             program.schedule = lowering.schedule()
         return Change(len(program.schedule), "instructions")
 
@@ -81,14 +84,14 @@ Site: TypeAlias = Turn | Allocate | ValueRef
 class _Lowering:
     """What happens at which site; the placeholders stand for the beginning of the call, the output for its end."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, most: dict[Device, int] | None = None) -> None:
         self.program = program
-        block_of = program.block_of()
+        stages = Stages(program, most or {})
         self.stages = [
             Stage(segment, device, nodes)
             for segment in program.segments
             for device in segment.group
-            for nodes in stages(program, segment.nodes, device, block_of)
+            for nodes in stages.of(segment.nodes, device)
         ]
         self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
         self.before = self._place_wholes()
@@ -110,6 +113,26 @@ class _Lowering:
     def is_streaming(self) -> bool:
         """Whether weights come for stages."""
         return any(stage.weights for stage in self.stages)
+
+    def refined(self, values: Mapping[Device, int]) -> _Lowering:
+        """The same with finer stages on devices that have no room for a slot beside their values, if there are any."""
+        rooms, slots = self._rooms(values), self._slots()
+        short = {device: rooms[device] - slot for device, slot in slots.items() if slot > rooms[device]}
+        if not short:
+            return self
+        finest = _Lowering(self.program, dict.fromkeys(short, 0))
+        rooms, slots = finest._rooms(values), finest._slots()
+        gaining = [device for device, left in short.items() if rooms[device] - slots.get(device, 0) > left]
+        most = {device: most_together(rooms[device], slots.get(device, 0)) for device in gaining}
+        return _Lowering(self.program, most)
+
+    def _rooms(self, values: Mapping[Device, int]) -> dict[Device, int]:
+        """The bytes for weights that come and go on each device."""
+        return rooms_of(self.program, self.resident, values)
+
+    def _slots(self) -> dict[Device, int]:
+        """The bytes of a slot that takes the weights of any stage of a device."""
+        return {device: slot_of(coming) for device, coming in coming_of(self.program, self.stages).items()}
 
     def stream(self, values: Mapping[Device, int]) -> None:
         """Decides what is kept and how many slots there are, where values take so many bytes of each device."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch.fx import Node
+
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...compiler.ir.eligibility import bias_of, marked_weights
 from ...compiler.ir.program import Program
@@ -82,15 +84,19 @@ def assigned_whole(homes: Mapping[str, Device], residency: Mapping[str, Residenc
     return {name: Assigned(home, (), residency.get(name, Residency.DEVICE)) for name, home in homes.items()}
 
 
-def needs_under(program: Program, assignment: Assignment, headroom: int | None = None) -> dict[Device, Need]:
-    """What each device needs at least under an assignment; changes nothing.
+def needs_under(
+    program: Program, assignment: Assignment, headroom: int | None = None, *, finest: bool = False
+) -> dict[Device, Need]:
+    """What each device needs under an assignment; changes nothing.
 
-    It is tried on a copy, with the passes that move nodes and those that let results share memory.
+    It is tried on a copy, with the passes that move nodes and those that let results share memory. Weights that come
+    and go do so by block, or by less where a device has no room for that; with stages that are the ``finest``, it is
+    the least that is accepted.
     """
     trial = program.copy()
     commit(trial, assignment)
     _arrange(trial)
-    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom))
+    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom, finest=finest))
 
 
 def arranged(program: Program) -> Program:
@@ -208,24 +214,33 @@ def _check_room(
             continue
         memory = rig[device]
         why = f" ({memory.why})" if memory.why else ""
+        there = f"on {device}, which has {format_bytes(free[device])} free of {format_bytes(memory.total)}{why}"
         raise DoesNotFitError(
-            f"{name} needs {_words(need, is_staged)} on {device}, which has "
-            f"{format_bytes(free[device])} free of {format_bytes(memory.total)}{why}",
+            _problem(name, need, is_staged, there),
             {device: need.total - free[device]},
             _ways_out(rig, device, need),
         )
 
 
-def _words(need: Need, is_staged: bool) -> str:
+def _problem(name: str, need: Need, is_staged: bool, there: str) -> str:
     """What a program needs of a device, in words: at its own fullest moment, or so that others have room at theirs."""
     if need.is_for_others:
         return (
-            f"{format_bytes(need.total)}: {format_bytes(need.stays)} of weights that stay there, beside which other "
-            f"components take {format_bytes(need.others)} at other times,"
+            f"{name} needs {format_bytes(need.total)}: {format_bytes(need.stays)} of weights that stay there, beside "
+            f"which other components take {format_bytes(need.others)} at other times, {there}"
         )
-    staged = " that are there together" if is_staged else ""
+    weights = f"{format_bytes(need.weights)} of weights"
     values = f" and {format_bytes(need.values)} of headroom" if need.values else ""
-    return f"{format_bytes(need.weights)} of weights{staged}{values}"
+    if not is_staged:
+        return f"{name} needs {weights}{values} {there}"
+    together = f"{weights} that are there together{_at(need.reader)}"
+    at = _at(need.node) if values else ""
+    return f"{name} needs at least {format_bytes(need.total)} {there}: {together}{values}{at}"
+
+
+def _at(node: Node | None) -> str:
+    """Which operation it is that needs so much."""
+    return f" (%{node.name})" if node is not None else ""
 
 
 def _ways_out(rig: Rig, device: Device, need: Need) -> str:

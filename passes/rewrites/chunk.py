@@ -68,6 +68,7 @@ class _Writer:
         with self.graph.inserting_before(band.result):
             results = [self._part(band, number) for number in range(self.parts)]
             whole = self._node(band.result, aten.cat.default, (results, band.dim))
+        whole.meta["value"] = _in_memory_of(band.result, value_of(whole))
         band.result.replace_all_uses_with(whole)
         for node in reversed(band.nodes):
             self.graph.erase_node(node)
@@ -114,6 +115,13 @@ class _Writer:
         given = [tensor for fake in fakes.values() for tensor in _tensors(fake)]
         storages = {tensor.untyped_storage()._cdata: number for number, tensor in reversed(list(enumerate(given)))}
         return _value_of(found, storages)
+
+
+def _in_memory_of(result: Node, whole: Value) -> Value:
+    """What stands in the place of a result lies in the memory that views of the result are known to lie in."""
+    was = value_of(result)
+    is_one = isinstance(was, TensorType) and isinstance(whole, TensorType)
+    return replace(whole, storage=was.storage) if is_one else whole  # type: ignore[union-attr,type-var]
 
 
 def _kind(value: Value) -> Any:

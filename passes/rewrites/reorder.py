@@ -23,7 +23,7 @@ from torch.fx import Node
 from ...compiler.ir.aliasing import makers_of, readings, writers_of
 from ...compiler.ir.program import Program, device_of, tensors_of
 from ..analysis.liveness import last_touches
-from ..analysis.memory_needs import arriving
+from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
 from ..infra.base import Change, Pass
 from ..memory.ordering import Problem, better_order
@@ -118,7 +118,7 @@ class _Pieces:
     def _note_value(self, node: Node, value: Node) -> None:
         for tensor in tensors_of(value):
             if tensor.storage not in self._of_weights:
-                self._sizes.setdefault(tensor.storage, tensor.nbytes)
+                self._sizes.setdefault(tensor.storage, held_bytes(value, tensor))
                 self._touches[node][tensor.storage] = None
 
     def problems(self, region: Region, before: tuple[tuple[int, ...], ...]) -> tuple[Problem, ...]:

@@ -34,7 +34,7 @@ from ...compiler.ir.split import pieces, split_of, type_on
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.value import flat, sizes_at
 from ...compiler.spec.devices import Device
-from ..analysis.memory_needs import arriving
+from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
 
 
@@ -171,7 +171,7 @@ class MemoryWalk:
         is_split = bool(split_of(node))
         for tensor in flat(type_on(self.program, node, device)):
             if tensor.storage not in self.of_others:
-                found.setdefault((PART, tensor.storage) if is_split else tensor.storage, tensor.nbytes)
+                found.setdefault((PART, tensor.storage) if is_split else tensor.storage, held_bytes(node, tensor))
         return found
 
     def copy(self, copy: Copy) -> None:

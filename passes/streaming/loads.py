@@ -39,15 +39,27 @@ def decide(
     program: Program, stages: Sequence[Stage], resident: Resident, values: Mapping[Device, int]
 ) -> dict[Device, Streaming]:
     """What is kept for a phase on each device, and how many slots it has, where values take so many bytes there."""
-    known = pieces(program)
+    rooms = rooms_of(program, resident, values)
     found: dict[Device, Streaming] = {}
-    for device in program.devices:
-        coming = [stage.weights for stage in stages if stage.device == device and stage.weights]
-        if coming:
-            stays = sum(known[name][0].device_bytes for name in resident[device])
-            room = program.rig.free[device] - stays - values[device]
-            by_name = [{name: known[name][0] for name in weights} for weights in coming]
-            found[device] = stream(by_name, room, program.keeps_staged, on_disk(program, by_name))
+    for device, coming in coming_of(program, stages).items():
+        found[device] = stream(coming, rooms[device], program.keeps_staged, on_disk(program, coming))
+    return found
+
+
+def rooms_of(program: Program, resident: Resident, values: Mapping[Device, int]) -> dict[Device, int]:
+    """The bytes that each device has for weights that come and go, beside those that stay and values of so many."""
+    known = pieces(program)
+    stay = {device: sum(known[name][0].device_bytes for name in names) for device, names in resident.items()}
+    return {device: free - stay[device] - values[device] for device, free in program.rig.free.items()}
+
+
+def coming_of(program: Program, stages: Sequence[Stage]) -> dict[Device, list[dict[str, Weight]]]:
+    """The weights that come for each stage of each device, by name."""
+    known = pieces(program)
+    found: dict[Device, list[dict[str, Weight]]] = defaultdict(list)
+    for stage in stages:
+        if stage.weights:
+            found[stage.device].append({name: known[name][0] for name in stage.weights})
     return found
 
 

@@ -42,7 +42,7 @@ def stream(stages: StageWeights, room: int, keeps: bool, slow: Collection[str] =
     if keeps and _bytes(stages) <= room:
         return Streaming(frozenset(name for stage in stages for name in stage))
     for slots in range(min(2, len(stages)), 0, -1):
-        if slots * _slot(stages) <= room:
+        if slots * slot_of(stages) <= room:
             kept = _spread(stages, room, slots, slow) if keeps else frozenset()
             return Streaming(kept, _deepest(_without(stages, kept), room - _kept_bytes(stages, kept)))
     return Streaming()
@@ -56,7 +56,7 @@ def _spread(stages: StageWeights, room: int, slots: int, slow: Collection[str]) 
         middle = (low + high) / 2
         kept = frozenset(_best(stages, middle, slow))
         rest = _without(stages, kept)
-        if _kept_bytes(stages, kept) + min(slots, len(rest)) * _slot(rest) <= room:
+        if _kept_bytes(stages, kept) + min(slots, len(rest)) * slot_of(rest) <= room:
             low, fitting = middle, kept
         else:
             high = middle
@@ -93,11 +93,11 @@ def _without(stages: StageWeights, kept: frozenset[str]) -> list[Mapping[str, We
 
 def _deepest(stages: StageWeights, room: int) -> int:
     """How many slots for these stages fit."""
-    slot = _slot(stages)
+    slot = slot_of(stages)
     return max(1, min(DEEPEST, len(stages), room // slot if slot else 1))
 
 
-def _slot(stages: StageWeights) -> int:
+def slot_of(stages: StageWeights) -> int:
     """The bytes of a slot that takes any of these stages."""
     return max((offsets(list(stage.values()))[1] for stage in stages), default=0)
 

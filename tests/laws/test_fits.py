@@ -58,7 +58,7 @@ def test_no_device_gets_more_than_it_has_where_any_split_into_ranges_would_fit(
 
 def least_rig(program: Program) -> str:
     """A rig of just so much memory as the program needs; a byte at least, for a rig has no empty devices."""
-    needs = needs_under(program, assigned(program, program.home, program.bounds))
+    needs = needs_under(program, assigned(program, program.home, program.bounds), finest=True)
     free = {device: max(need.total, 1) for device, need in needs.items() if device.is_simulated}
     return ",".join(f"{device}={nbytes}B/{nbytes + _left(device)}B" for device, nbytes in free.items())
 

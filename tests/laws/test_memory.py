@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from tests.measured import budget, least, measured, predicted
 
+from .graphs import same_bits
 from .modules import ModuleCase, module_cases
 
 few = settings(max_examples=max(6, settings().max_examples // 4))
@@ -42,6 +46,28 @@ def test_the_predicted_peak_is_the_measured_one_and_no_budget_is_exceeded(
     peaks = measured(module, case.args, case.kwargs)
     assert peaks == expected
     assert all(peaks[name] <= amount for name, amount in amounts(granted).items())
+    with torch.no_grad():
+        found = tree_leaves(module(*case.args, **case.kwargs))
+    assert all(map(same_bits, found, tree_leaves(case.expected())))
+    module.unload()
+
+
+VIEWS = {
+    "every third column": lambda big: big[:, ::3],
+    "the first columns": lambda big: big[:, :64],
+    "every other row": lambda big: big[::2, :64],
+    "transposed": lambda big: big[:64, :64].t(),
+    "one row for all": lambda big: big[:1, :64].expand(32, 64),
+    "no row": lambda big: big[:0, :64],
+    "one number": lambda big: big[:1, 1:65],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_an_input_takes_its_extent_with_the_gaps_of_a_view_and_without_what_repeats(view: Callable[..., Any]) -> None:
+    x = view(torch.randn(64, 192))
+    module = dovetail.compile(torch.nn.Linear(64, 8).eval(), (x,), backend="sim0", rig="sim0=1GiB")
+    assert measured(module, (x,), {}) == predicted(module.program)
 
 
 def test_within_a_budget_as_many_weights_stay_as_fit_and_the_others_come_through_slots_ahead() -> None:

@@ -1,7 +1,8 @@
-"""The making of one plan: an interrupt leaves nothing of it behind."""
+"""The making of one plan: what is tried where it does not fit, of which a refusal leaves nothing behind."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ NAMES = ("text_encoder", "text_encoder_2")
 
 def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_together_again() -> None:
     phases = Phases()
-    planner: Any = SimpleNamespace(phase_of=phases, tiles=SimpleNamespace(asked="off"))
+    tiles = SimpleNamespace(asked="off")
+    planner: Any = SimpleNamespace(phase_of=phases, tiles=tiles, refused=NAMES[0], spared=Counter())
     view = SimpleNamespace(residency=Residency.HOST)
     handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
     making = Making(planner, handle, PlanRequest("", (), {}))
@@ -32,3 +34,56 @@ def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_tog
         making._apart(DoesNotFitError("too large"))
     assert seen == [set(NAMES)]
     assert {phases(name) for name in NAMES} == {"conditioning"}
+
+
+class Refusing:
+    """A planner whose plans are refused, each as it is told, and which notes what they were made with."""
+
+    def __init__(self, refusals: list[tuple[str, int]]) -> None:
+        self.phase_of, self.tiles = Phases(), SimpleNamespace(asked="off")
+        self.refused, self.spared = "", Counter[Any]()
+        self.seen: list[tuple[set[str], bool, int]] = []
+        self._refusals = refusals
+
+    def spare(self, over: Any) -> Any:
+        before, self.spared = self.spared, self.spared + Counter(over)
+        return lambda: setattr(self, "spared", before)
+
+    def attempt(self, _: Any) -> str:
+        going = {name for name in NAMES if not self.phase_of.keeps(name)}
+        self.seen.append((going, self.phase_of(NAMES[0]) == NAMES[0], self.spared["sim0"]))
+        if not self._refusals:
+            return "a plan"
+        self.refused, over = self._refusals.pop(0)
+        raise DoesNotFitError("too large", {"sim0": over})
+
+
+def made(refusals: list[tuple[str, int]]) -> tuple[Any, Refusing]:
+    planner: Any = Refusing(refusals)
+    view = SimpleNamespace(residency=Residency.HOST)
+    handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
+    making = Making(planner, handle, PlanRequest("", (), {}))
+    making._attempt = planner.attempt  # type: ignore[method-assign]
+    planner.refused = NAMES[0]
+    return making._apart(DoesNotFitError("too large")), planner
+
+
+def test_components_that_do_not_fit_apart_keep_no_weights_for_their_phase_one_after_another() -> None:
+    plan, planner = made([(NAMES[0], 1), (NAMES[1], 1)])
+    assert plan == "a plan"
+    assert planner.seen == [(set(), True, 0), ({NAMES[0]}, True, 0), (set(NAMES), True, 0)]
+
+
+def test_a_plan_that_exceeds_a_device_by_little_is_made_again_with_less_of_it() -> None:
+    plan, planner = made([("", 5), ("", 2)])
+    assert plan == "a plan"
+    assert planner.seen == [(set(), True, 0), (set(), True, 5), (set(), True, 7)]
+
+
+def test_what_was_changed_for_plans_that_were_all_refused_is_as_before() -> None:
+    plan, planner = made([("", 5)] * 20)
+    assert plan is None
+    assert 3 < len(planner.seen) < 12
+    assert {planner.phase_of(name) for name in NAMES} == {"conditioning"}
+    assert all(map(planner.phase_of.keeps, NAMES))
+    assert not planner.spared

@@ -88,6 +88,25 @@ def test_a_wide_part_in_chunks_takes_less_memory(kind: Callable[[], nn.Module], 
         torch.testing.assert_close(parts(x), module(x))
 
 
+class Taken(Parts):
+    """Takes apart what its wide part yields, as CogVideoX's blocks do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(F.gelu(self.up(x)))
+        return torch.cat([x[:, :2] + y[:, 2:4], x[:, 2:] * y[:, :-2]], dim=1)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_views_of_what_is_put_together_lie_in_its_memory(batch: int) -> None:
+    torch.manual_seed(0)
+    module, x = Taken(), torch.randn(batch, TOKENS, WIDTH)
+    parts = compiled(module, x, 4)
+    verify_deep(parts.program)
+    assert measured(parts, (x,), {}) == predicted(parts.program)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(x), module(x))
+
+
 @pytest.mark.parametrize("kind", KINDS[:4])
 def test_chunks_run_where_the_weights_are(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
