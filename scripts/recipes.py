@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.plans import gib, loads_of, rig_of
+from dovetail.compiler.spec.durations import seconds_text
 from dovetail.compiler.spec.measured_speeds import cache_folder
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
@@ -17,7 +18,6 @@ from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
 from dovetail.passes.fit.workload import Budgets
-from dovetail.planning.table import seconds_text
 
 PIPELINES = ("FLUX.1-dev", "SDXL", "SD3.5-large", "Qwen-Image", "Z-Image", "Wan 2.1 14B")
 MACHINES = {

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from ..compiler.ir.program import Program
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import duration
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
 from ..passes.simulate.timeline import Timeline, timeline
-from ..planning.table import seconds_text, what_of
+from ..planning.table import what_of
 
 _WAITS = 0.02
 """The part of a call that a device waits at least where that is said."""
@@ -28,24 +29,14 @@ class Cut:
     values: int
     nbytes: int
     seconds: float
+    spread: float = 0.0
 
     def sentence(self, times: int) -> str:
         """What the cut costs, in a call and in so many of them."""
         once = f"{format_bytes(self.nbytes)} in {self.values} {'value' if self.values == 1 else 'values'}"
-        whole = f", {duration(times * self.seconds)} in {times} calls" if times > 1 else ""
-        return (
-            f"Each call sends {once} from {self.source} to {self.target}, which takes {duration(self.seconds)}{whole}."
-        )
-
-
-def duration(seconds: float) -> str:
-    """Seconds to three digits, in a unit that suits them.
-
-    >>> duration(51.24), duration(0.001336), duration(7.2e-07)
-    ('51.2 s', '1.34 ms', '0.72 µs')
-    """
-    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("µs", 1e-6))
-    return f"{seconds_text(seconds / scale)} {unit}"
+        whole = f", {duration(times * self.seconds, self.spread)} in {times} calls" if times > 1 else ""
+        takes = duration(self.seconds, self.spread)
+        return f"Each call sends {once} from {self.source} to {self.target}, which takes {takes}{whole}."
 
 
 def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
@@ -56,7 +47,10 @@ def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
         for source, size in sent(program, crossing):
             values[source, crossing.target] += 1
             nbytes[source, crossing.target] += size
-    return [Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way)) for way, count in values.items()]
+    return [
+        Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way), speeds.spread(way))
+        for way, count in values.items()
+    ]
 
 
 def weights_by_place(program: Program) -> dict[tuple[Device, Residency], int]:
@@ -79,13 +73,13 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
     where = "; ".join(f"{device} has {what_of(program, device)}" for device in program.devices)
     split = "; its matrices are split by rows" if program.is_sliced else ""
     often = f", and a picture makes {times}" if times > 1 else ""
-    line = timeline(program, speeds)
-    yield f"{title}: {where}{split}. A call takes {duration(line.seconds)}{often}."
+    line, spread = timeline(program, speeds), speeds.spread(program.devices)
+    yield f"{title}: {where}{split}. A call takes {duration(line.seconds, spread)}{often}."
     for cut in cuts_of(program, speeds):
         yield cut.sentence(times)
     for device, seconds in line.waited.items():
         if seconds > _WAITS * line.seconds:
-            yield f"{device} waits {duration(seconds)} of each call for {_awaited(line, device, seconds)}."
+            yield f"{device} waits {duration(seconds, spread)} of each call for {_awaited(line, device, seconds)}."
 
 
 def _awaited(line: Timeline, device: Device, seconds: float) -> str:
