@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .cards import CARDS, card_of
+from .cards import CARDS, Card, card_of
 from .probe import Probed, probe_accelerators, probe_host
 from .spans import Span
 from .units import exact_bytes, format_bytes, parse_bytes
@@ -300,7 +300,9 @@ def _on_demand(text: str) -> Device | None:
 
 def _found(it: Probed) -> tuple[Device, Memory]:
     reserve = reserve_of(it.kind, it.total)
-    return Device(it.kind, it.index), Memory(it.total, it.free, "", reserve, it.label, it.integrated)
+    card = card_of(it.label)
+    integrated = it.integrated or (card is not None and card.integrated)
+    return Device(it.kind, it.index), Memory(it.total, it.free, "", reserve, it.label, integrated)
 
 
 def reserve_of(kind: str, total: int) -> int:
@@ -348,7 +350,9 @@ def _read_device(item: Span) -> tuple[Device, Memory]:
         size, card = size.partition("@")
         free, total = size.partition("/")
         memory = _sized(device.name, size, parse_bytes(total or free), parse_bytes(free))
-        return device, replace(memory, label=_card(card) if card else "", integrated=device.kind in _UNIFIED)
+        known = _card(card) if card else None
+        integrated = device.kind in _UNIFIED or (known is not None and known.integrated)
+        return device, replace(memory, label=known.name if known else "", integrated=integrated)
     if device.process or not (device.is_host or device.is_simulated):
         raise item.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
@@ -360,11 +364,12 @@ def _sized(name: str, size: Span, total: int, free: int) -> Memory:
     return Memory(total, free)
 
 
-def _card(span: Span) -> str:
+def _card(span: Span) -> Card:
     card = card_of(span.value)
     if card is None:
-        raise span.error(f"no card is known as {span.value!r}", "a card such as RTX 3090", [one.name for one in CARDS])
-    return card.name
+        expected = "a card such as RTX 3090, or iGPU for an integrated one; dovetail devices --cards lists them"
+        raise span.error(f"no card is known as {span.value!r}", expected, [one.name for one in CARDS])
+    return card
 
 
 def _memory_text(memory: Memory) -> str:

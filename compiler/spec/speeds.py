@@ -35,6 +35,7 @@ DISK = 2.0 * GIGA
 LAUNCH_ON_HOST = 2.5e-5
 """The least seconds in which an operation is started and ends on the host, where nothing goes on meanwhile."""
 
+_MUCH = 0.6
 _SLOW_LINK = 12.0 * GIGA
 _LAUNCH = 1.7e-5  # of PyTorch as it is: SD1.5 at 512² asks for 12 to 35 µs on five cards (stable-fast, fal-ai)
 _HALVES = ("float16", "bfloat16")
@@ -70,8 +71,8 @@ class Speed:
 
     @property
     def lacks_bfloat16(self) -> bool:
-        """Whether bfloat16 is computed as float32, while float16 is not."""
-        return "float16" in self.flops and "bfloat16" not in self.flops
+        """Whether bfloat16 takes much longer than float16, as where it is computed as float32."""
+        return self.rate("bfloat16") < _MUCH * self.rate("float16")
 
 
 @dataclass(frozen=True)

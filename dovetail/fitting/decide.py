@@ -169,6 +169,15 @@ def speeds_here(rig: Rig) -> Speeds:
     return speeds_of(rig, measured_host() if rig.present else None, measured=measured_cards(rig))
 
 
+def speeds_rehearsed(rig: Rig) -> Speeds:
+    """The speeds at which a rig's devices compute on this machine: of simulated ones those of its processor."""
+    speeds = speeds_here(rig)
+    host = speeds[rig.host]
+    return replace(
+        speeds, devices={device: host if device.is_simulated else one for device, one in speeds.devices.items()}
+    )
+
+
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
     """For each device behind the first that the component of most seconds is on, what a picture would take without."""
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
