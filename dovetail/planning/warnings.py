@@ -46,7 +46,7 @@ def _of_bfloat16(parts: Sequence[Part], speeds: Speeds) -> Iterator[str]:
     names = ", ".join(f"{device} ({one.label})" for device, one in lacking.items())
     spread = speeds.spread(used)
     yield (
-        f"{names} {'has' if len(lacking) == 1 else 'have'} no units for bfloat16 and compute it as float32: "
+        f"{names}: no units for bfloat16, which is computed as float32 there: "
         f"{duration(now, spread)}; in float16 (--dtype float16) {duration(then, spread)}"
     )
 

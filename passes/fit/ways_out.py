@@ -15,6 +15,7 @@ from itertools import product
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
+from ...compiler.spec.durations import seconds_text
 from ...compiler.spec.units import format_bytes
 from .chain import Part
 from .options import SLOTS, Machine, residencies
@@ -275,10 +276,11 @@ def refusal(problem: str, outs: Sequence[str]) -> str:
     return f"{problem}; what fits: {'; '.join(outs)}"
 
 
-def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
+def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> str:
     """A way out in words, with what to type and the seconds that a picture takes then.
 
-    ``folder`` is that of the pipeline, for what is to be converted first.
+    ``folder`` is that of the pipeline, for what is to be converted first; ``spread`` the part of the seconds that they
+    may be off by.
     """
     options = [(option, one) for option, value in out.settings.items() for one in _given(option, value)]
     typed = " ".join(f'{option} "{value}"' for option, value in options) or "without --max-vram"
@@ -287,7 +289,7 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
-    return f"{out.what} ({before}{typed}: {_seconds(out.seconds)} s)"
+    return f"{out.what} ({before}{typed}: {_seconds(out.seconds, spread)} s)"
 
 
 def _given(option: str, value: str) -> list[str]:
@@ -295,5 +297,7 @@ def _given(option: str, value: str) -> list[str]:
     return value.split(",") if option == "--weights" else [value]
 
 
-def _seconds(seconds: float) -> str:
+def _seconds(seconds: float, spread: float) -> str:
+    if spread:
+        return seconds_text(seconds, spread)
     return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
