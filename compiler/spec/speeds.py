@@ -48,7 +48,7 @@ class Speed:
     ``flops`` has float32 at least; a dtype that it does not name computes as float32 does. ``attention`` has what
     attention reaches, by dtype, where that differs. ``link`` is the way from the host's memory, in one direction; that
     of the host to itself is a copy within its memory. ``peer`` is the way to another device of the same ``label``, 0
-    where there is none but through the host. ``spread`` is the part of a time that it may be off by, 0 if measured.
+    where there is none but through the host, None if it is as fast as ``link``. ``spread`` is the part of a time that it may be off by, 0 if measured.
     """
 
     flops: Mapping[str, float] = field(hash=False)
@@ -57,7 +57,7 @@ class Speed:
     launch: float = _LAUNCH
     label: str = ""
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
-    peer: float = 0.0
+    peer: float | None = None
     spread: float = 0.0
 
     def seconds(self, flops: float, nbytes: float, dtype: str, attention: bool = False) -> float:
@@ -94,8 +94,9 @@ class Speeds:
         ends = [self[one] for one in (source, target) if not one.is_host]
         if len(ends) < 2:
             return ends[0].link if ends else self[source].link
-        if ends[0].peer and ends[1].peer and source.process == target.process:
-            return min(one.peer for one in ends) if ends[0].label == ends[1].label else min(one.link for one in ends)
+        ways = [one.link if one.peer is None else one.peer for one in ends]
+        if all(ways) and source.process == target.process:
+            return min(ways) if ends[0].label == ends[1].label else min(one.link for one in ends)
         return 1 / sum(1 / one.link for one in ends)
 
     def spread(self, devices: Iterable[Device]) -> float:

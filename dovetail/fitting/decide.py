@@ -172,7 +172,7 @@ def speeds_here(rig: Rig) -> Speeds:
 def speeds_rehearsed(rig: Rig) -> Speeds:
     """The speeds at which a rig's devices compute on this machine: of simulated ones those of its processor."""
     speeds = speeds_here(rig)
-    host = speeds[rig.host]
+    host = replace(speeds[rig.host], peer=None)
     return replace(
         speeds, devices={device: host if device.is_simulated else one for device, one in speeds.devices.items()}
     )
