@@ -47,8 +47,9 @@ class Speed:
 
     ``flops`` has float32 at least; a dtype that it does not name computes as float32 does. ``attention`` has what
     attention reaches, by dtype, where that differs. ``link`` is the way from the host's memory, in one direction; that
-    of the host to itself is a copy within its memory. ``peer`` is the way to another device of the same ``label``, 0
-    where there is none but through the host, None if it is as fast as ``link``. ``spread`` is the part of a time that it may be off by, 0 if measured.
+    of the host to itself is a copy within its memory. ``peer`` is the way to another device of the same ``label``: 0
+    where there is none but through the host, None where it is as fast as ``link``. ``spread`` is the part of a time
+    that it may be off by, 0 if measured.
     """
 
     flops: Mapping[str, float] = field(hash=False)

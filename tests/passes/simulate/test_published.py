@@ -7,12 +7,12 @@ from dataclasses import astuple
 
 import pytest
 
-from benchmarks.published import costs_of, off_by, read_work, summary
-from benchmarks.published_parts import PARTS
-from benchmarks.published_rows import ROWS, Row
 from dovetail.compiler.spec.cards import card_of
 from dovetail.compiler.spec.speeds import SPREAD
 from dovetail.passes.rewrites.simplify import Simplify
+from testbed.seconds.compared import costs_of, off_by, read_work, summary
+from testbed.seconds.parts import PARTS
+from testbed.seconds.rows import ROWS, Row
 from testbed.zoo.full_size import trace_entry
 
 WORK = read_work()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import diffusers as d
 import torch
 
-from testbed.zoo.full_size_pipelines import PARTS, add
-from testbed.zoo.meta import meta
-from testbed.zoo.tiny import Call
+from ..zoo.full_size_pipelines import PARTS, add
+from ..zoo.meta import meta
+from ..zoo.tiny import Call
 
 f32, i64 = torch.float32, torch.int64
 
