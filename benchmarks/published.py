@@ -2,10 +2,11 @@
 
     python -m benchmarks.published [--retrace [PART …]]
 
-What is computed comes from traces of the models at full size, on meta (`testbed.zoo`). They take half a minute each, so
-their costs are kept in `testbed/seconds/work.json`: `--retrace` writes it again. Published seconds are those of PyTorch
-as it is, without `torch.compile`, caches or quantized arithmetic, on one card; those of a whole picture have the decoder
-of pictures in them, and the denoiser alone where videos decode in tiles of a size that the source does not name.
+What is computed comes from traces of the models at full size, on meta (`testbed.zoo`). They take half a minute
+each, so their costs are kept in `testbed/seconds/work.json`: `--retrace` writes it again. Published seconds are
+those of PyTorch as it is, without `torch.compile`, caches or quantized arithmetic, on one card; those of a whole
+picture have the decoder of pictures in them, and the denoiser alone where videos decode in tiles of a size that the
+source does not name.
 """
 
 from __future__ import annotations

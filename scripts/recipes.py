@@ -32,11 +32,11 @@ MACHINES = {
 HEAD = """\
 # Recipes by hardware
 
-What `dovetail plan` finds for published models at full size, in bfloat16 (in float16 where cards have no units for it:
-`--dtype float16`) and in the sizes of their own examples: pictures of 1024² pixels, clips of some seconds. Nothing of it
-was run on such cards: bytes are those of the plans, and seconds are predicted from published figures of common cards of
-that size, without reading files. `dovetail generate` finds the same by itself; the options are what to type to have it in
-any case.
+What `dovetail plan` finds for published models at full size, in bfloat16 (in float16 where cards have no units for
+it: `--dtype float16`) and in the sizes of their own examples: pictures of 1024² pixels, clips of some seconds.
+Nothing of it was run on such cards: bytes are those of the plans, and seconds are predicted from published figures of
+common cards of that size, without reading files. `dovetail generate` finds the same by itself; the options are what
+to type to have it in any case.
 
 For your own machine, or one that you think of buying, ask with its own sizes:
 
