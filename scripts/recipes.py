@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.plans import gib, loads_of, rig_of
 from dovetail.compiler.spec.devices import PROCESS
+from dovetail.compiler.spec.durations import seconds_text
 from dovetail.compiler.spec.measured_speeds import cache_folder
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
@@ -17,7 +18,7 @@ from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
 from dovetail.passes.fit.workload import Budgets
-from dovetail.planning.table import seconds_text
+from dovetail.planning.warnings import in_float16
 
 PIPELINES = ("FLUX.1-dev", "SDXL", "SD3.5-large", "Qwen-Image", "Z-Image", "Wan 2.1 14B")
 MACHINES = {
@@ -31,11 +32,12 @@ MACHINES = {
 HEAD = """\
 # Recipes by hardware
 
-What `dovetail plan` finds for published models at full size, in bfloat16 and in the sizes of their own examples
-(pictures of 1024² pixels, clips of some seconds). Nothing of it was run on such cards: bytes are those of the plans,
-and seconds are predicted from published figures of common cards of that size, without reading files. A part of each
-card and of the RAM is [reserved](placement.md#what-fits), as in `dovetail plan --rig` and `dovetail generate`, which
-find the same by themselves; the options are what to type to have it in any case.
+What `dovetail plan` finds for published models at full size, in bfloat16 (in float16 where cards have no units for
+it: `--dtype float16`) and in the sizes of their own examples: pictures of 1024² pixels, clips of some seconds.
+Nothing of it was run on such cards: bytes are those of the plans, and seconds are predicted from published figures of
+common cards of that size, without reading files. A part of each card and of the RAM is
+[reserved](placement.md#what-fits), as in `dovetail plan --rig` and `dovetail generate`, which find the same by
+themselves; the options are what to type to have it in any case.
 
 For your own machine, or one that you think of buying, ask with its own sizes:
 
@@ -77,13 +79,16 @@ def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
     """A model on a machine; says so where it does not fit."""
     loads, rig = loads_of(name, folder), rig_of(cards, host)
     budgets = Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
-    solution = search(loads, Machine(rig.devices, speeds_of(rig), rig.host), budgets)
+    known = speeds_of(rig)
+    in_half = any(known[device].lacks_bfloat16 for device in rig.devices)
+    solution = search(loads, Machine(rig.devices, in_float16(known), rig.host), budgets)
     size = sum(load.nbytes for load in loads) / GIB
     if solution is None:
         return f"| {name}, {size:.0f} GiB | does not fit | | |"
     plan = plan_of(solution, loads, budgets)
-    options = " ".join(f"`{option}`" for option in _options(plan.line))
-    return f"| {name}, {size:.0f} GiB | {seconds_text(plan.seconds)} | {gib(plan.peak)} | {options} |"
+    options = " ".join(f"`{option}`" for option in _options(plan.line + (" --dtype float16" if in_half else "")))
+    seconds = seconds_text(plan.seconds, known.spread(rig.devices))
+    return f"| {name}, {size:.0f} GiB | {seconds} | {gib(plan.peak)} | {options} |"
 
 
 def _options(line: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError
-from .cards import CARDS, card_of
+from .cards import CARDS, Card, card_of
 from .other_names import KINDS_ELSEWHERE, told_of
 from .probe import Probed, probe_accelerators, probe_host
 from .rig_items import rig_items
@@ -330,7 +330,9 @@ def _on_demand(text: str) -> Device | None:
 
 def _found(it: Probed) -> tuple[Device, Memory]:
     device, memory = _sized(Device(it.kind, it.index), it.total, it.free)
-    return device, replace(memory, label=it.label, integrated=it.integrated)
+    card = card_of(it.label)
+    integrated = it.integrated or (card is not None and card.integrated)
+    return device, replace(memory, label=it.label, integrated=integrated)
 
 
 def _sized(device: Device, total: int, free: int) -> tuple[Device, Memory]:
@@ -402,7 +404,9 @@ def _read_device(text: Span, place: Span) -> tuple[Device, Memory]:
         size, card = size.partition("@")
         free, total = size.partition("/")
         _, memory = _sized(device, *_checked(device.name, size, parse_bytes(total or free), parse_bytes(free)))
-        return device, replace(memory, label=_card(card) if card else "", integrated=device.kind in _UNIFIED)
+        known = _card(card) if card else None
+        integrated = device.kind in _UNIFIED or (known is not None and known.integrated)
+        return device, replace(memory, label=known.name if known else "", integrated=integrated)
     if device.process or not (device.is_host or device.is_simulated):
         raise place.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
@@ -414,11 +418,12 @@ def _checked(name: str, size: Span, total: int, free: int) -> tuple[int, int]:
     return total, free
 
 
-def _card(span: Span) -> str:
+def _card(span: Span) -> Card:
     card = card_of(span.value)
     if card is None:
-        raise span.error(f"no card is known as {span.value!r}", "a card such as RTX 3090", [one.name for one in CARDS])
-    return card.name
+        expected = "a card such as RTX 3090, or iGPU for an integrated one; dovetail devices --cards lists them"
+        raise span.error(f"no card is known as {span.value!r}", expected, [one.name for one in CARDS])
+    return card
 
 
 def _memory_text(memory: Memory) -> str:

@@ -1,7 +1,8 @@
-"""What the host of this machine reaches, measured once and kept in a small file.
+"""What the host and the cards of this machine reach, measured once and kept in a small file.
 
-The file is data: numbers by key, where the key names the processor, the number of threads and PyTorch's version. A
-file that is damaged, of another form or too large counts as empty. It is written whole or not at all.
+The file is data: numbers by key, where the key names the processor, the number of threads and PyTorch's version, or
+the card and PyTorch's version. A file that is damaged, of another form or too large counts as empty. It is written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..atomic_write import written_beside
-from .speeds import Speed
+from .speeds import LAUNCH_ON_HOST, Speed
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
-_LEAST = 1e-5  # seconds to start an operation: one that is large enough to count starts threads besides
+_OPTIONAL = ("link", "peer")
 
 
 def cache_folder() -> Path | None:
@@ -42,20 +43,39 @@ def measured_host(file: Path | None = None) -> Speed:
 
     Where no file can be written, it is measured again by the next process, and nothing else.
     """
-    folder = cache_folder()
-    path = file or (folder / "speeds.json" if folder else None)
+    path = file or speeds_file()
     key, known = _key(), read_speeds(path) if path else {}
     if key in known:
         return known[key]
     found = measure_host()
+    keep_speed(path, key, found)
+    return found
+
+
+def keep_host(found: Speed) -> bool:
+    """Has a speed be this machine's from now on; returns whether it could be written."""
+    measured_host.cache_clear()
+    return keep_speed(speeds_file(), _key(), found)
+
+
+def speeds_file() -> Path | None:
+    """Where measured speeds are kept; None where nothing is kept."""
+    folder = cache_folder()
+    return folder / "speeds.json" if folder else None
+
+
+def keep_speed(path: Path | None, key: str, found: Speed) -> bool:
+    """Writes a speed into the file, in the place of what it has of that key; returns whether that was possible."""
     if path is None:
-        return found
+        return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, {**dict(list(known.items())[1 - _MOST :]), key: found})
+        others = {name: one for name, one in read_speeds(path).items() if name != key}
+        _write(path, {**dict(list(others.items())[1 - _MOST :]), key: found})
     except OSError as error:
-        logger.debug("what was measured of the host is not kept: %s", str(error))
-    return found
+        logger.debug("what was measured of %s is not kept: %s", key, str(error))
+        return False
+    return True
 
 
 def read_speeds(path: Path) -> dict[str, Speed]:
@@ -69,17 +89,28 @@ def read_speeds(path: Path) -> dict[str, Speed]:
 
 
 def _speed(entry: dict[str, object]) -> Speed:
-    numbers = {name: float(str(entry[name])) for name in (*_DTYPES, "bandwidth", "launch")}
-    if not all(math.isfinite(one) and one > 0 for one in numbers.values()):
+    numbers = {name: float(str(value)) for name, value in entry.items() if name != "attention"}
+    attention = {str(name): float(str(value)) for name, value in dict(entry.get("attention") or {}).items()}  # type: ignore[call-overload]
+    positive = [*(value for name, value in numbers.items() if name != "peer"), *attention.values()]
+    if not all(math.isfinite(one) and one > 0 for one in positive) or not math.isfinite(numbers.get("peer", 0.0)):
         raise ValueError("a speed is a positive number")
-    flops = {dtype: numbers[dtype] for dtype in _DTYPES}
-    return Speed(flops, numbers["bandwidth"], numbers["bandwidth"] / 2, numbers["launch"], "measured")
+    bandwidth, launch = numbers["bandwidth"], numbers["launch"]
+    flops = {name: value for name, value in numbers.items() if name in _DTYPES}
+    link, peer = numbers.get("link", bandwidth / 2), max(0.0, numbers.get("peer", 0.0))
+    if "float32" not in flops:
+        raise ValueError("a speed has float32")
+    return Speed(flops, bandwidth, link, launch, "measured", attention, peer)
 
 
 def _write(path: Path, entries: dict[str, Speed]) -> None:
-    data = {key: {**one.flops, "bandwidth": one.bandwidth, "launch": one.launch} for key, one in entries.items()}
     with written_beside(path) as draft:
-        draft.write_text(json.dumps(data, indent=1))
+        draft.write_text(json.dumps({key: _entry(one) for key, one in entries.items()}, indent=1))
+
+
+def _entry(one: Speed) -> dict[str, object]:
+    attention = {"attention": dict(one.attention)} if one.attention else {}
+    links = {name: getattr(one, name) for name in _OPTIONAL if getattr(one, name)}
+    return {**one.flops, "bandwidth": one.bandwidth, "launch": one.launch, **links, **attention}
 
 
 def _key() -> str:
@@ -97,6 +128,12 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
+def measured_before(key: str, file: Path | None = None) -> Speed | None:
+    """What the file has under a key; None if nothing, or where there is no file."""
+    path = file or speeds_file()
+    return read_speeds(path).get(key) if path else None
+
+
 def measure_host() -> Speed:
     """Times a matrix product in each dtype, an addition that exceeds the caches, and an operation on nothing."""
     import torch
@@ -104,23 +141,25 @@ def measure_host() -> Speed:
     def product(dtype: torch.dtype) -> float:
         a = torch.ones(512, 1024, dtype=dtype)
         b = torch.ones(1024, 1024, dtype=dtype)
-        return 2 * 512 * 1024 * 1024 / _best(lambda: a @ b)
+        return 2 * 512 * 1024 * 1024 / best_of(lambda: a @ b)
 
     with torch.inference_mode():
         flops = {name: product(getattr(torch, name)) for name in _DTYPES}
         large, out = torch.ones(2**23), torch.empty(2**23)
-        bandwidth = 3 * large.nbytes / _best(lambda: torch.add(large, large, out=out))
+        bandwidth = 3 * large.nbytes / best_of(lambda: torch.add(large, large, out=out))
         small = torch.ones(1)
-        launch = _best(lambda: [small + small for _ in range(100)]) / 100
-    return Speed(flops, bandwidth, bandwidth / 2, max(launch, _LEAST), "measured")
+        launch = best_of(lambda: [small + small for _ in range(100)]) / 100
+    return Speed(flops, bandwidth, bandwidth / 2, max(launch, LAUNCH_ON_HOST), "measured")
 
 
-def _best(work: Callable[[], object], times: int = 3) -> float:
-    """The least of the seconds that a piece of work took, after once that does not count."""
+def best_of(work: Callable[[], object], times: int = 3, wait: Callable[[], object] = lambda: None) -> float:
+    """The least seconds that a piece of work took, after once that does not count; ``wait`` waits for its end."""
     work()
+    wait()
     found = []
     for _ in range(times):
         start = time.perf_counter()
         work()
+        wait()
         found.append(time.perf_counter() - start)
     return max(min(found), 1e-9)

@@ -2,28 +2,42 @@
 
 A card that PyTorch names, or that a rig names (`cuda0=24GiB@RTX 3090`), has its maker's figures; an unnamed one of a
 typed rig those of a common card with as much memory and a slow slot. So has a simulated device: it rehearses such a
-card. The host is measured once where it is here (`measured_host`), and has stated figures on a rig that is elsewhere.
+card. The host and the cards that are here are measured once (`measured_host`, `measured_cards`); the host has stated
+figures on a rig that is elsewhere.
 
-Makers publish what nothing exceeds. What large operations reach is a part of that, and is what a `Speed` says.
+Makers publish what nothing exceeds. What programs reach is a part of that, and is what a `Speed` says: two efficiencies
+a card and dtype (products and convolutions; attention), one rate a link, and the seconds that starting an operation
+takes. A time that rests on figures is right within `SPREAD` of it at best, and is said as a range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .cards import Card, card_of, card_of_size
+from .cards import SINGLE, Card, card_of, card_of_size
 from .devices import Device, Memory, Rig
 
 TERA, GIGA = 1e12, 1e9
-REACHED = {"flops": 0.6, "bandwidth": 0.8, "link": 0.76}
-"""The part of published figures that large matrix products, element-wise operations and pinned copies reach."""
+REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}
+"""The part of published figures that element-wise operations and pinned copies reach, on every card.
+
+With a large cache element-wise operations exceed the memory's bandwidth: twice the 0.8 of other cards, by FLUX.1 and
+LTX-Video on an L40S and FLUX.1 on an RTX 4090, where 0.8 would ask for more arithmetic than the cards have.
+"""
+
+SPREAD = 0.25
+"""The part of a predicted time that it may be off by where the device was not measured."""
 
 DISK = 2.0 * GIGA
 """Bytes a second from a solid-state disk, where it was not measured."""
 
+LAUNCH_ON_HOST = 2.5e-5
+"""The least seconds in which an operation is started and ends on the host, where nothing goes on meanwhile."""
+
+_MUCH = 0.6
 _SLOW_LINK = 12.0 * GIGA
-_LAUNCH = 6e-6
+_LAUNCH = 1.7e-5  # of PyTorch as it is: SD1.5 at 512² asks for 12 to 35 µs on five cards (stable-fast, fal-ai)
 _HALVES = ("float16", "bfloat16")
 
 
@@ -31,8 +45,11 @@ _HALVES = ("float16", "bfloat16")
 class Speed:
     """What large operations reach on a device: operations a second by dtype, bytes a second, seconds to start one.
 
-    ``flops`` has float32 at least; a dtype that it does not name computes as float32 does. ``link`` is the way from
-    the host's memory, in one direction; that of the host to itself is a copy within its memory.
+    ``flops`` has float32 at least; a dtype that it does not name computes as float32 does. ``attention`` has what
+    attention reaches, by dtype, where that differs. ``link`` is the way from the host's memory, in one direction; that
+    of the host to itself is a copy within its memory. ``peer`` is the way to another device of the same ``label``: 0
+    where there is none but through the host, None where it is as fast as ``link``. ``spread`` is the part of a time
+    that it may be off by, 0 if measured.
     """
 
     flops: Mapping[str, float] = field(hash=False)
@@ -40,10 +57,23 @@ class Speed:
     link: float
     launch: float = _LAUNCH
     label: str = ""
+    attention: Mapping[str, float] = field(default_factory=dict, hash=False)
+    peer: float | None = None
+    spread: float = 0.0
 
-    def seconds(self, flops: float, nbytes: float, dtype: str) -> float:
+    def seconds(self, flops: float, nbytes: float, dtype: str, attention: bool = False) -> float:
         """The time of one operation: of its arithmetic or of its memory traffic, whichever is longer, and its start."""
-        return max(flops / self.flops.get(dtype, self.flops["float32"]), nbytes / self.bandwidth) + self.launch
+        return max(flops / self.rate(dtype, attention), nbytes / self.bandwidth) + self.launch
+
+    def rate(self, dtype: str, attention: bool = False) -> float:
+        """Operations a second in a dtype, of products or of attention."""
+        known = {**self.flops, **self.attention} if attention else self.flops
+        return known.get(dtype, known["float32"])
+
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """Whether bfloat16 takes much longer than float16, as where it is computed as float32."""
+        return self.rate("bfloat16") < _MUCH * self.rate("float16")
 
 
 @dataclass(frozen=True)
@@ -61,19 +91,40 @@ class Speeds:
         return min(self.disk, self[device].link) if from_disk else self[device].link
 
     def crossing(self, source: Device, target: Device) -> float:
-        """Bytes a second from one device to another: of the slower link; through the host's memory."""
-        ends = [self[one].link for one in (source, target) if not one.is_host]
-        return min(ends, default=self[source].link)
+        """Bytes a second from one device to another: by their own way, or by the host's memory, there and back."""
+        ends = [self[one] for one in (source, target) if not one.is_host]
+        if len(ends) < 2:
+            return ends[0].link if ends else self[source].link
+        ways = [one.link if one.peer is None else one.peer for one in ends]
+        if all(ways) and source.process == target.process:
+            return min(ways) if ends[0].label == ends[1].label else min(one.link for one in ends)
+        return 1 / sum(1 / one.link for one in ends)
+
+    def spread(self, devices: Iterable[Device]) -> float:
+        """The part of a time on some devices that it may be off by; 0 where all of them were measured."""
+        return max((self[one].spread for one in devices), default=0.0)
 
 
-HOST_SPEED = Speed({"float32": 0.5 * TERA, "bfloat16": 0.5 * TERA, "float16": 0.1 * TERA}, 40 * GIGA, 10 * GIGA, 1e-5)
+HOST_SPEED = Speed(
+    {"float32": 0.5 * TERA, "bfloat16": 0.5 * TERA, "float16": 0.1 * TERA},
+    40 * GIGA,
+    10 * GIGA,
+    LAUNCH_ON_HOST,
+    spread=SPREAD,
+)
 """A desktop processor of eight cores with two channels of memory, for the host of a rig that is not this machine."""
 
 
-def speeds_of(rig: Rig, host: Speed | None = None, disk: float = DISK) -> Speeds:
-    """The speeds of a rig's devices; ``host`` is what was measured here, and counts where the rig is here."""
+def speeds_of(
+    rig: Rig, host: Speed | None = None, disk: float = DISK, measured: Mapping[Device, Speed] | None = None
+) -> Speeds:
+    """The speeds of a rig's devices.
+
+    ``host`` and ``measured`` are what was measured here of the host and of cards, and count where the rig is here.
+    """
     own = host if host is not None and rig.present else HOST_SPEED
-    named = {device: _speed(device, memory, own) for device, memory in rig.memory.items()}
+    known = (measured or {}) if rig.present else {}
+    named = {device: known.get(device) or _speed(device, memory, own) for device, memory in rig.memory.items()}
     return Speeds({rig.host: own, **named}, disk)
 
 
@@ -84,16 +135,20 @@ def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
     if card is not None:
         return of_card(card)
     guessed = of_card(card_of_size(memory.total / 2**30))
-    return replace(guessed, link=min(guessed.link, _SLOW_LINK), label=f"like {guessed.label}")
+    return replace(guessed, link=min(guessed.link, _SLOW_LINK), peer=0.0, label=f"like {guessed.label}")
 
 
 def of_card(card: Card) -> Speed:
     """What is reached of a card's published figures."""
-    half = dict.fromkeys(_HALVES, card.half) if card.bf16 else {"float16": card.half}
-    flops = {"float32": card.single, **half}
+    halves = _HALVES if card.bf16 else _HALVES[:1]
+    flops = {"float32": card.single * SINGLE.products, **dict.fromkeys(halves, card.half * card.reached.products)}
+    attention = {"float32": card.single * SINGLE.attention, **dict.fromkeys(halves, card.half * card.reached.attention)}
     return Speed(
-        {dtype: value * TERA * REACHED["flops"] for dtype, value in flops.items()},
-        card.bandwidth * GIGA * REACHED["bandwidth"],
+        {dtype: value * TERA for dtype, value in flops.items()},
+        card.bandwidth * GIGA * REACHED["cached" if card.cached else "bandwidth"],
         card.link * GIGA * REACHED["link"],
         label=card.name,
+        attention={dtype: value * TERA for dtype, value in attention.items()},
+        peer=card.peer * GIGA * REACHED["link"],
+        spread=SPREAD,
     )

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import duration
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import counted, format_bytes
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..passes.simulate.timeline import timeline
-from .facts import cuts_of, duration, weights_by_place
+from .facts import cuts_of, weights_by_place
 
 _NOWHERE = "nothing"
 _SAME = 0.005
@@ -45,7 +46,8 @@ def _of_one(before: Program, after: Program) -> Iterator[str]:
     yield from _changes("sent in a call", _sent(before), _sent(after))
     then, now = (timeline(one, speeds_here(one.rig)).seconds for one in (before, after))
     if abs(now - then) > _SAME * then:
-        yield f"a call takes {duration(then)} → {duration(now)}"
+        spreads = (speeds_here(one.rig).spread(one.devices) for one in (before, after))
+        yield f"a call takes {duration(then, next(spreads))} → {duration(now, next(spreads))}"
 
 
 def _changes(what: str, before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:

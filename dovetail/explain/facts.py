@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from ..compiler.ir.program import Program
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import duration
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
-from ..planning.table import seconds_text, what_of, working_devices
+from ..planning.table import what_of, working_devices
 
 _WAITS = 0.02
 """The part of a call that a device waits at least where that is said."""
@@ -29,24 +30,14 @@ class Cut:
     values: int
     nbytes: int
     seconds: float
+    spread: float = 0.0
 
     def sentence(self, times: int) -> str:
         """What the cut costs, in a call and in so many of them."""
         once = f"{format_bytes(self.nbytes)} in {counted(self.values, 'value')}"
-        whole = f", {duration(times * self.seconds)} in {times} calls" if times > 1 else ""
-        return (
-            f"Each call sends {once} from {self.source} to {self.target}, which takes {duration(self.seconds)}{whole}."
-        )
-
-
-def duration(seconds: float) -> str:
-    """Seconds to three digits, in a unit that suits them.
-
-    >>> duration(51.24), duration(0.001336), duration(7.2e-07)
-    ('51.2 s', '1.34 ms', '0.72 µs')
-    """
-    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("µs", 1e-6))
-    return f"{seconds_text(seconds / scale)} {unit}"
+        whole = f", {duration(times * self.seconds, self.spread)} in {times} calls" if times > 1 else ""
+        takes = duration(self.seconds, self.spread)
+        return f"Each call sends {once} from {self.source} to {self.target}, which takes {takes}{whole}."
 
 
 def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
@@ -57,7 +48,10 @@ def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
         for source, size in sent(program, crossing):
             values[source, crossing.target] += 1
             nbytes[source, crossing.target] += size
-    return [Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way)) for way, count in values.items()]
+    return [
+        Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way), speeds.spread(way))
+        for way, count in values.items()
+    ]
 
 
 def weights_by_place(program: Program) -> dict[tuple[Device, Residency], int]:
@@ -80,22 +74,22 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
     where = "; ".join(f"{device} has {what_of(program, device)}" for device in working_devices(program))
     split = "; its matrices are split by rows" if program.is_sliced else ""
     often = f", and a picture makes {times}" if times > 1 else ""
-    line = timeline(program, speeds)
-    yield f"{title}: {where}{split}. A call takes {duration(line.seconds)}{often}."
-    yield from _chain(program, speeds)
+    line, spread = timeline(program, speeds), speeds.spread(program.devices)
+    yield f"{title}: {where}{split}. A call takes {duration(line.seconds, spread)}{often}."
+    yield from _chain(program, speeds, spread)
     for cut in cuts_of(program, speeds):
         yield cut.sentence(times)
     for device, seconds in line.waited.items():
         if seconds > _WAITS * line.seconds:
-            yield f"{device} waits {duration(seconds)} of each call for {_awaited(line, device, seconds)}."
+            yield f"{device} waits {duration(seconds, spread)} of each call for {_awaited(line, device, seconds)}."
 
 
-def _chain(program: Program, speeds: Speeds) -> Iterator[str]:
+def _chain(program: Program, speeds: Speeds, spread: float) -> Iterator[str]:
     """What the longest chain of work of a call is made of, where that is work of several lanes."""
     lanes: Counter[str] = Counter()
     for stretch in critical_path(program, speeds):
         lanes[stretch.lane] += stretch.seconds  # type: ignore[assignment]
-    parts = [f"{duration(seconds)} {lane}" for lane, seconds in lanes.most_common() if seconds > 0]
+    parts = [f"{duration(seconds, spread)} {lane}" for lane, seconds in lanes.most_common() if seconds > 0]
     if len(parts) > 1:
         yield f"Its longest chain of work, which alone decides that, is {', '.join(parts)}."
 

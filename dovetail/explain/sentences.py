@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import KINDS, Device, Memory
+from ..compiler.spec.durations import duration
 from ..compiler.spec.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..planning.table import Account
-from .facts import duration, sentences_of
+from .facts import sentences_of
 from .what_if import what_if
 
 _FULL = 0.9
@@ -21,8 +22,8 @@ _FULL = 0.9
 def explain_plan(account: Account) -> Iterator[str]:
     """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
     programs = counted(len(account.parts), "program")
-    yield from (f"Warning: {warning}." for warning in account.warnings)
-    yield f"A picture takes {duration(account.seconds)}, without reading files, in {programs}."
+    yield from (f"Warning: {one}." for one in account.warnings)
+    yield f"A picture takes {duration(account.seconds, account.spread)}, without reading files, in {programs}."
     for part in account.parts:
         call = part.call
         told = [*sentences_of(part.title, call.program, call.times, account.speeds), reason_for(account, part)]

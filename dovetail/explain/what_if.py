@@ -36,7 +36,9 @@ def what_if(decision: Decision) -> Iterator[str]:
 def with_links(speeds: Speeds, times: float) -> Speeds:
     """The speeds with links between devices and the host so many times as fast."""
     devices: Mapping[Device, Speed] = {
-        device: speed if device.is_host else replace(speed, link=times * speed.link)
+        device: speed
+        if device.is_host
+        else replace(speed, link=times * speed.link, peer=speed.peer and times * speed.peer)
         for device, speed in speeds.devices.items()
     }
     return replace(speeds, devices=devices)

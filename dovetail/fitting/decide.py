@@ -22,6 +22,7 @@ from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, taken_off
+from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
 from .chains import COUNTS, chains_in_chunks, joined_chain
 
@@ -167,8 +168,17 @@ def machine_of(request: Request) -> Machine:
 
 
 def speeds_here(rig: Rig) -> Speeds:
-    """The speeds of a rig's devices; this machine's host is measured once, where the rig is here."""
-    return speeds_of(rig, measured_host() if rig.present else None)
+    """The speeds of a rig's devices; this machine's host and cards are measured once, where the rig is here."""
+    return speeds_of(rig, measured_host() if rig.present else None, measured=measured_cards(rig))
+
+
+def speeds_rehearsed(rig: Rig) -> Speeds:
+    """The speeds at which a rig's devices compute on this machine: of simulated ones those of its processor."""
+    speeds = speeds_here(rig)
+    host = replace(speeds[rig.host], peer=None)
+    return replace(
+        speeds, devices={device: host if device.is_simulated else one for device, one in speeds.devices.items()}
+    )
 
 
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:

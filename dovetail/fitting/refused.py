@@ -98,7 +98,8 @@ def explained(
 
     settled = None if leaves_devices_open(request, roles) else in_chunks
     outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), in_chunks=settled)
-    said = [*tried.others, *(said_of(out, tried.folder) for out in outs)]
+    spread = machine.speeds.spread(machine.devices)
+    said = [*tried.others, *(said_of(out, tried.folder, spread) for out in outs)]
     return DoesNotFitError(refusal(refused.problem, said), refused.over)
 
 

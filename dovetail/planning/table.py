@@ -17,6 +17,7 @@ from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.split import pieces
 from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import bounds, seconds_text
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
@@ -24,6 +25,7 @@ from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 from .on_host import told_of_host
+from .warnings import warnings_of
 
 if TYPE_CHECKING:
     from ..fitting.decide import Decision
@@ -64,7 +66,7 @@ class Row:
 class Part:
     """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
 
-    ``chunks`` says in how many its wide parts are computed.
+    ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
     """
 
     title: str
@@ -74,6 +76,7 @@ class Part:
     seconds: float
     bringing: float
     chunks: int = 1
+    spread: float = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -130,13 +133,25 @@ class Account:
         tile = self.generation.tiles.get(call.component)
         seconds = call.times * line.seconds + bringing
         return Part(
-            title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program)
-        )
+            title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program),
+            self.speeds.spread(call.program.devices),
+        )  # fmt: skip
 
     @property
     def seconds(self) -> float:
-        """The predicted seconds of a picture, without reading files."""
+        """The predicted seconds of a picture, without reading files; the middle where they are a range."""
         return sum(part.seconds for part in self.parts)
+
+    @property
+    def spread(self) -> float:
+        """The part of these seconds that they may be off by; 0 where all devices were measured."""
+        return sum(part.seconds * part.spread for part in self.parts) / self.seconds if self.seconds else 0.0
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the plan slow and what would not, each with both times; to be said before all else."""
+        on_host = told_of_host(self.parts, self.speeds, self.generation.rig.host, self.seconds, self.decision)
+        return (*on_host, *warnings_of(self.parts, self.speeds))
 
     @property
     def line(self) -> str:
@@ -157,22 +172,21 @@ class Account:
             for name, fact in self.devices().items()
         ]  # fmt: skip
 
-    @cached_property
-    def warnings(self) -> list[str]:
-        """What is to be said before all else: denoiser blocks on the host, and the cure."""
-        host = self.generation.rig.host
-        return list(told_of_host(self.parts, self.speeds, host, self.seconds, self.decision))
+    def remarks(self, *, warned: bool = False) -> list[str]:
+        """What warns of the plan, how long a picture takes, and why devices are used or not, a line each.
 
-    def remarks(self) -> list[str]:
-        """How long a picture takes, and why devices are used or not, a line each."""
+        The warnings are left out where somebody has ``warned`` before.
+        """
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
-        return [f"a picture takes {seconds_text(self.seconds)} s, without reading files{searched}", *self.notes]
+        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s, without reading files{searched}"
+        warnings = () if warned else (f"warning: {one}" for one in self.warnings)
+        return [*warnings, takes, *self.notes]
 
     def document(self) -> dict[str, object]:
         """All of it as data; sizes are in bytes."""
         devices = self.devices()
         return {
-            "seconds": round(self.seconds, 3),
+            **_seconds(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
             "options": dict(self.settings),
             "components": {part.title: _facts(part) for part in self.parts},
@@ -180,7 +194,7 @@ class Account:
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
-            "warnings": self.warnings,
+            "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
 
@@ -212,13 +226,10 @@ def staging_notes(generation: Generation) -> list[str]:
     ]
 
 
-def seconds_text(seconds: float) -> str:
-    """Seconds to three digits.
-
-    >>> seconds_text(123.4), seconds_text(0.01234)
-    ('123', '0.0123')
-    """
-    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+def _seconds(seconds: float, spread: float) -> dict[str, float]:
+    """Seconds as data: the middle, and the ends of the range, which are the same where the devices were measured."""
+    low, high = bounds(seconds, spread)
+    return {"seconds": round(seconds, 3), "seconds_low": round(low, 3), "seconds_high": round(high, 3)}
 
 
 def what_of(program: Program, device: Device) -> str:
@@ -283,7 +294,7 @@ def _text(part: Part, row: Row) -> tuple[str, ...]:
         _size(row.activations),
         _size(row.streamed),
         _places(row),
-        seconds_text(part.seconds) if is_first else "",
+        seconds_text(part.seconds, part.spread) if is_first else "",
     )
 
 
@@ -305,7 +316,7 @@ def _facts(part: Part) -> dict[str, Any]:
         "tiled": bool(part.tile),
         "chunks": part.chunks,
         "calls": part.call.times,
-        "seconds": round(part.seconds, 3),
+        **_seconds(part.seconds, part.spread),
         "bringing_seconds": round(part.bringing, 3),
         "devices": [
             {

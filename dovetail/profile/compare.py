@@ -10,6 +10,8 @@ from .chrome import MEASURED, PREDICTED, Slice
 from .sides import CALLS
 
 _SIDES = (PREDICTED, MEASURED)
+_LEAST = 1e-6
+"""The seconds below which a prediction is no ground for a ratio."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class Compared:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted, where both are known."""
-        return self.measured / self.predicted if self.measured is not None and self.predicted else None
+        """Measured over predicted, where both are known and a microsecond or more is predicted."""
+        is_known = self.measured is not None and self.predicted is not None and self.predicted >= _LEAST
+        return self.measured / self.predicted if is_known else None  # type: ignore[operator]
 
 
 def compared(slices: Iterable[Slice]) -> list[Compared]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
+from ...compiler.spec.durations import seconds_text
 from .chain import Part
 from .options import Machine
 from .plan import settings_of
@@ -224,10 +225,11 @@ def refusal(problem: str, outs: Sequence[str]) -> str:
     return "\n  ".join((f"{problem}\n{FITS}", *outs))
 
 
-def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
+def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> str:
     """A way out in words, with what to type and the seconds that a picture takes then.
 
-    ``folder`` is that of the pipeline, for what is to be converted first.
+    ``folder`` is that of the pipeline, for what is to be converted first; ``spread`` the part of the seconds that they
+    may be off by.
     """
     typed = line_of(out.settings) or "without --max-vram"
     commands = [
@@ -235,7 +237,7 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER") -> str:
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
-    return f"{out.what} ({before}{typed}: {_seconds(out.seconds)} s)"
+    return f"{out.what} ({before}{typed}: {_seconds(out.seconds, spread)} s)"
 
 
 def line_of(settings: Mapping[str, str]) -> str:
@@ -249,5 +251,7 @@ def _given(option: str, value: str) -> list[str]:
     return value.split(",") if option == "--weights" else [value]
 
 
-def _seconds(seconds: float) -> str:
+def _seconds(seconds: float, spread: float) -> str:
+    if spread:
+        return seconds_text(seconds, spread)
     return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"

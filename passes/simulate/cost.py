@@ -30,6 +30,7 @@ class OpCost:
     """Floating-point operations, bytes read and written, and the dtype in which it computes.
 
     ``whole`` are those of the bytes read that each device reads that computes some columns of the result.
+    ``attention`` says that it is an attention, of which devices reach another part of their figures than of a product.
     """
 
     flops: float = 0.0
@@ -37,11 +38,12 @@ class OpCost:
     written: int = 0
     dtype: str = "float32"
     whole: int = 0
+    attention: bool = False
 
     def seconds(self, speed: Speed) -> float:
         """The time on a device; nothing for what neither computes nor touches memory."""
         nbytes = self.read + self.written
-        return speed.seconds(self.flops, nbytes, self.dtype) if self.flops or nbytes else 0.0
+        return speed.seconds(self.flops, nbytes, self.dtype, self.attention) if self.flops or nbytes else 0.0
 
     def part(self, share: float) -> OpCost:
         """What a device does of it that makes a share of the columns: all of the input, a share of the rest."""
@@ -61,7 +63,7 @@ def cost_of(node: Node) -> OpCost:
     written = sum(map(_nbytes, results))
     read = written if node.target in _LOOKUPS else sum(map(_nbytes, operands))
     whole = _nbytes(operands[0]) if node.target in LINEAR else 0
-    return OpCost(_flops(node), read, written, _dtype(results, operands), whole)
+    return OpCost(_flops(node), read, written, _dtype(results, operands), whole, node.target in _ATTENTIONS)
 
 
 def _nbytes(tensor: TensorType) -> int:
@@ -136,6 +138,8 @@ _FORMULAS: dict[Any, Callable[[Sequence[Any], Shape], float]] = {
     _ATEN.conv_transpose2d.input: _transposed,
     _ATEN.conv_transpose3d.input: _transposed,
 }  # fmt: skip
+
+_ATTENTIONS = frozenset({_ATEN.scaled_dot_product_attention.default})
 
 _LOOKUPS = frozenset(
     {_ATEN.embedding.default, _OURS.quantized_embedding.default, _ATEN.index.Tensor, _ATEN.gather.default,

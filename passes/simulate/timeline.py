@@ -131,11 +131,21 @@ class ClockWalk:
         """One operation, on the device of the run that it is in."""
         assert self.running is not None
         device = self.running.device
-        seconds = _cost(self.program, step, device).seconds(self.speeds[device])
+        seconds = self.cost(step.node, device).seconds(self.speeds[device])
         start = max(self.computed[device], self.issued)
         self.began = start if self.began is None else self.began
         self.computed[device] = start + seconds
         self.issue(device)
+
+    def cost(self, node: Node, device: Device) -> OpCost:
+        """The cost of an operation, or of the columns of it that a device has."""
+        cost = cost_of(node)
+        return cost.part(self.share(node, device)) if split_of(node) else cost
+
+    def share(self, node: Node, device: Device) -> float:
+        """The part of a split value's columns that a device has."""
+        begin, end = part_of(self.program, node, device)
+        return (end - begin) / max(1, tensors_of(node)[0].sizes[-1])
 
     def issue(self, device: Device) -> None:
         """The host goes on; where it computes itself what it issues, when that is done."""
@@ -155,7 +165,7 @@ class ClockWalk:
     def copy(self, copy: Copy) -> None:
         """A value goes to another device, when it has been made and the lane is free; within a device it is a write."""
         node = copy.value.node
-        share = _share(self.program, node, copy.source) if copy.value.part else 1.0
+        share = self.share(node, copy.source) if copy.value.part else 1.0
         nbytes = share * sum(arriving(tensor) for tensor in tensors_of(node))
         if copy.source == copy.target:
             self.computed[copy.source] += 2 * nbytes / self.speeds[copy.source].bandwidth
@@ -187,15 +197,3 @@ class ClockWalk:
         self.free[lane] = start + seconds
         self.spans.append(Span(lane, what, start, start + seconds))
         return start + seconds
-
-
-def _cost(program: Program, step: Step, device: Device) -> OpCost:
-    """The cost of an operation, or of the columns of it that a device has."""
-    cost = cost_of(step.node)
-    return cost.part(_share(program, step.node, device)) if split_of(step.node) else cost
-
-
-def _share(program: Program, node: Node, device: Device) -> float:
-    """The part of a split value's columns that a device has."""
-    begin, end = part_of(program, node, device)
-    return (end - begin) / max(1, tensors_of(node)[0].sizes[-1])

@@ -65,4 +65,4 @@ def print_account(account: Account, json: bool, model: str, words: Sequence[str]
     print()
     print_table(HEAD_OF_DEVICES, account.rows_of_devices(), RIGHT_OF_DEVICES)
     print()
-    print(*account.remarks(), generate_line(model, account.settings, words, prompt), sep="\n")
+    print(*account.remarks(warned=True), generate_line(model, account.settings, words, prompt), sep="\n")

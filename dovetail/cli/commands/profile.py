@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,15 +21,26 @@ HEAD = ("component", "lane", "what", "calls", "predicted ms", "measured ms", "ra
 _RIGHT = (3, 4, 5, 6)
 _MOST = 1000
 _LEAST = 5e-7
+Save = Annotated[bool, typer.Option("--save", help="Have the next plans rest on what was measured.")]
 Traced = Annotated[Path, typer.Argument(metavar="FILE", help="What `dovetail generate --profile` wrote.")]
 
 
-def profile(file: Traced, json: Json = False, debug: Debug = False) -> None:
-    """Compare a profile's measured times with the predicted ones, by segment, load and copy, in a call."""
+def profile(file: Traced, save: Save = False, json: Json = False, debug: Debug = False) -> None:
+    """Compare a profile's measured times with the predicted ones, by segment, load and copy, in a call.
+
+    Simulated devices are predicted as fast as this machine's processor, which computes for them. --save has the next
+    plans rest on what was measured of the devices of this machine.
+    """
     from ...profile.chrome import read_trace
     from ...profile.compare import compared
 
     rows = compared(read_trace(file))
+    if save:
+        from ...profile.saved import saved
+
+        print(*saved(rows), sep="\n", file=sys.stderr if json else sys.stdout)
+        if not json:
+            return
     if json:
         print_json([{**asdict(one), "ratio": one.ratio} for one in rows])
         return
@@ -58,7 +70,7 @@ def profiled(file: Path | None, pipe: Any) -> Iterator[None]:
 def _write_profile(file: Path, recording: Recording, pipe: Any) -> None:
     """Writes the trace of a call of a compiled pipeline: what was measured, and what is predicted of the same calls."""
     from ...components.compiled import CompiledModule
-    from ...fitting.decide import speeds_here
+    from ...fitting.decide import speeds_rehearsed
     from ...profile.chrome import trace_of
     from ...profile.sides import slices_of
     from ..output.results import json_text, put
@@ -70,7 +82,7 @@ def _write_profile(file: Path, recording: Recording, pipe: Any) -> None:
         for made in call.programs.values()
         if isinstance(made, CompiledModule)
     }
-    put(json_text(trace_of(slices_of(recording, names, speeds_here(pipe.dovetail.rig))), 2), file)
+    put(json_text(trace_of(slices_of(recording, names, speeds_rehearsed(pipe.dovetail.rig))), 2), file)
 
 
 def _ms(seconds: float | None) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from ...compiler.atomic_write import written_beside
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
+from ...compiler.spec.durations import duration
 from ...compiler.spec.speeds import Speeds
 from ...compiler.spec.units import format_bytes
 from ...fitting.decide import speeds_here
@@ -155,14 +156,17 @@ def _devices(
 def _program(name: str, program: Program, account: Account | None, seen: Profile | None) -> dict[str, Any]:
     part = _part_of(program, account)
     line = seen.timeline.seconds if seen else 0.0
+    seconds, spread = part.seconds if part else line, _speeds(program, account).spread(program.devices)
     by_device = outline(program, name, "devices")
     return {
         "name": name,
         "class": program.name,
         "phase": part.call.phase if part else "",
         "calls": part.call.times if part else 1,
-        "seconds": part.seconds if part else line,
+        "seconds": seconds,
+        "takes": duration(seconds, spread),
         "call_seconds": line,
+        "call_takes": duration(line, spread),
         "weights": sum(weight.nbytes for weight in program.weights.values()),
         "operations": sum(len(segment.nodes) for segment in program.segments),
         "segments": len(program.segments),
@@ -207,6 +211,7 @@ def _plan(account: Account | None) -> dict[str, Any] | None:
         "rows_of_devices": account.rows_of_devices(),
         "remarks": account.remarks(),
         "seconds": account.seconds,
+        "takes": duration(account.seconds, account.spread),
     }
 
 

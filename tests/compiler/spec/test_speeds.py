@@ -1,14 +1,16 @@
 """What is known of the speed of devices."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import measured_speeds
 from dovetail.compiler.spec.cards import CARDS, card_of, card_of_size
 from dovetail.compiler.spec.devices import Device, Memory, Rig
-from dovetail.compiler.spec.measured_speeds import measured_host, read_speeds
+from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
 from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, speeds_of
 
 
@@ -32,8 +34,16 @@ def test_every_listed_card_is_found_by_its_name() -> None:
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("Tesla T4", "T4"),
-        ("Intel(R) Arc(TM) A770 Graphics", "Arc(TM) A770"),
+        ("Intel(R) Arc(TM) A770 Graphics", "Arc A770"),
         ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
+        ("Tesla P40", "P40"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("NVIDIA GB10", "GB10"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("AMD Instinct MI300A", "MI300A"),
+        ("Apple M2 Max", "Apple M2 Max"),
     ],
 )
 def test_pytorchs_names_of_cards_are_known(label: str, name: str) -> None:
@@ -68,7 +78,7 @@ def test_a_rig_may_name_a_card() -> None:
 def test_a_detected_card_is_known_by_its_label_and_the_host_here_as_measured() -> None:
     memory = {Device("cuda"): Memory(24 << 30, 20 << 30, label="NVIDIA GeForce RTX 3090"), Device("cpu"): Memory(1, 1)}
     speeds = speeds_of(Rig(memory), SLOW)
-    assert speeds[Device("cuda")].flops["bfloat16"] == pytest.approx(0.6 * 71.2e12)
+    assert speeds[Device("cuda")].flops["bfloat16"] == pytest.approx(0.9 * 71.2e12)
     assert speeds[Device("cpu")] == SLOW
 
 
@@ -86,6 +96,81 @@ def test_an_operation_takes_as_long_as_the_slower_of_arithmetic_and_memory() -> 
     speed = Speed({"float32": 100.0}, 10.0, 1.0, 0.5)
     assert speed.seconds(1000, 10, "float32") == 10.5
     assert speed.seconds(10, 1000, "float32") == 100.5
+
+
+@pytest.mark.parametrize(
+    "name",
+    "P40|P100|GTX 1070|GTX 1080|GTX 1660|RTX 2060 12 GB|RTX 2070|RTX 3060 Ti|RTX 3070 Ti|RTX 5000 Ada|RTX 4500 Ada|"
+    "RTX 4000 Ada|RTX PRO 6000|RX 9070 XT|RX 7800 XT|Radeon PRO W7900|MI50|MI100|MI210|MI300A|GB10|GH200|Apple M4 Max|"
+    "Arc A770|iGPU".split("|"),
+)
+def test_a_rig_may_name_cards_old_and_new(name: str) -> None:
+    rig = Rig.parse(f"cuda0=8GiB@{name}")
+    assert rig[Device("cuda")].label == name
+    assert Rig.parse(str(rig)) == rig
+
+
+def test_an_unknown_card_is_answered_with_where_the_names_are() -> None:
+    with pytest.raises(SpecError, match="dovetail devices --cards"):
+        Rig.parse("cuda0=8GiB@Voodoo 2")
+
+
+def test_an_integrated_card_beside_another_one_is_planned_and_comes_last() -> None:
+    rig = Rig.parse("xpu0=16GiB@iGPU,cuda0=12GiB,cpu=32GiB")
+    assert rig[Device("xpu")].integrated
+    assert not rig[Device("cuda")].integrated
+    assert rig.gpus == (Device("cuda"), Device("xpu"))
+    slow, fast = (speeds_of(rig)[one] for one in (Device("xpu"), Device("cuda")))
+    assert slow.rate("float16") < 0.1 * fast.rate("float16")
+
+
+def test_attention_has_a_rate_of_its_own() -> None:
+    speed = speeds_of(Rig.parse("cuda0=80GiB@H100"))[Device("cuda")]
+    product, attention = (speed.seconds(1e15, 0, "bfloat16", one) for one in (False, True))
+    assert product < 0.7 * attention
+
+
+def test_two_cards_reach_each_other_by_nvlink_by_the_slot_or_through_the_host() -> None:
+    rates = []
+    for name in ("H100", "L40S", "RTX 4090"):
+        speeds = speeds_of(Rig.parse(f"cuda0=24GiB@{name},cuda1=24GiB@{name}"))
+        one, other = Device("cuda"), Device("cuda", 1)
+        rates.append((speeds.crossing(one, other), speeds[one].link))
+    (nvlink, slot), (direct, pcie), (around, own) = rates
+    assert nvlink > 5 * slot
+    assert direct == pcie
+    assert around == own / 2, "there and back"
+
+
+def test_cards_of_two_models_copy_through_the_host_unless_both_may_use_the_slot() -> None:
+    speeds = speeds_of(Rig.parse("cuda0=24GiB@RTX 3090,cuda1=12GiB@RTX 3060,cuda2=48GiB@L40S,cuda3=80GiB@H100"))
+    assert speeds.crossing(Device("cuda"), Device("cuda", 1)) < speeds[Device("cuda")].link
+    assert speeds.crossing(Device("cuda", 2), Device("cuda", 3)) == speeds[Device("cuda", 2)].link
+
+
+def test_only_what_was_measured_is_certain() -> None:
+    rig = Rig.parse("cuda0=24GiB@RTX 3090,cpu=64GiB")
+    speeds = speeds_of(rig)
+    assert 0 < speeds.spread(rig.devices) <= 0.25
+    here = Rig({Device("cuda"): Memory(24 << 30, 1, label="RTX 3090"), Device("cpu"): Memory(1, 1)})
+    measured = speeds_of(here, SLOW, measured={Device("cuda"): SLOW})
+    assert measured.spread(here.devices) == 0
+    assert measured[Device("cuda")] == SLOW
+    assert speeds_of(rig, SLOW, measured={Device("cuda"): SLOW})[Device("cuda")] != SLOW, "the rig is elsewhere"
+
+
+def test_a_card_without_bfloat16_says_so_by_its_rates() -> None:
+    rig = Rig.parse("cuda0=11GiB@RTX 2080 Ti,cuda1=24GiB@RTX 3090,cuda2=8GiB@GTX 1080,cpu=64GiB")
+    assert [speeds_of(rig)[device].lacks_bfloat16 for device in rig] == [True, False, False, False]
+
+
+def test_what_was_measured_of_a_card_is_kept_with_its_links_and_attention(tmp_path: Path) -> None:
+    file, speed = tmp_path / "speeds.json", replace(SLOW, attention={"float16": 5e9}, peer=7e9)
+    assert keep_speed(file, "card", speed)
+    kept = measured_before("card", file)
+    assert kept is not None
+    assert (kept.flops, kept.attention, kept.peer, kept.link) == (SLOW.flops, {"float16": 5e9}, 7e9, SLOW.link)
+    assert measured_before("another", file) is None
 
 
 def test_the_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

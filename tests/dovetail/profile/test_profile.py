@@ -20,10 +20,14 @@ from dovetail.cli.app import app
 from dovetail.compiler.errors import UsageError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Load, Run
+from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.compiler.spec.measured_speeds import measured_host
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.components.compiled import CompiledModule
+from dovetail.fitting.decide import speeds_here, speeds_rehearsed
 from dovetail.profile.chrome import MEASURED, PREDICTED, Slice, read_trace, trace_of
-from dovetail.profile.compare import compared
+from dovetail.profile.compare import Compared, compared
+from dovetail.profile.saved import saved
 from dovetail.profile.sides import _measured, predicted_slices, slices_of
 from dovetail.runtime.devices.recording import Measured, MeasuredCall, Recording, recording
 
@@ -178,3 +182,54 @@ def test_what_is_measured_belongs_to_the_latest_call_that_it_began_in(
         within = [call for call in calls if call.start <= one.start <= call.end]
         latest = {call.program.name for call in within if call.start == within[-1].start}
         assert one.program in (latest or {""})
+
+
+ROWS = [
+    Compared("m", "sim0", "segment 0", 2, 1e-9, 0.5),
+    Compared("m", "cpu", "segment 1", 2, 0.1, 0.3),
+    Compared("m", "cpu", "segment 2", 2, 0.1, 0.1),
+    Compared("m", "calls", "m", 2, 0.2, 0.4),
+]
+
+
+def test_a_ratio_to_next_to_nothing_is_none() -> None:
+    assert [row.ratio for row in ROWS] == [None, pytest.approx(3), 1, 2]
+
+
+def test_simulated_devices_are_predicted_as_fast_as_the_processor_that_computes_for_them() -> None:
+    rig = Rig.parse("sim0=16GiB,cpu=16GiB")
+    rehearsed, card = speeds_rehearsed(rig), speeds_of(rig)
+    assert rehearsed[Device("sim")].flops == rehearsed[Device("cpu")].flops
+    assert card[Device("sim")].flops["float32"] > 10 * rehearsed[Device("sim")].flops["float32"]
+
+
+def test_a_saved_profile_feeds_the_next_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    measured_host.cache_clear()
+    rig = Rig.detect(())
+    before = speeds_here(rig)[rig.host]
+    (told,) = saved(ROWS)
+    assert "cpu computes 2.00 times as long" in told
+    after = speeds_here(rig)[rig.host]
+    assert after.flops["float32"] == pytest.approx(before.flops["float32"] / 2)
+    measured_host.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [[], ROWS[:1], ROWS[3:]])
+def test_a_profile_that_measured_no_real_device_cannot_be_saved(rows: list[Compared]) -> None:
+    with pytest.raises(UsageError, match="real devices"):
+        list(saved(rows))
+
+
+def test_a_card_that_is_not_here_cannot_be_saved() -> None:
+    with pytest.raises(UsageError, match="cuda7"):
+        list(saved([Compared("m", "cuda7", "segment 0", 1, 0.1, 0.2)]))
+
+
+def test_the_command_saves_what_a_profile_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(trace_of(both(compiled()))))
+    found = CliRunner().invoke(app, ["profile", str(file), "--save"])
+    assert found.exit_code == 2
+    assert "the profile measured" in found.stderr

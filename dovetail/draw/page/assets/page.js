@@ -18,9 +18,9 @@
 
   function overview(section) {
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
-    const took = data.plan ? data.plan.seconds : sum((one) => one.seconds);
+    const took = data.plan ? data.plan.takes : seconds(sum((one) => one.seconds));
     section.append(el("div", {class: "tiles"},
-      tile(seconds(took), data.plan ? "a picture, predicted" : "a call of each, predicted"),
+      tile(took, data.plan ? "a picture, predicted" : "a call of each, predicted"),
       tile(bytes(data.weights), "of weights"),
       tile(count(data.programs.length), data.programs.length === 1 ? "component" : "programs"),
       tile(count(data.devices.length), data.devices.length === 1 ? "device" : "devices"),
@@ -28,7 +28,7 @@
     const whole = sum((one) => one.seconds) || 1;
     section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time"}, ...data.programs.map((one) => {
       const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: dovetail.colour(one.devices[0])}});
-      part.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${seconds(one.seconds)}, ${Math.round((100 * one.seconds) / whole)} %`], event));
+      part.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${one.takes}, ${Math.round((100 * one.seconds) / whole)} %`], event));
       part.addEventListener("pointerleave", dovetail.hush);
       return part;
     })));
@@ -39,7 +39,7 @@
       ...list.map(([one, index]) => el("button", {type: "button", class: "card component", onclick: () => show(index, true)},
         el("b", {}, one.name), one.calls > 1 ? el("em", {}, `× ${one.calls}`) : null, el("small", {}, one.class),
         el("span", {class: "where"}, ...one.devices.map(dovetail.chip)),
-        el("span", {class: "numbers"}, `${bytes(one.weights)} · ${seconds(one.seconds)}`)))))));
+        el("span", {class: "numbers"}, `${bytes(one.weights)} · ${one.takes}`)))))));
   }
 
   let picked = null, show = () => {};
@@ -66,7 +66,7 @@
     const ribbon = el("div", {class: "draw"}), lanes = el("div", {class: "draw"});
     const facts = [`${count(one.operations)} operations in ${count(one.segments)} ${one.segments === 1 ? "segment" : "segments"}`,
       `${bytes(one.weights)} of weights`, one.crosses ? `${bytes(one.crosses)} cross in a call` : "nothing crosses",
-      `${seconds(one.call_seconds)} a call`];
+      `${one.call_takes} a call`];
     const node = el("div", {},
       el("p", {class: "lead"}, facts.join(" · ")), one.why ? el("p", {class: "note"}, one.why) : null,
       el("p", {class: "note"}, `${one.marks}.`),

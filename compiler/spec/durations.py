@@ -1,0 +1,42 @@
+"""Predicted seconds as text: a number where the devices were measured, else a range around the middle."""
+
+from __future__ import annotations
+
+import math
+
+
+def seconds_text(seconds: float, spread: float = 0.0) -> str:
+    """Seconds to three digits, or the range of what may be off by a part of them, to two digits each.
+
+    >>> seconds_text(123.4), seconds_text(0.01234), seconds_text(60, 0.25), seconds_text(272, 0.25)
+    ('123', '0.0123', '45–75', '204–340')
+    """
+    if not spread or not seconds:
+        return _digits(seconds, 3)
+    low, high = bounds(seconds, spread)
+    digits = 2 if high < 100 else 3
+    return f"{_digits(low, digits)}–{_digits(high, digits)}"
+
+
+def duration(seconds: float, spread: float = 0.0) -> str:
+    """The same in a unit that suits them.
+
+    >>> duration(51.24), duration(0.001336), duration(7.2e-07), duration(0.0016, 0.25)
+    ('51.2 s', '1.34 ms', '0.72 µs', '1.2–2 ms')
+    """
+    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("µs", 1e-6))
+    return f"{seconds_text(seconds / scale, spread)} {unit}"
+
+
+def bounds(seconds: float, spread: float) -> tuple[float, float]:
+    """The least and the most seconds of what may be off by a part of them."""
+    return seconds * (1 - spread), seconds * (1 + spread)
+
+
+def _digits(value: float, count: int) -> str:
+    """A number to so many digits, without an exponent where it is large.
+
+    >>> _digits(1234.5, 3), _digits(204.2, 2), _digits(0.5, 3)
+    ('1234', '204', '0.5')
+    """
+    return f"{value:.0f}" if value >= 100 or not math.isfinite(value) else f"{value:.{count}g}"

@@ -1,0 +1,177 @@
+"""What the cards of this machine reach, measured at their first use in about two seconds each, and kept in a file.
+
+Cards of one name are measured once. What cannot be measured (a card that is full, a driver that raises) is predicted
+from published figures. ``DOVETAIL_MEASURE=0`` has all cards be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from ...compiler.spec.devices import Device, Rig
+from ...compiler.spec.measured_speeds import best_of, keep_speed, measured_before, speeds_file
+from ...compiler.spec.speeds import Speed
+from .accelerator import Accelerator, accelerator_of
+from .transfers import moved
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_HALVES = _DTYPES[1:]
+_SIZES = (256, 512, 1024, 2048, 4096)  # the first one that keeps a device busy for some milliseconds counts
+_ENOUGH = 2e-3
+_REPEATS = 8
+_MIB = 2**20
+_LARGE, _LEAST_FREE = 64 * _MIB, 1024 * _MIB
+_ERRORS = (RuntimeError, TypeError, NotImplementedError, AttributeError)
+
+
+def measured_cards(rig: Rig) -> dict[Device, Speed]:
+    """The speeds of a rig's cards that are here, measured now where that was not done before.
+
+    Simulated devices are no cards, and the host is measured elsewhere.
+    """
+    if not rig.present or os.environ.get("DOVETAIL_MEASURE", "1") in ("0", "no", "off", "false"):
+        return {}
+    cards = {device: memory for device, memory in rig.memory.items() if not (device.is_host or device.is_simulated)}
+    here = {device: memory for device, memory in cards.items() if memory.label and not device.process}
+    found: dict[Device, Speed] = {}
+    for device, memory in here.items():
+        twin = next((one for one, other in here.items() if other.label == memory.label and one != device), None)
+        speed = _measured(device, twin, memory.label, memory.free >= _LEAST_FREE)
+        if speed is not None:
+            found[device] = speed
+    return found
+
+
+def key_of(label: str) -> str:
+    """What a card's speed is kept under: with another PyTorch it is measured again."""
+    return f"{label}, torch {torch.__version__}"
+
+
+def forget() -> None:
+    """Has the file be read again, after something was written into it."""
+    _of_card.cache_clear()
+
+
+def _measured(device: Device, twin: Device | None, label: str, has_room: bool) -> Speed | None:
+    first, second = sorted((device, twin or device), key=lambda one: one.index)
+    return _of_card(first, second if twin else None, label, has_room)
+
+
+@functools.cache
+def _of_card(device: Device, twin: Device | None, label: str, has_room: bool) -> Speed | None:
+    known = measured_before(key_of(label))
+    if known is None and has_room:
+        try:
+            known = measure_card(device.torch, twin.torch if twin else None)
+        except _ERRORS as error:
+            logger.debug("%s (%s) cannot be measured: %s", str(device), label, str(error))
+            return None
+        keep_speed(speeds_file(), key_of(label), known)
+    return None if known is None else replace(known, label=label)
+
+
+def measure_card(device: torch.device, twin: torch.device | None = None) -> Speed:
+    """Times products and attention in each dtype, an addition, copies and the start of an operation on a device.
+
+    ``twin`` is another device of the model, to which copies are timed too.
+    """
+    there = accelerator_of(device)
+    with torch.inference_mode(), there.uncounted():
+        flops = dict(_by_dtype(lambda dtype: _products(there, dtype), _DTYPES))
+        attention = dict(_by_dtype(lambda dtype: _attention(there, dtype), _HALVES))
+        bandwidth, link = _bandwidth(there), _link(there)
+        peer = _peer(there, accelerator_of(twin)) if twin is not None else 0.0
+        speed = Speed(flops, bandwidth, link, _launch(there), "measured", attention, peer)
+    there.empty_cache()
+    return speed
+
+
+def _by_dtype(rate: Callable[[torch.dtype], float], names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """The rate in each dtype that the device computes in; it raises for float32, which all have."""
+    for name in names:
+        with contextlib.suppress(*(() if name == "float32" else _ERRORS)):
+            yield name, rate(getattr(torch, name))
+
+
+def _grown(work: Callable[[int], Callable[[], object]], there: Accelerator, flops: Callable[[int], float]) -> float:
+    """Operations a second of the first size that takes some milliseconds, or of the largest one."""
+    rate = 0.0
+    for size in _SIZES:
+        once = work(size)
+        took = best_of(once, 1, there.synchronize)
+        if took < _ENOUGH:  # many at once, as one is over before the host has seen it
+            took = best_of(lambda: [once() for _ in range(_REPEATS)], 2, there.synchronize) / _REPEATS  # noqa: B023
+        rate = max(rate, flops(size) / took)
+        if took >= _ENOUGH:
+            break
+    return rate
+
+
+def _products(there: Accelerator, dtype: torch.dtype) -> float:
+    def work(size: int) -> Callable[[], object]:
+        a, b = (torch.ones(size, size, dtype=dtype, device=there.device) for _ in "ab")
+        return lambda: a @ b
+
+    return _grown(work, there, lambda size: 2.0 * size**3)
+
+
+def _attention(there: Accelerator, dtype: torch.dtype) -> float:
+    heads, width = 16, 64
+
+    def work(size: int) -> Callable[[], object]:
+        q, k, v = (torch.ones(1, heads, size, width, dtype=dtype, device=there.device) for _ in "qkv")
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    return _grown(work, there, lambda size: 4.0 * heads * width * size**2)
+
+
+def _bandwidth(there: Accelerator) -> float:
+    large, out = (torch.ones(_LARGE // 4, device=there.device) for _ in "ab")
+    return 3 * _LARGE / best_of(lambda: torch.add(large, large, out=out), 3, there.synchronize)
+
+
+def _link(there: Accelerator) -> float:
+    """Bytes a second of a copy from the host's memory, pinned where that can be."""
+    source = there.empty_on_host((_LARGE,), (1,), torch.uint8)
+    target = torch.empty(_LARGE, dtype=torch.uint8, device=there.device)
+    return _LARGE / best_of(lambda: target.copy_(source, non_blocking=True), 3, there.synchronize)
+
+
+def _peer(here: Accelerator, there: Accelerator) -> float:
+    """Bytes a second of a copy to another device of the model; nothing where it goes through the host's memory."""
+    source = torch.ones(_LARGE, dtype=torch.uint8, device=here.device)
+
+    def wait() -> None:
+        here.synchronize()
+        there.synchronize()
+
+    return _LARGE / best_of(lambda: moved(source, there.device), 3, wait)
+
+
+def _launch(there: Accelerator) -> float:
+    small = torch.ones(1, device=there.device)
+    return best_of(lambda: [small + small for _ in range(100)], 3, there.synchronize) / 100
+
+
+def scaled(speed: Speed, computing: float = 1.0, loading: float = 1.0) -> Speed:
+    """A speed that computes and loads so many times as long as it was taken to."""
+
+    def slower(rates: Mapping[str, float]) -> dict[str, float]:
+        return {name: rate / computing for name, rate in rates.items()}
+
+    if not all(math.isfinite(one) and one > 0 for one in (computing, loading)):
+        raise ValueError(f"a speed cannot be {computing:g} and {loading:g} times another")
+    return replace(
+        speed, flops=slower(speed.flops), attention=slower(speed.attention), bandwidth=speed.bandwidth / computing,
+        launch=speed.launch * computing, link=speed.link / loading, spread=0.0,
+    )  # fmt: skip

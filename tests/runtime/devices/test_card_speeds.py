@@ -1,0 +1,105 @@
+"""Cards that are here are measured once: on a simulated device, and with a stand-in for the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.measured_speeds import measured_before
+from dovetail.compiler.spec.speeds import Speed
+from dovetail.runtime import sim
+from dovetail.runtime.devices import card_speeds
+from dovetail.runtime.devices.card_speeds import key_of, measure_card, measured_cards, scaled
+
+GIB = 2**30
+FOUND = Speed({"float32": 1e12, "float16": 4e12}, 5e11, 2e10, 1e-5, "measured", {"float16": 3e12}, 1e10)
+
+
+@pytest.fixture(autouse=True)
+def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    card_speeds.forget()
+    yield
+    card_speeds.forget()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, torch.device | None]]:
+    """A stand-in for the measurement, which notes what it was asked for."""
+    found: list[tuple[torch.device, torch.device | None]] = []
+
+    def measure(device: torch.device, twin: torch.device | None = None) -> Speed:
+        found.append((device, twin))
+        return FOUND
+
+    monkeypatch.setattr(card_speeds, "measure_card", measure)
+    return found
+
+
+def rig_of(*labels: str, free: int = 8 * GIB) -> Rig:
+    cards = {Device("cuda", index): Memory(24 * GIB, free, label=label) for index, label in enumerate(labels)}
+    return Rig({**cards, Device("cpu"): Memory(64 * GIB, 64 * GIB), Device("sim"): Memory(GIB, GIB)})
+
+
+def test_a_device_is_measured_in_all_that_predictions_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_speeds, "_LARGE", 2**16)
+    monkeypatch.setattr(card_speeds, "_SIZES", (64,))
+    sim.enable()
+    before = torch.get_device_module("sim").memory_allocated(0)
+    found = measure_card(torch.device("sim", 0), torch.device("sim", 1))
+    assert set(found.flops) == {"float32", "bfloat16", "float16"}
+    assert set(found.attention) == {"bfloat16", "float16"}
+    numbers = (*found.flops.values(), *found.attention.values(), found.bandwidth, found.link, found.peer, found.launch)
+    assert all(one > 0 for one in numbers)
+    assert found.spread == 0
+    assert torch.get_device_module("sim").memory_allocated(0) == before
+
+
+def test_cards_of_one_name_are_measured_once_and_kept(calls: list[object]) -> None:
+    rig = rig_of("RTX 3090", "RTX 3090", "RTX 3060")
+    found = measured_cards(rig)
+    assert set(found) == {Device("cuda", index) for index in range(3)}
+    pairs = [(torch.device("cuda", 0), torch.device("cuda", 1)), (torch.device("cuda", 2), None)]
+    assert calls == pairs
+    assert found[Device("cuda")].label == "RTX 3090"
+    card_speeds.forget()
+    assert measured_cards(rig)[Device("cuda")].flops == FOUND.flops
+    assert calls == pairs, "the file has them"
+    assert measured_before(key_of("RTX 3060")) is not None
+
+
+@pytest.mark.parametrize("value", ["0", "off"])
+def test_nothing_is_measured_where_that_was_switched_off(
+    value: str, calls: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_MEASURE", value)
+    assert measured_cards(rig_of("RTX 3090")) == {}
+    assert not calls
+
+
+def test_a_full_card_a_foreign_one_and_a_rig_elsewhere_are_predicted(calls: list[object]) -> None:
+    assert measured_cards(rig_of("RTX 3090", free=0)) == {}
+    assert measured_cards(Rig.parse("cuda0=24GiB@RTX 3090")) == {}
+    assert measured_cards(Rig({Device("cuda", 0, 1): Memory(GIB, GIB, label="RTX 3090")})) == {}
+    assert not calls
+
+
+def test_a_driver_that_raises_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Speed:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(card_speeds, "measure_card", broken)
+    assert measured_cards(rig_of("RTX 3090")) == {}
+
+
+def test_a_speed_scales_by_what_a_profile_found() -> None:
+    slower = scaled(FOUND, 2.0, 4.0)
+    assert (slower.flops["float32"], slower.attention["float16"], slower.link) == (5e11, 1.5e12, 5e9)
+    assert slower.seconds(1e12, 0, "float32") == pytest.approx(2 * FOUND.seconds(1e12, 0, "float32"))
+    with pytest.raises(ValueError, match="cannot be"):
+        scaled(FOUND, 0.0)
