@@ -133,11 +133,11 @@ class Count:
         """The least that a device needs; ``headroom`` takes the place of values."""
         weights = self.resident_bytes(device) + self.slot(device)
         if headroom is not None:
-            return Need(weights, headroom if weights else 0, self._reader(device))
+            return Need(weights, headroom if weights else 0, reader=self._reader(device))
         alive = self.values.get(device, [0])
         fullest = max(range(len(alive)), key=alive.__getitem__)
         node = next((node for node, step in self.steps.items() if step == fullest), None)
-        return Need(weights, alive[fullest], self._reader(device), node)
+        return Need(weights, alive[fullest], reader=self._reader(device), node=node)
 
     def _reader(self, device: Device) -> Node | None:
         """The first operation of the stage with the largest slot that computes with a weight which comes for it."""
