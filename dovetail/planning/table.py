@@ -19,7 +19,7 @@ from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device
 from ..compiler.spec.durations import bounds, seconds_text
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.speeds import Speeds
+from ..compiler.spec.speeds import SPREAD, Speeds
 from ..compiler.spec.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
@@ -134,7 +134,7 @@ class Account:
         seconds = call.times * line.seconds + bringing
         return Part(
             title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program),
-            self.speeds.spread(call.program.devices),
+            max(self.speeds.spread(call.program.devices), SPREAD if _reads_disk(call.program) else 0.0),
         )  # fmt: skip
 
     @property
@@ -224,6 +224,11 @@ def staging_notes(generation: Generation) -> list[str]:
         for device, nbytes in slots.items()
         if nbytes
     ]
+
+
+def _reads_disk(program: Program) -> bool:
+    """Whether weights come from the disk, whose rate is not measured."""
+    return Residency.DISK in program.residency.values()
 
 
 def _seconds(seconds: float, spread: float) -> dict[str, float]:

@@ -76,6 +76,10 @@ def _of_card(device: Device, twin: Device | None, label: str, has_room: bool) ->
         except _ERRORS as error:
             logger.debug("%s (%s) cannot be measured: %s", str(device), label, str(error))
             return None
+        finally:
+            for one in filter(None, (device, twin)):
+                with contextlib.suppress(*_ERRORS):
+                    accelerator_of(one.torch).empty_cache()
         keep_speed(speeds_file(), key_of(label), known)
     return None if known is None else replace(known, label=label)
 
@@ -91,9 +95,7 @@ def measure_card(device: torch.device, twin: torch.device | None = None) -> Spee
         attention = dict(_by_dtype(lambda dtype: _attention(there, dtype), _HALVES))
         bandwidth, link = _bandwidth(there), _link(there)
         peer = _peer(there, accelerator_of(twin)) if twin is not None else 0.0
-        speed = Speed(flops, bandwidth, link, _launch(there), "measured", attention, peer)
-    there.empty_cache()
-    return speed
+        return Speed(flops, bandwidth, link, _launch(there), "measured", attention, peer)
 
 
 def _by_dtype(rate: Callable[[torch.dtype], float], names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
