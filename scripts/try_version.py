@@ -89,9 +89,14 @@ def constraints(asked: list[str], rest: str) -> list[str]:
     """What pip is told: what was asked for, and for every other library its version in ``rest``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = {"newest": [], "tested": pinned(), "lowest": lowest(project)}[rest]
-    named = {re.split(r"[=<>!~ ]", one)[0] for one in asked}
-    others = (one for one in pins if one.partition("==")[0] not in named)
+    named = set(map(_name_in, asked))
+    others = (one for one in pins if _name_in(one) not in named)
     return [*asked, *(one for one in others if "torch" not in named or not OF_TORCH.match(one))]
+
+
+def _name_in(requirement: str) -> str:
+    """The library of a requirement, spelled in the one way that all spellings stand for."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[=<>!~; ]", requirement)[0]).lower()
 
 
 def drawn(seed: int) -> tuple[list[str], str]:
@@ -110,6 +115,8 @@ def install(environment: Path, tests: Tests, pins: list[str], python: str, withi
         subprocess.run([*pip, *tests.needs, "-e", f"{ROOT}{tests.extras}"], check=True, timeout=within)
     except subprocess.TimeoutExpired:
         return False
+    except subprocess.CalledProcessError:
+        raise SystemExit(f"pip cannot install {' '.join(pins) or 'the newest libraries'}: why stands above") from None
     return True
 
 
@@ -118,9 +125,13 @@ def run_tests(environment: Path, tests: Tests) -> tuple[int, list[str]]:
     command = [environment / "bin" / "python", *PYTEST, *tests.options]
     lines = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
-        for line in running.stdout or ():
-            print(line, end="", flush=True)
-            lines.append(line.rstrip())
+        try:
+            for line in running.stdout or ():
+                print(line, end="", flush=True)
+                lines.append(line.rstrip())
+        except BaseException:
+            running.terminate()
+            raise
     return running.returncode, lines
 
 
@@ -154,7 +165,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--draw", type=int, metavar="SEED", help="draw the lowest or the newest libraries by a seed")
     parser.add_argument("--within", type=float, metavar="S", help="take the tested torch where installing takes longer")
     parser.add_argument("--python", default=sys.executable, help="the Python of the environment")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.draw is not None and given.asked:
+        parser.error("--draw draws the versions: name none beside it")
+    if shutil.which(given.python) is None:
+        parser.error(f"there is no Python called {given.python}")
+    return given
 
 
 def main() -> int:
@@ -169,7 +185,7 @@ def main() -> int:
     print(f"{', '.join(asked) or 'all libraries'}, the rest: {rest}", flush=True)
     tried = try_versions(tests, constraints(asked, rest), given.python, given.within)
     if tried is None:
-        asked = [torch_of(pinned())]
+        asked = [torch_of(pinned()), *(one for one in asked if _name_in(one) != "torch")]
         print(f"installing took more than {given.within:g} s: the tested {asked[0]} is taken in its place", flush=True)
         tried = try_versions(tests, constraints(asked, rest), given.python)
     assert tried is not None, "without a limit there is none to pass"

@@ -48,9 +48,40 @@ def test_another_torch_brings_along_its_own_libraries() -> None:
     told = constraints(["torch==2.12.1"], "tested")
     assert [one for one in told if re.match("torch==|triton|nvidia|cuda", one)] == ["torch==2.12.1"]
     assert set(pinned()) - set(told) >= {torch_of(pinned())}
-    assert [one for one in constraints(["diffusers==0.41.0"], "tested") if one.startswith("diffusers")] == [
-        "diffusers==0.41.0"
-    ]
+
+
+@pytest.mark.parametrize("asked", ["diffusers==0.41.0", "jinja2>=3", "huggingface-hub<2"])
+def test_what_was_asked_for_stands_in_the_place_of_what_is_tested_however_it_is_spelled(asked: str) -> None:
+    name = try_version._name_in(asked)
+    assert [one for one in constraints([asked], "tested") if try_version._name_in(one) == name] == [asked]
+    assert any(try_version._name_in(one) == name for one in pinned())
+
+
+def test_what_pip_cannot_install_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(command: list[Any], **_: Any) -> None:
+        if "install" in command:
+            raise subprocess.CalledProcessError(1, command)
+        Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(SystemExit, match=r"pip cannot install torch==9\.9: why stands above"):
+        try_version.install(tmp_path / "one", SMOKE, ["torch==9.9"], sys.executable, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--draw", "7", "torch==2.11.0"], "--draw draws the versions"),
+        (["--python", "python9"], "no Python called python9"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_before_anything_is_installed(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["try_version.py", *words])
+    with pytest.raises(SystemExit):
+        try_version.main()
+    assert told in capsys.readouterr().err
 
 
 def test_a_seed_draws_the_lowest_or_the_newest_torch_and_so_for_the_others() -> None:
@@ -81,9 +112,9 @@ def test_where_installing_takes_too_long_the_tested_torch_is_taken_and_that_is_s
         return None if within else Tried(0, (), "| a row |")
 
     monkeypatch.setattr(try_version, "try_versions", tried)
-    monkeypatch.setattr(sys, "argv", ["try_version.py", "torch==2.15.0", "--within", "300"])
+    monkeypatch.setattr(sys, "argv", ["try_version.py", "torch==2.15.0", "peft==0.20", "--within", "300"])
     assert try_version.main() == 0
-    assert told == [["torch==2.15.0"], [torch_of(pinned())]]
+    assert told == [["torch==2.15.0", "peft==0.20"], [torch_of(pinned()), "peft==0.20"]]
     shown = capsys.readouterr().out.splitlines()
     assert shown[-2:] == [
         f"installing took more than 300 s: the tested {torch_of(pinned())} is taken in its place",

@@ -2,7 +2,7 @@
 
 The rest of dovetail calls these functions, and tests/dovetail/conventions/test_libraries.py has a test for each. A
 release of a library that renames something is met here and nowhere else. `.ci/run` runs these tests on the lowest
-versions that pyproject.toml declares and on the newest too.
+versions that pyproject.toml declares or on the newest too.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_warning_stands_first_in_text_sentences_and_json(half: Account) -> Non
     account = with_speeds(half, OLD)
     (told,) = account.warnings
     assert account.remarks()[0] == f"warning: {told}"
-    assert list(explain_plan(account))[0] == f"Warning: {told}."
+    assert next(iter(explain_plan(account))) == f"Warning: {told}."
     assert account.document()["warnings"] == [told]
 
 
