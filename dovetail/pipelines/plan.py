@@ -15,7 +15,7 @@ from ..compiler.errors import UsageError
 from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
-from ..compiler.spec.residency import Residency
+from ..compiler.spec.residency import Amounts, Residency
 from ..conventions.request import Request, tell_unused_shares
 from ..conventions.spellings import Tiling
 from ..passes.infra.base import Pass
@@ -135,7 +135,7 @@ class Placing(TypedDict):
     shares: tuple[float, ...]
     rows: bool
     residency: Residency
-    in_memory: int
+    amounts: Amounts
 
 
 def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) -> Placing:
@@ -145,7 +145,7 @@ def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) 
         "shares": request.shares_for(name, role, rig.devices),
         "rows": request.mode_for(name, role) == "row",
         "residency": request.residency_for(name, role, rig.devices),
-        "in_memory": request.in_memory_for(name, role),
+        "amounts": request.amounts_for(name, role),
     }
 
 
