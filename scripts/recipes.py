@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.plans import gib, loads_of, rig_of
+from benchmarks.plans import gib, loads_of
 from dovetail.compiler.spec.measured_speeds import cache_folder
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
-from dovetail.fitting.asked import PROCESS
-from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
-from dovetail.passes.fit.workload import Budgets
 from dovetail.planning.table import seconds_text
+from testbed.by_hand import on, rig_of
 
 PIPELINES = ("FLUX.1-dev", "SDXL", "SD3.5-large", "Qwen-Image", "Z-Image", "Wan 2.1 14B")
 MACHINES = {
@@ -74,9 +71,9 @@ def main() -> None:
 
 def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
     """A model on a machine; says so where it does not fit."""
-    loads, rig = loads_of(name, folder), rig_of(cards, host)
-    budgets = Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
-    solution = search(loads, Machine(rig.devices, speeds_of(rig), rig.host), budgets)
+    loads = loads_of(name, folder)
+    machine, budgets = on(rig_of(cards, host))
+    solution = search(loads, machine, budgets)
     size = sum(load.nbytes for load in loads) / GIB
     if solution is None:
         return f"| {name}, {size:.0f} GiB | does not fit | | |"

@@ -276,7 +276,7 @@ class PlacedPipeline(Neighbour):
         asked, was_open = self._request, self._is_open
         self._is_open = False
         try:
-            generation, self.decision = fitted(self.name, self.components, asked, phase_of, run, self._place, lower)
+            generation, self.decision = fitted(self.name, self.components, asked, self._phases, run, self._place, lower)
         except BaseException:
             self._is_open = was_open
             self._place(asked)
@@ -294,7 +294,7 @@ class PlacedPipeline(Neighbour):
         place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
         self._is_open = False
         try:
-            return explained(error, self.components, asked, phase_of, run, place, tried)
+            return explained(error, self.components, asked, self._phases, run, place, tried)
         finally:
             self._is_open = was_open
             if place:

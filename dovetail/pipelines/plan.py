@@ -20,6 +20,7 @@ from ..conventions.request import Request, tell_unused_shares
 from ..conventions.spellings import Tiling
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
+from ..planning.turns import turns_of
 from ..runtime.devices.wrapped import bytes_of
 from ..runtime.store.store import Origins
 
@@ -52,10 +53,16 @@ class Phases:
 
     def __init__(self) -> None:
         self._apart: frozenset[str] = frozenset()
+        self.turns: Mapping[str, str] = {}
+        """The phases of denoisers that come after others, by name, as the calls show that are planned or made."""
 
     def __call__(self, name: str) -> str:
         """The phase of a component."""
-        return name if name in self._apart else phase_of(name)
+        return name if name in self._apart else self.turns.get(name) or phase_of(name)
+
+    def follow(self, calls: Sequence[str]) -> None:
+        """Has denoisers of which one has done its work before the next one begins work in phases of their own."""
+        self.turns = turns_of(calls, {name: phase_of(name) for name in calls})
 
     def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
         """Has the components of the first phase that some of these share work apart; what is returned takes it back.

@@ -31,7 +31,7 @@ from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, run
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
-from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
+from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
@@ -58,7 +58,7 @@ class Planner:
     def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
         self.phase_of = phase_of
         self.tiles = tiles
-        self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
+        self._known: OrderedDict[Any, _Known] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -106,10 +106,11 @@ class Planner:
         kind = kind_of(handle.pipe, args, kwargs)
         known = self._known.get(kind)
         if known is not None:
-            self.tiles.put(handle, known[2])
-            if all(one.is_there() for one in known[1]) and _fits_still(handle, known[0]):
+            self.tiles.put(handle, known.tiles)
+            self.phase_of.turns = known.turns
+            if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
                 self._known.move_to_end(kind)
-                return known[0]
+                return known.generation
             del self._known[kind]
             self.tiles.put_back()
         self.planned += 1
@@ -141,6 +142,7 @@ class Planner:
         before = dict(self._values)
         with as_before_on_error(components):
             run = self.trace(handle, asked)
+            self.phase_of.follow(called_in(run))
             note(run)
 
             def lowered(decision: Decision | None) -> Generation:
@@ -158,7 +160,8 @@ class Planner:
         if not generation.calls:
             return None
         generation.tiles = self.tiles.all
-        self._known[asked.kind] = generation, [_Met.of(one) for one in run.calls.values()], self.tiles.now
+        met = [_Met.of(one) for one in run.calls.values()]
+        self._known[asked.kind] = _Known(generation, met, self.tiles.now, self.phase_of.turns)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
@@ -298,6 +301,16 @@ class _Met:
         if component is None or call is None or call.is_over:
             return False
         return isinstance(call.programs.get(self.key), CompiledModule) and component.is_as_planned(call, self.key)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers."""
+
+    generation: Generation
+    met: list[_Met]
+    tiles: Mapping[str, Tile]
+    turns: Mapping[str, str]
 
 
 def _may_run_dry(handle: Plannable) -> bool:
