@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..compiler.spec.residency import Residency
+from ..compiler.spec.units import format_bytes
 
 if TYPE_CHECKING:
     from .placed import PlacedPipeline
@@ -35,7 +36,9 @@ def _rows(pipeline: PlacedPipeline) -> Iterator[tuple[str, str, str, str, str]]:
     """Name, role, devices, how it runs, and the number of programs of each component."""
     for name, one in pipeline.components.items():
         kept = one.view.residency
+        stays = one.view.amounts.on_device
         rests = f"weights rest on {kept.value}" if kept is not Residency.DEVICE else ""
+        rests += f", {format_bytes(stays)} of them on its devices" if stays else ""
         by_parts = "by its parts" if one.parts.reasons else ""
         how = ", ".join(filter(None, (rests, by_parts)))
         yield name, one.role, " & ".join(map(str, one.devices)), how, str(len(one.programs))

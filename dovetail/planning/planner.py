@@ -270,15 +270,15 @@ def _fits_still(handle: Plannable, generation: Generation) -> bool:
 def _in_turn(calls: Sequence[DryCall]) -> list[DryCall]:
     """The calls in the order in which they are lowered.
 
-    Those on one device come first, of these the ones whose weights stay there, of these the largest components. So a
+    Those on one device come first, of these the ones whose weights stay there, all or some, of these the largest. So a
     component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
     does what is split.
     """
 
-    def turn(one: DryCall) -> tuple[bool, bool, int]:
-        is_split = len(one.component.devices) > 1
-        comes = one.component.view.residency is not Residency.DEVICE
-        return is_split, comes, 0 if is_split else -one.component.view.nbytes
+    def turn(one: DryCall) -> tuple[bool, bool, bool, int]:
+        is_split, view = len(one.component.devices) > 1, one.component.view
+        comes = view.residency is not Residency.DEVICE
+        return is_split, comes, comes and not view.amounts.on_device, 0 if is_split else -view.nbytes
 
     return sorted(calls, key=turn)
 
