@@ -1,7 +1,10 @@
 """Plans of published pipelines at full size over six rigs: what runs where, predicted peaks and seconds, ways out.
 
     python -m benchmarks.plans [--profiles FOLDER] [--only FLUX.1-dev,SDXL] [--without-others]
+    python -m benchmarks.plans --hand [--profiles FOLDER] [--only FLUX.1-dev,SDXL]
 
+With ``--hand`` it is seven pipelines over twelve rigs: what is searched, with and without weight files, beside the best
+of five kinds of lines that a person types (`testbed.by_hand`); cells in which a line is quicker are listed at the end.
 Below a plan stands what `--backend cuda0` alone, with all weights on that card, is refused with, and the ways out that
 were searched for it. Components are traced once, each in a process of its own, and kept as profiles (numbers) in a
 folder. Cards have what is free beside the reserve that dovetail keeps of a found card; the host has what its process
@@ -17,13 +20,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-from dovetail.compiler.spec.devices import PROCESS, Device, Rig, reserve_of
+from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.durations import seconds_text
 from dovetail.compiler.spec.measured_speeds import cache_folder
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.lacking import lacking, problem_of
@@ -33,9 +36,10 @@ from dovetail.passes.fit.search import fits, search
 from dovetail.passes.fit.ways_out import refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost
-from testbed.zoo.full_size_pipelines import PARTS, PIPELINES
+from testbed import by_hand
+from testbed.by_hand import rig_of, traced
+from testbed.zoo.full_size_pipelines import PIPELINES
 
-PHASES = {"te": "conditioning", "diffusion": "sampling", "vae": "decoding"}
 RIGS = {
     "8 GB + 32 GB RAM": ((8,), 32),
     "16 + 10 GB": ((16, 10), 64),
@@ -46,23 +50,10 @@ RIGS = {
 }
 
 
-def rig_of(cards: Sequence[int], host: int) -> Rig:
-    """Cards of some GiB with their reserves, and the host."""
-    sizes = {
-        f"cuda{index}": (size * GIB - reserve_of("cuda", size * GIB), size * GIB) for index, size in enumerate(cards)
-    }
-    return Rig.of(**sizes, cpu=host * GIB)
-
-
 def profile(name: str) -> dict[str, object]:
     """The chain of a part, and the bytes of all its weights; traces it."""
-    from dovetail.fitting.chains import chain_of_trace
-    from testbed.zoo.full_size import trace_entry
-
-    program, _ = trace_entry(PARTS[name])
-    module, _ = PARTS[name].make()
-    nbytes = sum({id(weight): weight.nbytes for weight in module.parameters()}.values())
-    return {"nbytes": nbytes, **asdict(chain_of_trace(program))}
+    chain, nbytes = traced(name)
+    return {"nbytes": nbytes, **asdict(chain)}
 
 
 def read_profile(folder: Path, name: str) -> tuple[Chain, int]:
@@ -82,12 +73,7 @@ def _part(data: dict) -> Part:
 
 def loads_of(pipeline: str, folder: Path) -> list[Load]:
     """The components of a pipeline."""
-    found = []
-    for one in PIPELINES[pipeline]:
-        chain, nbytes = read_profile(folder, one.part)
-        tiles = (read_profile(folder, one.tile[0])[0], float(one.tile[1])) if one.tile else None
-        found.append(Load(one.name, one.role, PHASES[one.role], chain, one.times, tiles, nbytes))
-    return found
+    return by_hand.loads_of(pipeline, partial(read_profile, folder))
 
 
 def gib(peaks: dict[Device, int]) -> str:
@@ -100,9 +86,7 @@ def show(pipeline: str, folder: Path, others: bool) -> None:
     loads = loads_of(pipeline, folder)
     print(f"\n{pipeline}: " + ", ".join(f"{load.name} {load.nbytes / GIB:.1f} GiB" for load in loads))
     for title, (cards, host) in RIGS.items():
-        rig = rig_of(cards, host)
-        machine = Machine(rig.devices, speeds_of(rig), rig.host)
-        budgets = Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
+        machine, budgets = by_hand.on(rig_of(cards, host))
         started = time.process_time()
         solution = search(loads, machine, budgets)
         took = time.process_time() - started
@@ -148,6 +132,26 @@ def beside(pipeline: str, loads: list[Load], machine: Machine, budgets: Budgets)
         print(f"  {'':17}   {name}: {said} ({places})")
 
 
+def beside_hand(pipelines: Sequence[str], folder: Path) -> int:
+    """Prints what is searched beside lines by hand; returns in how many cells a line is quicker, or plans differ."""
+    misses = []
+    for pipeline in pipelines:
+        loads = loads_of(pipeline, folder)
+        bare = by_hand.without_files(pipeline, loads)
+        print(f"\n{pipeline}: " + ", ".join(f"{load.name} {load.nbytes / GIB:.1f} GiB" for load in loads))
+        for title, (cards, host) in by_hand.RIGS.items():
+            started = time.process_time()
+            cell = by_hand.cell(loads, bare, rig_of(cards, host))
+            best = min(cell.by_hand, key=cell.by_hand.__getitem__, default="")
+            hand = f"{seconds_text(cell.by_hand[best])} s: {best}" if best else "none fits"
+            found = f"{seconds_text(cell.seconds)} s" if cell.seconds else "refused"
+            print(f"  {title:24} {found:>8}  by hand {hand}  ({time.process_time() - started:.1f} s)", flush=True)
+            print(f"  {'':24} {' '.join(f'{option} {value}' for option, value in (cell.settings or {}).items())}")
+            misses += [f"{pipeline} on {title}: {why}" for why in cell.misses]
+    print(f"\n{len(misses)} misses" + "".join(f"\n  {one}" for one in misses))
+    return len(misses)
+
+
 def main() -> None:
     """Reads the options, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -155,11 +159,15 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, default=(cache_folder() or Path(".")) / "profiles")
     parser.add_argument("--only", default="")
     parser.add_argument("--without-others", action="store_true")
+    parser.add_argument("--hand", action="store_true")
     options = parser.parse_args()
     if options.profile:
         Path(options.profile[1]).write_text(json.dumps(profile(options.profile[0])))
         return
-    for pipeline in options.only.split(",") if options.only else PIPELINES:
+    only = options.only.split(",") if options.only else []
+    if options.hand:
+        sys.exit(1 if beside_hand(only or by_hand.MODELS, options.profiles) else 0)
+    for pipeline in only or PIPELINES:
         show(pipeline, options.profiles, not options.without_others)
 
 

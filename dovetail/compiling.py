@@ -165,7 +165,7 @@ def compile(
     def lower(request: Request) -> Program:
         traced.rig = offered if places is not None else request.rig_for()
         devices = traced.rig.devices
-        traced.keep(_residency_for(request, name, devices, index is not None), request.in_memory_for())
+        traced.keep(_residency_for(request, name, devices, index is not None), request.amounts_for())
         assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
         return finish(traced, mode, assignment, request.shares_for(name, "", devices), request.chunks_for())
 

@@ -6,19 +6,17 @@ Full-size components are traced once for it, which takes some minutes, and kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.plans import gib, loads_of, rig_of
-from dovetail.compiler.spec.devices import PROCESS
+from benchmarks.plans import gib, loads_of
 from dovetail.compiler.spec.durations import seconds_text
 from dovetail.compiler.spec.measured_speeds import cache_folder
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
-from dovetail.passes.fit.options import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
-from dovetail.passes.fit.workload import Budgets
 from dovetail.planning.warnings import in_float16
+from testbed.by_hand import on, rig_of
 
 PIPELINES = ("FLUX.1-dev", "SDXL", "SD3.5-large", "Qwen-Image", "Z-Image", "Wan 2.1 14B")
 MACHINES = {
@@ -78,10 +76,10 @@ def main() -> None:
 def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
     """A model on a machine; says so where it does not fit."""
     loads, rig = loads_of(name, folder), rig_of(cards, host)
-    budgets = Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
-    known = speeds_of(rig)
+    machine, budgets = on(rig)
+    known = machine.speeds
     in_half = any(known[device].lacks_bfloat16 for device in rig.devices)
-    solution = search(loads, Machine(rig.devices, in_float16(known), rig.host), budgets)
+    solution = search(loads, replace(machine, speeds=in_float16(known)), budgets)
     size = sum(load.nbytes for load in loads) / GIB
     if solution is None:
         return f"| {name}, {size:.0f} GiB | does not fit | | |"

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..spec.devices import Device, Rig
-from ..spec.residency import Residency, evenly
+from ..spec.residency import ALIKE, Amounts, Residency
 from ..spec.units import counted
 from .signature import Signature
 from .slices import Bounds
@@ -139,13 +139,11 @@ class Program:
         """Whether a weight rests elsewhere than on a device that reads it, and is brought there for each reading."""
         return self.residency.get(weight.whole, Residency.DEVICE).stages_on(device)
 
-    def keep(self, residency: Residency, in_memory: int = 0) -> None:
-        """Has all parameters kept in one place while nobody computes with them, and so many bytes in host memory."""
+    def keep(self, residency: Residency, amounts: Amounts = ALIKE) -> None:
+        """Has all parameters kept in one place while nobody computes with them, and some bytes of them elsewhere."""
         kept = [weight for weight in self.weights.values() if weight.kind == "parameter"]
-        in_memory = in_memory if residency is Residency.DISK else 0
-        on_host = evenly([weight.nbytes for weight in kept], in_memory)
-        places = {w.name: Residency.HOST if here else residency for w, here in zip(kept, on_host, strict=True)}
-        self.residency = {} if residency is Residency.DEVICE else places
+        places = zip(kept, amounts.of([weight.nbytes for weight in kept], residency), strict=True)
+        self.residency = {weight.name: rests for weight, rests in places if rests is not Residency.DEVICE}
 
     @property
     def is_sliced(self) -> bool:

@@ -11,11 +11,14 @@ from typing import Literal, TypeAlias
 from ..errors import SpecError
 from .devices import HOST, Device, Rig, canonical_name
 from .items import ByComponent, Given, read_items, spec_text
+from .residency import ALIKE, Amounts
 from .roles import read_key
 from .spans import Span
 from .units import exact_bytes, parse_bytes
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
+DEVICE = "device"
+"""Stands for the devices that compute with the weights, before so many bytes of these that stay there."""
 _CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}
 NAME = re.compile(r"(?:[0-9]+/)?[A-Za-z0-9_.:]*")
 _EXPECTED = "a device (cuda0, cpu, sim0 …), auto, gpu or balanced"
@@ -55,13 +58,15 @@ class Word:
 
 @dataclass(frozen=True)
 class Resting(Word):
-    """Weights rest on disk, and so many bytes of them in the host's memory."""
+    """Weights rest in one place, and so many bytes of them on their devices, or in the host's memory."""
 
-    in_memory: int = 0
+    amounts: Amounts = ALIKE
 
     def __str__(self) -> str:
         """The canonical spelling."""
-        return f"{HOST}:{exact_bytes(self.in_memory)}&{self.text}" if self.in_memory else self.text
+        on_device = f"{DEVICE}:{exact_bytes(self.amounts.on_device)}" if self.amounts.on_device else ""
+        in_memory = f"{HOST}:{exact_bytes(self.amounts.in_memory)}" if self.amounts.in_memory else ""
+        return "&".join(filter(None, (on_device, in_memory, self.text)))
 
 
 Target: TypeAlias = tuple[Word, ...]
@@ -138,10 +143,10 @@ class Backend(ByComponent[Target]):
 class ParamsBackend(ByComponent[Word]):
     """Where the weights of each component rest while they are not in use."""
 
-    def in_memory(self, attribute: str, role: str) -> int:
-        """The bytes of weights on disk that rest in the host's memory all the same, spread evenly over all of them."""
+    def amounts(self, attribute: str, role: str) -> Amounts:
+        """The bytes of weights that rest elsewhere than most, spread evenly over all of them."""
         word = self.get(attribute, role)
-        return word.in_memory if isinstance(word, Resting) else 0
+        return word.amounts if isinstance(word, Resting) else ALIKE
 
     def resting_place(self, attribute: str, role: str, rig: Rig) -> Device | Literal["disk"] | None:
         """A device, the disk, or None: the weights rest where they are used."""
@@ -167,7 +172,10 @@ def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> 
 
 
 def parse_params_backend(given: Given, components: Mapping[str, str] | None = None) -> ParamsBackend:
-    """Like `parse_backend`, for the places where weights rest: one device each, `disk`, or `cpu:15GiB&disk`."""
+    """Like `parse_backend`, for the places where weights rest: one device each, `disk`, or amounts in several.
+
+    Such as `cpu:15GiB&disk`, `device:8GiB&cpu` or `device:8GiB&cpu:4GiB&disk`: the last place has what is left.
+    """
     return ParamsBackend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_place))
 
 
@@ -199,8 +207,8 @@ def _read_target(span: Span) -> Target:
 
 def _read_place(span: Span) -> Word:
     if set("&+") & set(span.value):
-        return _read_both(span)
-    if span.value.strip().lower().startswith(f"{HOST}:"):
+        return _read_amounts(span)
+    if _place_of(span) in (HOST, DEVICE) and ":" in span.value:
         raise span.error("it is not said where the other weights rest", f"{span.value}&{DISK}")
     word = _read_word(span)
     if word.text == BALANCED:
@@ -208,16 +216,34 @@ def _read_place(span: Span) -> Word:
     return word
 
 
-def _read_both(span: Span) -> Resting:
-    """Host memory for so many bytes, and disk for the others."""
+def _read_amounts(span: Span) -> Resting:
+    """So many bytes on their devices, so many in host memory, and the others in the place that has no size."""
     words = span.split("&+")
-    parts = {part.value.partition(":")[0].strip().lower(): part for part in words}
-    if parts.keys() != {HOST, DISK} or len(words) > 2:
-        raise span.error("weights rest in one place, not in a list", f"one device, {DISK}, or {HOST}:15GiB&{DISK}")
-    _, size = parts[HOST].partition(":")
+    places = {_place_of(part): part for part in words}
+    found = next((mix for mix in _MIXES if set(mix) == places.keys() and len(words) == len(mix)), None)
+    if found is None:
+        said = f"one device, {DISK}, {HOST}:15GiB&{DISK}, {DEVICE}:8GiB&{HOST}, or {DEVICE}:8GiB&{HOST}:15GiB&{DISK}"
+        raise span.error("weights rest in one place, not in a list", said)
+    *some, last = found
+    if ":" in places[last].value:
+        raise places[last].error("it is not said where the other weights rest", f"{last} without a size")
+    sizes = {place: _read_amount(places[place]) for place in some}
+    return Resting(last, places[last], Amounts(sizes.get(DEVICE, 0), sizes.get(HOST, 0)))
+
+
+_MIXES = ((HOST, DISK), (DEVICE, HOST), (DEVICE, DISK), (DEVICE, HOST, DISK))
+
+
+def _place_of(part: Span) -> str:
+    return part.value.partition(":")[0].strip().lower()
+
+
+def _read_amount(part: Span) -> int:
+    _, size = part.partition(":")
     if size is None:
-        raise parts[HOST].error("it is not said how much rests in host memory", f"a size: {HOST}:15GiB&{DISK}")
-    return Resting(DISK, span, parse_bytes(size))
+        where = "in host memory" if _place_of(part) == HOST else "on its devices"
+        raise part.error(f"it is not said how much rests {where}", f"a size: {_place_of(part)}:15GiB")
+    return parse_bytes(size)
 
 
 def _read_word(span: Span) -> Word:

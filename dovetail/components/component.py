@@ -24,7 +24,7 @@ from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.residency import Residency
+from ..compiler.spec.residency import ALIKE, Amounts, Residency
 from ..conventions.libraries import OWN_METHODS, VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters
@@ -96,7 +96,7 @@ class Component:
         store: holds the weights of all components of the pipeline.
         turn: the turn of calls and changes, of all components of the pipeline.
         residency: where parameters are kept while nobody reads them.
-        in_memory: bytes of them that are kept in host memory all the same.
+        amounts: bytes of them that are kept elsewhere all the same.
         enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
@@ -121,7 +121,7 @@ class Component:
         store: Store | None = None,
         turn: Turn | None = None,
         residency: Residency = Residency.DEVICE,
-        in_memory: int = 0,
+        amounts: Amounts = ALIKE,
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, object] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class Component:
         self.devices = rig.devices
         refuse_unmovable(module, rig.devices)
         self.merges = Merges(self)
-        self.view = ModuleView(module, origins, store=store, residency=residency, in_memory=in_memory)
+        self.view = ModuleView(module, origins, store=store, residency=residency, amounts=amounts)
         self.assigned = AssignedWeights(self.view)
         self.shared_turn = turn or Turn()
         self.adapters = Adapters(module, self.merges.take_over)
@@ -165,14 +165,14 @@ class Component:
 
     def move(
         self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency,
-        in_memory: int = 0,
+        amounts: Amounts = ALIKE,
     ) -> None:  # fmt: skip
         """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
         self.rig, self.devices = rig, rig.devices
         self.whole_on = whole_on
         self.shares = shares
         self.rows = rows and len(rig.devices) > 1
-        self.view.rest_in(residency, in_memory)
+        self.view.rest_in(residency, amounts)
 
     @property
     def turn(self) -> ForkSafeLock:

@@ -25,7 +25,7 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.residency import Residency
+from ..compiler.spec.residency import Amounts, Residency
 from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)
@@ -159,9 +159,9 @@ class Request:
         """Whether Inductor compiles the blocks of a component: of what runs in each step, and no others."""
         return self.inductor and role == "diffusion"
 
-    def in_memory_for(self, attribute: str = "", role: str = "") -> int:
-        """The bytes of weights that rest in host memory, where the others rest on disk."""
-        return self.params_backend.in_memory(attribute, role)
+    def amounts_for(self, attribute: str = "", role: str = "") -> Amounts:
+        """The bytes of weights that rest on their devices or in host memory, where most rest elsewhere."""
+        return self.params_backend.amounts(attribute, role)
 
     def shares_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> tuple[float, ...]:
         """The shares that were asked for, or nothing: free memory decides."""

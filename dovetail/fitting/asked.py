@@ -53,8 +53,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
     rows = request.mode_for(name, role) == "row" and len(devices) > 1
-    in_memory, chunks = request.in_memory_for(name, role), request.chunks_for(name, role)
-    return Asked(devices, residency, tuple(shares), rows, in_memory=in_memory, chunks=chunks)
+    amounts, chunks = request.amounts_for(name, role), request.chunks_for(name, role)
+    return Asked(devices, residency, tuple(shares), rows, amounts=amounts, chunks=chunks)
 
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:

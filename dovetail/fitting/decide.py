@@ -77,7 +77,7 @@ def loads_of(
 
 def _order(phase: str) -> int:
     """Phases in the order of a picture, those of other names between conditioning and sampling."""
-    return {"conditioning": 0, "sampling": 2, "decoding": 3}.get(phase, 1)
+    return {"conditioning": 0, "sampling": 2, "decoding": 3}.get(phase.partition(" ")[0], 1)
 
 
 def _uncalled(name: str) -> Chain:

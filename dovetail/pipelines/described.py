@@ -68,5 +68,7 @@ def _rows(pipeline: PlacedPipeline) -> Iterator[tuple[str, str, str, str, str, s
     for name, one in pipeline.components.items():
         how = "by its parts" if one.parts.reasons else ""
         devices, weights = " & ".join(map(str, one.devices)), format_bytes(one.view.nbytes)
+        stays, kept = one.view.amounts.on_device, _KEPT[one.view.residency]
+        kept += f", {format_bytes(stays)} of them on its devices" if stays else ""
         programs = counted(len(one.programs), "program")
-        yield name, one.role, devices, weights, _KEPT[one.view.residency], how, programs
+        yield name, one.role, devices, weights, kept, how, programs

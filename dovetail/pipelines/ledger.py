@@ -70,7 +70,7 @@ class Ledger:
         That is their values and, in another phase, what comes for that and not for its own.
         """
         phase, values = self._phase_of(component.name), self._planner.beside(component)
-        stays = component.view.residency is Residency.DEVICE
+        stays = component.view.residency is Residency.DEVICE or bool(component.view.amounts.on_device)
         found: Counter[Device] = Counter()
         for other in {*staged, *values} if stays else {phase}:
             for device in component.devices:

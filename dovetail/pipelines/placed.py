@@ -286,7 +286,7 @@ class PlacedPipeline(Neighbour):
         asked, was_open = self._request, self._is_open
 
         def searched(request: Request) -> Generation:
-            found, self.decision = fitted(self.name, self.components, request, phase_of, run, self._place, lower)
+            found, self.decision = fitted(self.name, self.components, request, self._phases, run, self._place, lower)
             return found
 
         def placed(request: Request) -> Generation:
@@ -317,7 +317,7 @@ class PlacedPipeline(Neighbour):
         place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
         self._is_open = False
         try:
-            return explained(error, self.components, asked, phase_of, run, place, tried)
+            return explained(error, self.components, asked, self._phases, run, place, tried)
         finally:
             self._is_open = was_open
             if place:

@@ -16,11 +16,12 @@ from ..compiler.ir.program import Program
 from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
-from ..compiler.spec.residency import Residency
+from ..compiler.spec.residency import Amounts, Residency
 from ..conventions.request import Request, tell_unused_shares
 from ..conventions.spellings import Tiling
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
+from ..planning.turns import turns_of
 from ..runtime.devices.wrapped import bytes_of
 from ..runtime.store.store import Origins
 
@@ -55,10 +56,16 @@ class Phases:
     def __init__(self) -> None:
         self._apart: frozenset[str] = frozenset()
         self._going: frozenset[str] = frozenset()
+        self.turns: Mapping[str, str] = {}
+        """The phases of denoisers that come after others, by name, as the calls show that are planned or made."""
 
     def __call__(self, name: str) -> str:
         """The phase of a component."""
-        return name if name in self._apart else phase_of(name)
+        return name if name in self._apart else self.turns.get(name) or phase_of(name)
+
+    def follow(self, calls: Sequence[str]) -> None:
+        """Has denoisers of which one has done its work before the next one begins work in phases of their own."""
+        self.turns = turns_of(calls, {name: phase_of(name) for name in calls})
 
     def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
         """Has the components of the first phase that some of these share work apart; what is returned takes it back.
@@ -163,7 +170,7 @@ class Placing(TypedDict):
     shares: tuple[float, ...]
     rows: bool
     residency: Residency
-    in_memory: int
+    amounts: Amounts
 
 
 def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) -> Placing:
@@ -173,7 +180,7 @@ def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) 
         "shares": request.shares_for(name, role, rig.devices),
         "rows": request.mode_for(name, role) == "row",
         "residency": request.residency_for(name, role, rig.devices),
-        "in_memory": request.in_memory_for(name, role),
+        "amounts": request.amounts_for(name, role),
     }
 
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from ..compiler.spec.backend import Resting
 from ..compiler.spec.residency import Residency
 from ..components.calls import component_of
 from ..components.component import Component
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from .pipeline import CompiledPipeline
 
 T = TypeVar("T")
-
-_RESTS = {Residency.HOST: "cpu", Residency.DISK: "disk"}
 
 
 class OfAllFaces(Generic[T]):
@@ -72,7 +71,8 @@ def users_of(component: Component) -> list[CompiledPipeline]:
 def named_in(settings: Any, borrowed: Mapping[str, Component]) -> dict[str, Any]:
     """Settings that name the devices of components which are placed already, and where their weights rest."""
     devices = {name: "&".join(map(str, one.devices)) for name, one in borrowed.items()}
-    resting = {name: _RESTS[one.view.residency] for name, one in borrowed.items() if one.view.residency in _RESTS}
+    moved = {name: one.view for name, one in borrowed.items() if one.view.residency is not Residency.DEVICE}
+    resting = {name: str(Resting(view.residency.value, amounts=view.amounts)) for name, view in moved.items()}
     extended = dict(settings)
     for key, named in (("backend", devices), ("params_backend", resting)):
         given = settings.get(key)

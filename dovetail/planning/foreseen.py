@@ -80,6 +80,11 @@ def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig, main: D
         yield Visit(call, held, since)
 
 
+def called_in(run: DryRun) -> list[str]:
+    """The component of each call of a dry run, in their order."""
+    return [run.calls[one.key].component.name for one in run.moments if one.key in run.calls]
+
+
 def given_in(run: DryRun, key: Key, there: Device, rig: Rig, main: Device) -> frozenset[int]:
     """The numbers of the inputs of a kind of call that lie on a device already, so that none is brought there.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..compiler.spec.residency import ALIKE
 from ..compiler.spec.units import format_bytes
 from ..passes.fit.plan import settings_of
 from ..passes.fit.search import Solution, search
@@ -68,7 +69,7 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     """The seconds of a picture with something changed, and how to have it, what costs least first."""
     loads, budgets = decision.loads, decision.granted
     load = next(one for one in loads if one.name == name)
-    anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, in_memory=0)
+    anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
         found = _with(decision, _changed(loads, load, anywhere))
         if found:

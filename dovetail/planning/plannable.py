@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compiler.errors import DoesNotFitError
@@ -60,10 +60,18 @@ class Plannable(Protocol):
 
 
 class Phased(Protocol):
-    """Gives the phase in which a component works, by its name."""
+    """Gives the phase in which a component works, by its name.
+
+    ``turns`` are those of denoisers that come after others in the calls which are planned or made now.
+    """
+
+    turns: Mapping[str, str]
 
     def __call__(self, name: str) -> str:
         """The phase."""
+
+    def follow(self, calls: Sequence[str]) -> None:
+        """Finds ``turns``, given the component of each call in their order."""
 
     def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
         """Has components that share a phase work apart; None where none do, else what takes it back."""

@@ -32,7 +32,7 @@ from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, run
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
-from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
+from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
@@ -59,7 +59,7 @@ class Planner:
     def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
         self.phase_of = phase_of
         self.tiles = tiles
-        self._known: OrderedDict[Any, tuple[Generation, list[_Met], Mapping[str, Tile]]] = OrderedDict()
+        self._known: OrderedDict[Any, _Known] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -75,7 +75,7 @@ class Planner:
     @property
     def latest(self) -> Generation | None:
         """The plan that was made or used last, if any is known."""
-        return next((found for found, _, _ in reversed(self._known.values())), None)
+        return next((known.generation for known in reversed(self._known.values())), None)
 
     def forget(self) -> None:
         """Has the next calls be planned anew."""
@@ -126,10 +126,11 @@ class Planner:
         kind = kind_of(handle.pipe, args, kwargs)
         known = self._known.get(kind)
         if known is not None:
-            self.tiles.put(handle, known[2])
-            if all(one.is_there() for one in known[1]) and _fits_still(handle, known[0]):
+            self.tiles.put(handle, known.tiles)
+            self.phase_of.turns = known.turns
+            if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
                 self._known.move_to_end(kind)
-                return known[0]
+                return known.generation
             del self._known[kind]
             self.tiles.put_back()
         self.planned += 1
@@ -161,6 +162,7 @@ class Planner:
         before = dict(self._values)
         with as_before_on_error(components):
             run, main = self.trace(handle, asked), handle.main
+            self.phase_of.follow(called_in(run))
             note(run)
 
             def lowered(decision: Decision | None) -> Generation:
@@ -178,7 +180,8 @@ class Planner:
         if not generation.calls:
             return None
         generation.tiles = self.tiles.all
-        self._known[asked.kind] = generation, [_Met.of(one) for one in run.calls.values()], self.tiles.now
+        met = [_Met.of(one) for one in run.calls.values()]
+        self._known[asked.kind] = _Known(generation, met, self.tiles.now, self.phase_of.turns)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
@@ -311,7 +314,7 @@ def _fits_still(handle: Plannable, generation: Generation) -> bool:
 def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
     """The orders in which calls are lowered, the one that is tried first before the others.
 
-    Those on one device come first, of these the ones whose weights stay there, of these the largest components. So a
+    Those on one device come first, of these the ones whose weights stay there, all or some, of these the largest. So a
     component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
     does what is split. Where that does not fit, all that stays comes before all that comes and goes, of which the
     smallest is first: a large one can make do with less than it would keep.
@@ -320,9 +323,9 @@ def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
     def comes(one: DryCall) -> bool:
         return one.component.view.residency is not Residency.DEVICE
 
-    def turn(one: DryCall) -> tuple[bool, bool, int]:
-        is_split = len(one.component.devices) > 1
-        return is_split, comes(one), 0 if is_split else -one.component.view.nbytes
+    def turn(one: DryCall) -> tuple[bool, bool, bool, int]:
+        is_split, view = len(one.component.devices) > 1, one.component.view
+        return is_split, comes(one), comes(one) and not view.amounts.on_device, 0 if is_split else -view.nbytes
 
     first = sorted(calls, key=turn)
     second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
@@ -347,6 +350,16 @@ class _Met:
         if component is None or call is None or call.is_over:
             return False
         return isinstance(call.programs.get(self.key), CompiledModule) and component.is_as_planned(call, self.key)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers."""
+
+    generation: Generation
+    met: list[_Met]
+    tiles: Mapping[str, Tile]
+    turns: Mapping[str, str]
 
 
 def _may_run_dry(handle: Plannable) -> bool:

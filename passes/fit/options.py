@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 
 from ...compiler.spec.devices import Device
-from ...compiler.spec.residency import Residency
+from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...compiler.spec.speeds import Speeds
 from ..placement.place import Part as Placed
 from ..placement.place import Room as Offer
 from ..placement.place import split_parts
-from .chain import Chain
+from .chain import Chain, Part
 from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load
 
@@ -29,6 +29,9 @@ PARTS = 16
 _MIB = 2**20
 _PARTS_IN_MEMORY = (0, 0.5, 0.75, 0.95)
 """Parts of the host's memory that are tried for weights of which others rest on disk."""
+
+_PARTS_ON_DEVICE = (0.5, 0.75, 0.95)
+"""Parts of what a device has beside values and slots that are tried for weights which stay, of which others come."""
 
 WHOLE = 10**9
 """More parts than any chain has."""
@@ -46,8 +49,9 @@ class Option:
     ``ranges`` are the blocks of each device, and ``rests`` says for each block whether it is on its device (throughout,
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
-    rest in the host's memory, which are ``in_memory`` where the others rest on disk. ``bringing`` seconds of
-    ``seconds`` go into bringing what stays for the phase. Wide parts are computed in ``chunks`` chunks.
+    rest in the host's memory. ``amounts`` of the weights rest on the device, or in the host's memory, where the others
+    rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase. Wide
+    parts are computed in ``chunks`` chunks.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Option:
     streamed: Mapping[Device, int] = field(hash=False)
     weights: Mapping[Device, int] = field(hash=False)
     host: int = 0
-    in_memory: int = 0
+    amounts: Amounts = ALIKE
     chunks: int = 1
 
     def needs(self, device: Device) -> int:
@@ -124,23 +128,40 @@ def options_of(
             for tiled, chunks in product(load.ways(), load.counts()):
                 if (fastest, residency, tiled, chunks) in alone and not load.asked.devices:
                     continue
-                for in_memory in _in_memory(load, residency, devices, budgets):
-                    found = option(load, machine, budgets, devices, residency, tiled, chunks, in_memory=in_memory)
+                for amounts in _amounts(load, residency, devices, budgets, Residency.DISK in places):
+                    found = option(load, machine, budgets, devices, residency, tiled, chunks, amounts=amounts)
                     if found is not None:
                         if len(devices) == 1 and not any(found.streamed.values()):
                             alone.add((fastest, residency, tiled, chunks))
                         yield found
 
 
-def _in_memory(load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets) -> list[int]:
-    """The bytes of weights on disk that may rest in the host's memory: none, or parts of what may be used of that."""
+def _amounts(
+    load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets, is_scarce: bool
+) -> list[Amounts]:
+    """How much of weights that rest elsewhere may rest on the device, and of those on disk in the host's memory.
+
+    Either is nothing, or parts of what may be used there; on the device also what the host has no room for. On the
+    device only where the host's memory ``is_scarce``.
+    """
     if load.asked.residency is not None:
-        return [load.asked.in_memory]
-    if residency is not Residency.DISK or budgets.host in devices:
-        return [0]
+        return [load.asked.amounts]
+    if residency is Residency.DEVICE or budgets.host in devices:
+        return [ALIKE]
     host = budgets.of(budgets.host)
-    sizes = [int(host * part) // _MIB * _MIB for part in _PARTS_IN_MEMORY]
-    return [size for size in sizes if size < load.nbytes and (size > load.nbytes // 20 or not size)]
+    in_memory = [0] if residency is Residency.HOST else _worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
+    on_device = [0]
+    if is_scarce and len(devices) == 1:
+        slots = SLOTS * max((part.largest for part in load.chain.parts), default=0)
+        room = budgets.of(devices[0]) - load.chain.live - slots
+        on_device = _worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICE), load.nbytes - host + _MIB])
+    return [Amounts(*both) for both in product(on_device, in_memory)]
+
+
+def _worth(load: Load, sizes: Sequence[int]) -> list[int]:
+    """Those of some sizes that are none or a good part of a component, in MiB that are whole."""
+    whole = dict.fromkeys(size // _MIB * _MIB for size in sizes)
+    return [size for size in whole if not size or load.nbytes // 20 < size < load.nbytes]
 
 
 def _seconds(load: Load, machine: Machine, device: Device) -> float:
@@ -159,20 +180,22 @@ def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Res
 
 def option(
     load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
-    chunks: int = 1, most: int = PARTS, in_memory: int = 0,
+    chunks: int = 1, most: int = PARTS, amounts: Amounts = ALIKE,
 ) -> Option | None:  # fmt: skip
     """The best way under some budgets with devices, a residency, in tiles or not, in chunks; None if it does not fit.
 
-    Of weights that rest on disk, ``in_memory`` bytes rest in the host's memory. Those on disk stay for the phase before
-    these do, so that how much of what is streamed comes from disk follows from how much stays; that is found in turns.
+    ``amounts`` of the weights rest on the devices for good, or in the host's memory where the others rest on disk.
+    Those on disk stay for the phase before those in memory do, so that how much of what is streamed comes from disk
+    follows from how much stays; that is found in turns.
     """
     is_asked = bool(load.asked.shares or load.asked.rows) or len(load.asked.devices) > 1
-    chain, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most, chunks)
-    in_memory = min(in_memory, chain.nbytes) if residency is Residency.DISK else 0
+    whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most, chunks)
+    chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
+    in_memory = min(amounts.in_memory, chain.nbytes) if residency is Residency.DISK else 0
     part, split = 1 - in_memory / max(1, chain.nbytes), None
     for _ in range(2 if in_memory else 1):
-        problem = problem_of(load, chain, machine, budgets, devices, residency, part)
-        split = _asked(load, chain, problem) if is_asked else None
+        problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain)
+        split = _asked(load, whole, problem) if is_asked else None
         if not (load.asked.shares or load.asked.rows):
             split = split or partition(problem)
         if split is None:
@@ -180,8 +203,25 @@ def option(
         streamed = _streamed(chain, split)
         part = max(0, chain.nbytes - in_memory - (chain.nbytes - streamed)) / max(1, streamed)
     assert split is not None
-    way = _option(load, chain, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, in_memory)
+    given = Amounts(min(amounts.on_device, whole.nbytes) if chain is not whole else 0, in_memory)
+    way = _option(load, whole, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, given, chain)
     return replace(way, chunks=chunks)
+
+
+def _coming(chain: Chain, on_device: int) -> Chain:
+    """A chain with the weights alone that come and go, where so many bytes stay, spread evenly over all of it."""
+    if not on_device:
+        return chain
+    total = max(1, chain.nbytes)
+    stays = min(on_device, total)
+    ends = [end * stays // total for end in accumulate(part.nbytes for part in (chain.rest, *chain.parts))]
+
+    def smaller(part: Part, before: int, end: int) -> Part:
+        nbytes = part.nbytes - (end - before)
+        return replace(part, nbytes=nbytes, largest=min(nbytes, -(-part.largest * (total - stays) // total)))
+
+    rest, *parts = map(smaller, (chain.rest, *chain.parts), (0, *ends), ends)
+    return replace(chain, rest=rest, parts=tuple(parts))
 
 
 def _streamed(chain: Chain, split: Split) -> int:
@@ -206,14 +246,23 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
 
 def problem_of(
     load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency,
-    part: float = 1.0,
+    part: float = 1.0, coming: Chain | None = None,
 ) -> Problem:  # fmt: skip
-    """The chain on a list of devices as a problem of partition; ``part`` of what comes from disk does so."""
+    """The chain on a list of devices as a problem of partition; ``part`` of what comes from disk does so.
+
+    ``coming`` is the chain with the weights that come and go, where others stay on the devices whatever is streamed.
+    """
     speeds = machine.speeds
+    left = chain if coming is None else coming
+
+    def piece(all_of: Part, comes: Part) -> Piece:
+        stays = all_of.nbytes - comes.nbytes
+        return Piece(comes.nbytes, comes.largest, comes.live, comes.boundary, stays)
+
     return Problem(
-        [Piece(part.nbytes, part.largest, part.live, part.boundary) for part in chain.parts],
+        list(map(piece, chain.parts, left.parts)),
         [_room(load, chain, machine, budgets, one, residency, index == 0, part) for index, one in enumerate(devices)],
-        Piece(chain.rest.nbytes, chain.rest.nbytes, chain.rest.live, chain.rest.boundary),
+        piece(chain.rest, left.rest),
         {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
         host=chain.nbytes,
         slots=SLOTS,
@@ -256,7 +305,7 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
     for index, (start, end) in enumerate(ranges):
         pieces = problem.pieces[start:end]
         lives = [piece.live for piece in pieces] + ([problem.rest.live] if index == 0 else [])
-        if not problem.fits(index, sum(piece.nbytes for piece in pieces), 0, max(lives, default=0)):
+        if not problem.fits(index, sum(piece.nbytes + piece.stays for piece in pieces), 0, max(lives, default=0)):
             return None
         if end > start:
             nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
@@ -267,19 +316,24 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
 
 
 def _option(
-    load: Load, chain: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
-    tiled: bool, split: Split, counts: Sequence[int], in_memory: int = 0,
+    load: Load, whole: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
+    tiled: bool, split: Split, counts: Sequence[int], amounts: Amounts = ALIKE, coming: Chain | None = None,
 ) -> Option:  # fmt: skip
     """A split as a way to place a component, with its bytes; devices that have nothing are left out.
 
-    ``counts`` says how many blocks each part of the chain has.
+    ``counts`` says how many blocks each part of the chain has, ``coming`` is the chain without the weights that stay
+    whatever is streamed.
     """
+    chain = whole if coming is None else coming
+    stays: Counter[Device] = Counter({devices[0]: whole.rest.nbytes - chain.rest.nbytes})
     kept: Counter[Device] = Counter({devices[0]: chain.rest.nbytes})
     streamed: Counter[Device] = Counter()
     slots: Counter[Device] = Counter()
     live: Counter[Device] = Counter({devices[0]: chain.rest.live})
     for device, (start, end) in zip(devices, split.ranges, strict=True):
+        stays[device] += sum(part.nbytes for part in whole.parts[start:end])
         for part, rests in zip(chain.parts[start:end], split.residency[start:end], strict=True):
+            stays[device] -= part.nbytes
             live[device] = max(live[device], part.live)
             if rests is Residency.DEVICE:
                 kept[device] += part.nbytes
@@ -287,8 +341,8 @@ def _option(
                 streamed[device] += part.nbytes
                 slots[device] = max(slots[device], SLOTS * part.largest)
     moves = {device: residency.stages_on(device) for device in devices}
-    stays = sum(nbytes for device, nbytes in kept.items() if moves[device])
-    on_disk = min(1.0, max(0, chain.nbytes - in_memory) / max(1, stays))  # of what stays; it does before the others
+    for_phase = sum(nbytes for device, nbytes in kept.items() if moves[device])
+    on_disk = min(1.0, max(0, chain.nbytes - amounts.in_memory) / max(1, for_phase))  # they do before the others
     each = {device: _seconds_a_byte(machine, device, residency, on_disk) for device in devices}
     bringing = sum(nbytes * each[device] for device, nbytes in kept.items() if moves[device])
     resting = sum(n for one in (kept, streamed) for device, n in one.items() if moves[device])
@@ -297,12 +351,13 @@ def _option(
     used = [index for index, (start, end) in enumerate(split.ranges) if end > start or index == 0]
     ranges = [(ends[split.ranges[index][0]], ends[split.ranges[index][1]]) for index in used]
     brought = Counter({device: nbytes for device, nbytes in kept.items() if moves[device]})
+    stays += Counter({device: nbytes for device, nbytes in kept.items() if not moves[device]})
     return Option(
         load.name, load.phase, tuple(devices[index] for index in used), tuple(ranges), tuple(places), residency, tiled,
         times * split.seconds + bringing, bringing,
-        stays={device: nbytes for device, nbytes in kept.items() if not moves[device]},
+        stays=dict(+stays),
         comes=dict(brought + slots),
-        live=dict(+live), streamed=dict(streamed), weights=dict(kept),
-        host=resting if residency is Residency.HOST else in_memory,
-        in_memory=in_memory,
+        live=dict(+live), streamed=dict(streamed), weights=dict(brought + stays),
+        host=resting if residency is Residency.HOST else amounts.in_memory,
+        amounts=amounts,
     )  # fmt: skip

@@ -36,12 +36,16 @@ _UNITS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the chain in bytes: weights, the largest block in it, values alive, what crosses behind it."""
+    """A part of the chain in bytes: weights, the largest block in it, values alive, what crosses behind it.
+
+    ``stays`` are those that are on its device throughout whatever is streamed; the others do not count them.
+    """
 
     nbytes: int
     largest: int
     live: int
     boundary: int = 0
+    stays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Problem:
 
     def held(self, room: int) -> int:
         """The weights of the rest on a room."""
-        return 0 if room else self.rest.nbytes
+        return 0 if room else self.rest.nbytes + self.rest.stays
 
     def seconds_of(self, room: int, computing: float, streamed: Mapping[Residency, int]) -> float:
         """The time of a room with pieces: of computing or loading, whichever is longer, and a part of the other."""
@@ -125,10 +129,11 @@ def partition(problem: Problem) -> Split | None:
     count, main = len(problem.pieces), problem.rooms[0]
     if not problem.fits(0, 0, 0, problem.rest.live):
         return None
+    last_room = len(problem.rooms) - 1  # behind which nothing follows
     labels: dict[tuple[int, int], list[_Label]] = {(0, 0): [_Label(main.rest, 0, 0, 0, 0, (), None)]}
     ways = [_Ways(problem, room) for room in range(len(problem.rooms))]
     for end in range(1, count + 1):
-        for room in range(len(problem.rooms)):
+        for room in range(last_room + 1 if end == count else last_room):
             found = [
                 label
                 for start in range(end)
@@ -201,11 +206,11 @@ class _Ways:
         problem, pieces = self.problem, self.problem.pieces[start:end]
         live = max(piece.live for piece in pieces) if self.room else max(problem.rest.live, *(p.live for p in pieces))
         computing = sum(self.device.seconds[start:end])
-        total = sum(piece.nbytes for piece in pieces)
-        if problem.fits(self.room, total, 0, live):
+        total, stays = sum(piece.nbytes for piece in pieces), sum(piece.stays for piece in pieces)
+        if problem.fits(self.room, total + stays, 0, live):
             yield computing, 0, (Residency.DEVICE,) * len(pieces)
             return
-        room = self.device.budget - problem.held(self.room) - live
+        room = self.device.budget - problem.held(self.room) - stays - live
         if not self.places or room < 0:
             return
         items = [Item(piece.nbytes, piece.largest) for piece in pieces]

@@ -145,7 +145,7 @@ def _of_each(values: Mapping[str, str], none: str, loads: Sequence[Load]) -> dic
 
 def _resting(way: Option) -> str:
     """Where the weights of a way rest, as `--params-backend` says it."""
-    return str(Resting(way.residency.value, in_memory=way.in_memory))
+    return str(Resting(way.residency.value, amounts=way.amounts))
 
 
 def by_role(values: Mapping[str, str], loads: Sequence[Load], lists: str = "") -> dict[str, str]:

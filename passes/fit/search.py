@@ -226,7 +226,7 @@ class _Model:
         for index, way in enumerate(self.ways):
             moved = way.residency is not Residency.DEVICE
             on_host = way.devices[0] == self.budgets.host
-            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + bool(way.in_memory)
+            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + bool(way.amounts)
             found[index] += _CHUNKED * (way.chunks - 1)
             found[index] += 0.01 * order[way.devices[0]]
             found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
@@ -302,7 +302,7 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
         way = ways[load.name]
         if len(way.devices) > 1 and not (load.asked.shares or load.asked.rows):
             left = left_for(load, ways, budgets)
-            finer = option(load, machine, left, way.devices, way.residency, way.tiled, way.chunks, _FINE, way.in_memory)
+            finer = option(load, machine, left, way.devices, way.residency, way.tiled, way.chunks, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways
             if finer and finer.seconds <= way.seconds and fits(Solution(tried), budgets):
                 ways = tried

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
 from ...compiler.spec.durations import seconds_text
+from ...compiler.spec.residency import ALIKE
 from .chain import Part
 from .options import Machine
 from .plan import settings_of
@@ -166,7 +167,7 @@ def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
     """One thing left out at a time, with its kind: of each kind one way out is enough."""
     changes: list[Callable[[Asked], Asked]] = [
         lambda asked: replace(asked, devices=(), shares=(), rows=False),
-        lambda asked: replace(asked, residency=None, in_memory=0),
+        lambda asked: replace(asked, residency=None, amounts=ALIKE),
         lambda asked: replace(asked, tiled=None),
         lambda asked: Asked(chunks=asked.chunks),
     ]

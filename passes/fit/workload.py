@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...compiler.spec.devices import Device
-from ...compiler.spec.residency import Residency
+from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...compiler.spec.speeds import Speed
 from .chain import Chain, Part
 
@@ -22,8 +22,9 @@ class Asked:
     """What a person said of a component; what is empty or None is free.
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
-    split by rows; ``tiled`` whether it decodes in tiles; ``in_memory`` the bytes that rest in the host's memory of
-    weights that rest on disk; ``chunks`` in how many its wide parts are computed, None where that is to be found.
+    split by rows; ``tiled`` whether it decodes in tiles; ``amounts`` the bytes of weights that rest on its devices or
+    in the host's memory where most rest elsewhere; ``chunks`` in how many its wide parts are computed, None where that
+    is to be found.
     """
 
     devices: tuple[Device, ...] = ()
@@ -31,7 +32,7 @@ class Asked:
     shares: tuple[float, ...] = ()
     rows: bool = False
     tiled: bool | None = None
-    in_memory: int = 0
+    amounts: Amounts = ALIKE
     chunks: int | None = 1
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
-from ...compiler.spec.residency import Residency, evenly
+from ...compiler.spec.residency import Amounts, Residency
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
 from ..devices.transfers import land, moved
@@ -70,15 +70,15 @@ class Store:
         self._modules = [entry for entry in self._modules if entry[0]() not in (None, module)]
         self.survey()
 
-    def rest_in(self, module: nn.Module, residency: Residency, in_memory: int = 0) -> None:
-        """Has the parameters of a module that was taken in rest elsewhere, and so many bytes of them in host memory."""
+    def rest_in(self, module: nn.Module, residency: Residency, amounts: Amounts) -> None:
+        """Has the parameters of a module that was taken in rest elsewhere, and some bytes of them otherwise."""
         self._modules = [
             (known, origins, residency if known() is module else before) for known, origins, before in self._modules
         ]
         held = dict.fromkeys(self.of_module(module).values())
         resting = [one for one in held if isinstance(one.tensor, nn.Parameter)]
-        for one, on_host in zip(resting, evenly([one.nbytes for one in resting], in_memory), strict=True):
-            one.residency = Residency.HOST if on_host else residency
+        for one, rests in zip(resting, amounts.of([one.nbytes for one in resting], residency), strict=True):
+            one.residency = rests
 
     def survey(self) -> None:
         """Looks where the modules hold weights; to be called when their structure may have changed."""

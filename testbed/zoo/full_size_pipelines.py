@@ -155,6 +155,12 @@ PIPELINES: dict[str, tuple[Component, ...]] = {
         Component("transformer", "diffusion", "wan2.1-14b", 100),
         Component("vae", "vae", "dec-wan", tile=("dec-wan-tile", 15)),
     ),
+    "Wan 2.2 A14B": (
+        Component("text_encoder", "te", "te-umt5-xxl", 2),
+        Component("transformer", "diffusion", "wan2.1-14b", 28),
+        Component("transformer_2", "diffusion", "wan2.1-14b", 52),
+        Component("vae", "vae", "dec-wan", tile=("dec-wan-tile", 15)),
+    ),
     "Z-Image": (
         Component("text_encoder", "te", "te-qwen3-4b"),
         Component("transformer", "diffusion", "z-image", 9),

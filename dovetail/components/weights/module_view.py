@@ -18,7 +18,7 @@ from torch import nn
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
 from ...compiler.spec.devices import Device
-from ...compiler.spec.residency import Residency
+from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...lora.adapters import plain_name
 from ...runtime.store.origin import HOST
 from ...runtime.store.program_weights import ProgramWeights
@@ -58,7 +58,7 @@ class ModuleView:
         origins: where the weights come from that are on meta; without them every weight must have data.
         store: holds the weights of all components of a pipeline.
         residency: where parameters are kept while nobody reads them.
-        in_memory: bytes of them that are kept in host memory all the same.
+        amounts: bytes of them that are kept elsewhere all the same.
 
     Raises UsageError when weights shall rest on disk that lie in no file.
     """
@@ -70,14 +70,14 @@ class ModuleView:
         *,
         store: Store | None = None,
         residency: Residency = Residency.DEVICE,
-        in_memory: int = 0,
+        amounts: Amounts = ALIKE,
     ) -> None:
         self._module = weakref.ref(module)
-        self.residency = residency
+        self.residency, self.amounts = residency, amounts
         self.store = store or Store(plain_name)
         self.store.add(module, origins, residency)
-        if in_memory:
-            self.store.rest_in(module, residency, in_memory)
+        if amounts:
+            self.store.rest_in(module, residency, amounts)
         self.staging = Staging()
         self._lent: set[StoredWeight] = set()
         self._users = 0
@@ -99,13 +99,13 @@ class ModuleView:
         return self._has_origins and not self._homeless
 
     @locked
-    def rest_in(self, residency: Residency, in_memory: int = 0) -> None:
-        """Has parameters rest elsewhere from now on, and so many bytes of them in host memory.
+    def rest_in(self, residency: Residency, amounts: Amounts = ALIKE) -> None:
+        """Has parameters rest elsewhere from now on, and some bytes of them otherwise.
 
         Raises UsageError where they shall rest on disk without files.
         """
-        self.residency = residency
-        self.store.rest_in(self.module, residency, in_memory)
+        self.residency, self.amounts = residency, amounts
+        self.store.rest_in(self.module, residency, amounts)
         if residency is Residency.DISK:
             self._check_files()
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import nn
 
 import dovetail
-from dovetail import demo, load_pipeline
+from dovetail import compile_pipeline, demo, load_pipeline
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_params_backend
 from dovetail.compiler.spec.residency import Residency, evenly
 from dovetail.compiler.spec.units import MIB
+from tests.cases import slow_but
 
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
 
@@ -52,6 +55,65 @@ def test_a_module_takes_it_too(tmp_path: Path) -> None:
     assert torch.equal(compiled(x), module(x))
 
 
+MIXES = ["device:2MiB&cpu", "device:2MiB&disk", "device:2MiB&cpu:3MiB&disk"]
+
+
+@pytest.mark.parametrize("mix", slow_but(MIXES[-1:], MIXES))
+def test_a_part_of_the_weights_stays_on_the_card_and_the_rest_comes(mix: str) -> None:
+    expected, _ = paint(backend="cpu")
+    picture, pipe = paint(backend="sim0", params_backend=f"cpu,diffusion={mix}", rig="sim0=14MiB,cpu=4GiB")
+    assert torch.equal(picture, expected)
+    held = pipe.dovetail.components["transformer"].view.weights()
+    stays = [one for one in held if one.residency is Residency.DEVICE and isinstance(one.tensor, nn.Parameter)]
+    assert 1 * MIB < sum(one.nbytes for one in stays) <= 2 * MIB
+    assert all(one.is_on(torch.device("sim:0")) for one in stays)
+    assert {one.residency.value for one in held} == {"device", *re.findall("cpu|disk", mix)}
+
+
+def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
+    pipes = {
+        mix: load_pipeline(
+            demo.folder(), dtype=torch.float32, backend="sim0", params_backend=f"diffusion={mix}", rig="sim0=40MiB"
+        )
+        for mix in ("cpu", "device:2MiB&cpu")
+    }
+    on = {mix: pipe.dovetail.plan("a red circle", **CALL).resident for mix, pipe in pipes.items()}
+    (card, host) = (next(device for device in on["cpu"] if device.is_host is there) for there in (False, True))
+    more = on["device:2MiB&cpu"][card]["transformer"] - on["cpu"][card]["transformer"]
+    assert 1 * MIB < more <= 2 * MIB
+    assert on["cpu"][host]["transformer"] - on["device:2MiB&cpu"][host]["transformer"] == more
+
+
+def test_a_search_keeps_on_the_card_what_the_host_has_no_room_for() -> None:
+    """Weights that are in no file: none of them is computed on the host, which cannot have them all."""
+    expected, _ = paint(backend="cpu")
+    pipe = diffusers.DiffusionPipeline.from_pretrained(demo.folder(), dtype=torch.float32)
+    sizes = {name: sum(p.nbytes for p in one.parameters()) for name, one in pipe.components.items() if is_module(one)}
+    all_of, most = sum(sizes.values()), sizes["transformer"]
+    host, card = (all_of - most // 3) * 4 // 3, all_of - most // 3  # the process takes a quarter of the host
+    pipe = compile_pipeline(pipe, rig=f"sim0={card // 1024}KiB,cpu={host // 1024}KiB")
+    pipe.set_progress_bar_config(disable=True)
+    plan = pipe.dovetail.plan("a red circle", **CALL)
+    assert not [one for one in plan.calls if one.component == "transformer" and one.program.main.is_host]
+    assert pipe.dovetail.components["transformer"].view.amounts.on_device
+    picture = pipe("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu()
+    assert torch.equal(picture, expected)
+
+
+def is_module(one: object) -> bool:
+    return isinstance(one, nn.Module)
+
+
+def test_a_module_keeps_a_part_of_its_weights_on_the_card() -> None:
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).eval()
+    x = torch.randn(2, 64)
+    compiled = dovetail.compile(module, (x,), backend="sim0", params_backend="device:50KiB&cpu")
+    weights = compiled.program.weights.values()
+    stays = [weight.nbytes for weight in weights if weight.name not in compiled.program.residency]
+    assert 0 < sum(stays) <= 50 * 1024
+    assert torch.equal(compiled(x), module(x))
+
+
 def test_weights_are_taken_evenly_and_never_more_than_granted() -> None:
     taken = evenly([10] * 100, 330)
     assert sum(taken) == 33
@@ -61,7 +123,17 @@ def test_weights_are_taken_evenly_and_never_more_than_granted() -> None:
     assert evenly([], 5) == []
 
 
-@pytest.mark.parametrize("text", ["cpu:5GiB&disk", "disk+cpu:5", "te=cpu:512MiB&disk,disk"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cpu:5GiB&disk",
+        "disk+cpu:5",
+        "te=cpu:512MiB&disk,disk",
+        "device:5GiB&cpu",
+        "te=device:512MiB&disk",
+        "device:1GiB&cpu:2GiB&disk",
+    ],
+)
 def test_its_text_is_read_back(text: str) -> None:
     assert parse_params_backend(str(parse_params_backend(text))) == parse_params_backend(text)
 
@@ -74,6 +146,10 @@ def test_its_text_is_read_back(text: str) -> None:
         ("sim0&disk", "one place, not in a list"),
         ("cpu:5XB&disk", "is not a size"),
         ("cpu:5GiB&disk&disk", "one place"),
+        ("device&cpu", "how much rests on its devices"),
+        ("device:5GiB", "where the other weights rest"),
+        ("device:5GiB&cpu:4GiB", "where the other weights rest"),
+        ("device:5GiB&sim0", "one place, not in a list"),
     ],
 )
 def test_what_is_missing_is_named(text: str, message: str) -> None:

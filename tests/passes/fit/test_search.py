@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
@@ -215,19 +215,45 @@ def test_what_does_not_fit_in_host_memory_rests_on_disk_and_only_that() -> None:
     given = Budgets({FAST: 80 * MIB, CPU: 300 * MIB}, CPU)
     way = found(loads, given, machine((FAST, CPU))).ways["diffusion"]
     assert way.residency is Residency.DISK
-    assert 250 * MIB < way.in_memory <= 300 * MIB
-    assert way.host == way.in_memory
+    assert 250 * MIB < way.amounts.in_memory <= 300 * MIB
+    assert way.host == way.amounts.in_memory
     on_disk = replace(loads[0], asked=Asked((FAST,), Residency.DISK))
     alone = found([on_disk], given, machine((FAST, CPU))).ways["diffusion"]
     assert way.seconds < 0.5 * alone.seconds
 
 
+def test_what_the_host_has_no_room_for_stays_on_the_card_and_the_rest_is_streamed() -> None:
+    """400 MiB, 300 of which the host takes: without files they are computed on the card, and not on the host."""
+    loads = [load("diffusion", 20, 20, live=5, times=50, flops=1e9)]
+    loads = [replace(loads[0], in_files=False)]
+    given = Budgets({FAST: 200 * MIB, CPU: 300 * MIB}, CPU)
+    solution = found(loads, given, machine((FAST, CPU)))
+    way = solution.ways["diffusion"]
+    assert (way.devices, way.residency) == ((FAST,), Residency.HOST)
+    assert way.host <= 300 * MIB
+    assert abs(way.stays[FAST] - way.amounts.on_device) < 1024
+    assert way.stays[FAST] + way.host == loads[0].nbytes
+    assert settings_of(solution, loads)["--params-backend"] == f"diffusion=device:{way.amounts.on_device // MIB}MiB&cpu"
+    roomy = found(loads, Budgets({FAST: 200 * MIB, CPU: 600 * MIB}, CPU), machine((FAST, CPU)))
+    assert solution.seconds <= roomy.seconds * 1.02
+
+
+def test_what_was_said_of_the_card_the_host_and_the_disk_is_kept_to_and_said_again() -> None:
+    asked = Asked((FAST,), Residency.DISK, amounts=Amounts(40 * MIB, 128 * MIB))
+    loads = [load("diffusion", 20, 20, live=5, times=50, asked=asked)]
+    solution = found(loads, Budgets({FAST: 120 * MIB, CPU: 300 * MIB}, CPU), machine((FAST, CPU)))
+    way = solution.ways["diffusion"]
+    assert abs(way.stays[FAST] - 40 * MIB) < 1024
+    assert way.host == 128 * MIB
+    assert settings_of(solution, loads)["--params-backend"] == "diffusion=device:40MiB&cpu:128MiB&disk"
+
+
 def test_what_was_said_of_host_memory_and_disk_is_kept_to_and_said_again() -> None:
-    asked = Asked((FAST,), Residency.DISK, in_memory=128 * MIB)
+    asked = Asked((FAST,), Residency.DISK, amounts=Amounts(in_memory=128 * MIB))
     loads = [load("diffusion", 20, 20, live=5, times=50, asked=asked)]
     given = Budgets({FAST: 80 * MIB, CPU: 300 * MIB}, CPU)
     solution = found(loads, given, machine((FAST, CPU)))
-    assert solution.ways["diffusion"].in_memory == 128 * MIB
+    assert solution.ways["diffusion"].amounts.in_memory == 128 * MIB
     assert settings_of(solution, loads)["--params-backend"] == "diffusion=cpu:128MiB&disk"
 
 
