@@ -141,8 +141,9 @@ def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
 def of_card(card: Card) -> Speed:
     """What is reached of a card's published figures."""
     halves = _HALVES if card.bf16 else _HALVES[:1]
-    flops = {"float32": card.single * SINGLE.products, **dict.fromkeys(halves, card.half * card.reached.products)}
-    attention = {"float32": card.single * SINGLE.attention, **dict.fromkeys(halves, card.half * card.reached.attention)}
+    products, attends = card.single * SINGLE.products, card.single * SINGLE.attention
+    flops = {"float32": products, **dict.fromkeys(halves, max(products, card.half * card.reached.products))}
+    attention = {"float32": attends, **dict.fromkeys(halves, max(attends, card.half * card.reached.attention))}
     return Speed(
         {dtype: value * TERA for dtype, value in flops.items()},
         card.bandwidth * GIGA * REACHED["cached" if card.cached else "bandwidth"],
