@@ -23,7 +23,7 @@ PCIE3, PCIE4, PCIE5 = 15.8, 31.5, 63.0
 class Reached:
     """The part of a card's arithmetic that programs reach: in products and convolutions, and in attention.
 
-    ``source`` says which measurements it was fitted on, or that it is a family's.
+    ``source`` says which rows of `benchmarks.published` it was fitted on, or that it is a family's.
     """
 
     products: float
@@ -34,9 +34,9 @@ class Reached:
 GAMERS = Reached(0.90, 0.80, "its family (GeForce, Arc), which clocks above the data sheet: 85-100 % of it")
 OFFICE = Reached(0.50, 0.37, "its family, by RTX 6000 Ada")
 CENTRE = Reached(0.62, 0.46, "its family, which power holds at 55-65 % of the data sheet: by L40S, A100 and H100")
-HOPPER = Reached(0.63, 0.32, "H100: FLUX.1-dev and HunyuanVideo (xDiT)")
-AMPERE = Reached(0.71, 0.53, "A100 SXM 80 GB: FLUX.1-dev (ParaAttention)")
-RADEON = Reached(0.56, 0.34, "RX 6900 XT: SDXL (ComfyUI on ROCm)")
+HOPPER = Reached(0.63, 0.32, "two rows of an H100 (xDiT)")
+AMPERE = Reached(0.71, 0.53, "a row of an A100 SXM 80 GB (ParaAttention)")
+RADEON = Reached(0.56, 0.34, "a row of an RX 6900 XT (ComfyUI on ROCm)")
 OLDER = Reached(0.60, 0.30, "its family, before Ampere: no fused attention of the newer kind")
 SINGLE = Reached(0.85, 0.50, "float32 on the ordinary units")
 """What is reached in float32, by every card."""
@@ -99,7 +99,7 @@ CARDS = (
     Card("RTX 5070", 12, 30.9, 61.7, 672, PCIE5),
     Card("RTX 5060 Ti", 16, 23.7, 47.4, 448, PCIE4),
     Card("RTX 5060", 8, 19.2, 38.4, 448, PCIE4),
-    Card("RTX 4090", 24, 82.6, 165.2, 1008, reached=Reached(1.0, 0.85, "FLUX.1-dev (flux-fp8-api)")),
+    Card("RTX 4090", 24, 82.6, 165.2, 1008, reached=Reached(1.0, 0.85, "a row (github.com/aredden)")),
     Card("RTX 4090 D", 24, 73.5, 147.1, 1008, reached=Reached(1.0, 0.85, "that of an RTX 4090")),
     Card("RTX 4080 SUPER", 16, 52.2, 104.4, 736),
     Card("RTX 4080", 16, 48.7, 97.5, 717),
@@ -136,14 +136,14 @@ CARDS = (
     _old("GTX 1060", 6, 4.4, 4.4, 192),
     _old("TITAN RTX", 24, 16.3, 65.2, 672),
     _old("TITAN V", 12, 14.9, 110.0, 653),
-    _centre("B200", 180, 80.0, 2250.0, 8000, PCIE5, peer=900, reached=Reached(0.40, 0.20, "FLUX.1-dev (TheStage)")),
+    _centre("B200", 180, 80.0, 2250.0, 8000, PCIE5, peer=900, reached=Reached(0.40, 0.20, "a row (TheStage)")),
     _centre("H200", 141, 67.0, 989.0, 4800, PCIE5, peer=450, reached=HOPPER),
     _centre("GH200", 96, 67.0, 989.0, 4000, 450.0, reached=HOPPER),
     _centre("H100 PCIe", 80, 51.0, 756.0, 2000, PCIE5, reached=HOPPER),
     _centre("H100 NVL", 94, 60.0, 835.0, 3900, PCIE5, peer=300, reached=HOPPER),
     _centre("H100", 80, 67.0, 989.0, 3350, PCIE5, peer=450, reached=HOPPER),
     _centre("H800", 80, 67.0, 989.0, 3350, PCIE5, peer=200, reached=HOPPER),
-    _centre("H20", 96, 44.0, 148.0, 4000, PCIE5, peer=450, reached=Reached(0.85, 0.60, "HunyuanVideo (xDiT)")),
+    _centre("H20", 96, 44.0, 148.0, 4000, PCIE5, peer=450, reached=Reached(0.85, 0.60, "a row (xDiT)")),
     _centre("A100-SXM4-80GB", 80, 19.5, 312.0, 2039, peer=300, reached=AMPERE),
     _centre("A100 80GB PCIe", 80, 19.5, 312.0, 1935, reached=AMPERE),
     _centre("A100", 40, 19.5, 312.0, 1555, peer=300, reached=AMPERE),
@@ -157,9 +157,9 @@ CARDS = (
     _old("P4", 8, 5.5, 5.5, 192, PCIE3),
     _old("M40", 24, 6.8, 6.8, 288, PCIE3),
     _old("T4", 16, 8.1, 65.0, 320, PCIE3),
-    _centre("L40S", 48, 91.6, 362.0, 864, reached=Reached(0.62, 0.46, "FLUX.1-dev (diffusers)")),
+    _centre("L40S", 48, 91.6, 362.0, 864, reached=Reached(0.62, 0.46, "a row (benchmarks of diffusers)")),
     _centre("L40", 48, 90.5, 181.0, 864),
-    _centre("L20", 48, 59.8, 119.5, 864, reached=Reached(0.77, 0.87, "FLUX.1-dev and HunyuanVideo (ParaAttention)")),
+    _centre("L20", 48, 59.8, 119.5, 864, reached=Reached(0.77, 0.87, "two rows (ParaAttention)")),
     _centre("L4", 24, 30.3, 121.0, 300, PCIE3),
     _centre("A10G", 24, 31.5, 70.0, 600),
     _centre("A10", 24, 31.2, 125.0, 600),
@@ -167,7 +167,7 @@ CARDS = (
     _office("RTX PRO 5000", 48, 73.7, 294.9, 1344, PCIE5),
     _office("RTX PRO 4500", 32, 54.9, 219.8, 896, PCIE5),
     _office("RTX PRO 4000", 24, 46.9, 187.7, 672, PCIE5),
-    _office("RTX 6000 Ada", 48, 91.1, 364.2, 960, reached=Reached(0.50, 0.37, "FLUX.1-dev (flux-fp8-api)")),
+    _office("RTX 6000 Ada", 48, 91.1, 364.2, 960, reached=Reached(0.50, 0.37, "a row (github.com/aredden)")),
     _office("RTX 5000 Ada", 32, 65.3, 261.1, 576),
     _office("RTX 4500 Ada", 24, 39.6, 158.5, 432),
     _office("RTX 4000 Ada", 20, 26.7, 106.9, 360),

@@ -22,8 +22,8 @@ TERA, GIGA = 1e12, 1e9
 REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}
 """The part of published figures that element-wise operations and pinned copies reach, on every card.
 
-With a large cache element-wise operations exceed the memory's bandwidth: twice the 0.8 of other cards, by FLUX.1 and
-LTX-Video on an L40S and FLUX.1 on an RTX 4090, where 0.8 would ask for more arithmetic than the cards have.
+With a large cache element-wise operations exceed the memory's bandwidth: twice the 0.8 of other cards, by transformers
+on an L40S and on an RTX 4090, where 0.8 would ask for more arithmetic than the cards have.
 """
 
 SPREAD = 0.25
@@ -37,7 +37,7 @@ LAUNCH_ON_HOST = 2.5e-5
 
 _MUCH = 0.6
 _SLOW_LINK = 12.0 * GIGA
-_LAUNCH = 1.7e-5  # of PyTorch as it is: SD1.5 at 512² asks for 12 to 35 µs on five cards (stable-fast, fal-ai)
+_LAUNCH = 1.7e-5  # of PyTorch as it is: published steps of a small denoiser ask for 12 to 35 µs on five cards
 _HALVES = ("float16", "bfloat16")
 
 
@@ -141,8 +141,9 @@ def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
 def of_card(card: Card) -> Speed:
     """What is reached of a card's published figures."""
     halves = _HALVES if card.bf16 else _HALVES[:1]
-    flops = {"float32": card.single * SINGLE.products, **dict.fromkeys(halves, card.half * card.reached.products)}
-    attention = {"float32": card.single * SINGLE.attention, **dict.fromkeys(halves, card.half * card.reached.attention)}
+    products, attends = card.single * SINGLE.products, card.single * SINGLE.attention
+    flops = {"float32": products, **dict.fromkeys(halves, max(products, card.half * card.reached.products))}
+    attention = {"float32": attends, **dict.fromkeys(halves, max(attends, card.half * card.reached.attention))}
     return Speed(
         {dtype: value * TERA for dtype, value in flops.items()},
         card.bandwidth * GIGA * REACHED["cached" if card.cached else "bandwidth"],

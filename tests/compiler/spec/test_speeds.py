@@ -8,10 +8,10 @@ import pytest
 
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import measured_speeds
-from dovetail.compiler.spec.cards import CARDS, card_of, card_of_size
+from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size
 from dovetail.compiler.spec.devices import Device, Memory, Rig
 from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
-from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, speeds_of
+from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, of_card, speeds_of
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +162,13 @@ def test_only_what_was_measured_is_certain() -> None:
 def test_a_card_without_bfloat16_says_so_by_its_rates() -> None:
     rig = Rig.parse("cuda0=11GiB@RTX 2080 Ti,cuda1=24GiB@RTX 3090,cuda2=8GiB@GTX 1080,cpu=64GiB")
     assert [speeds_of(rig)[device].lacks_bfloat16 for device in rig] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_no_card_is_slower_in_float16_than_in_float32(card: Card) -> None:
+    speed = of_card(card)
+    assert speed.rate("float16") >= speed.rate("float32") >= speed.rate("float32", True)
+    assert speed.rate("float16", True) >= speed.rate("float32", True)
 
 
 def test_what_was_measured_of_a_card_is_kept_with_its_links_and_attention(tmp_path: Path) -> None:
