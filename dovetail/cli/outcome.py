@@ -15,8 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
+from .commands.devices import devices
+from .options.typed import VERBOSE, DevicesAskedError, asks_for_all, shown, with_switches
 from .signals import heeding, told
-from .typed import VERBOSE, asks_for_all, shown, with_switches
 
 FAILED = 1
 _OF_THE_EXTRA = {
@@ -55,7 +56,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
         with ending(ctx.meta), heeding():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except DevicesAskedError:
+                return devices()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ...compiler.spec.devices import Rig as Devices
 from ...conventions.request import Request
 from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling
-from ..typed import VERBOSE
+from .typed import VERBOSE, DevicesAskedError
 
 PLACEMENT = "Placement"
 _DTYPES = {
@@ -56,10 +56,7 @@ Verbose = Annotated[
 
 def _list_devices(asked: bool) -> bool:
     if asked:
-        from ..commands.devices import devices
-
-        devices()
-        raise typer.Exit
+        raise DevicesAskedError
     return asked
 
 

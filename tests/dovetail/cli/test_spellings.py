@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
 from dovetail.cli.options.shared import Where
-from dovetail.cli.typed import with_switches
+from dovetail.cli.options.typed import with_switches
 from dovetail.compiler.errors import SpecError
 from dovetail.conventions.request import Request
 

@@ -156,7 +156,7 @@ def test_the_pipeline_and_its_components_say_where_they_are() -> None:
     assert pipe.text_encoder.device == torch.device("sim", 1)
     assert (type(pipe.transformer).__name__, pipe.transformer.dtype) == ("FluxTransformer2DModel", torch.float32)
     assert pipe.transformer.config.num_layers == 2
-    assert "transformer (diffusion): sim0 & sim1, 1 programs" in str(pipe.dovetail)
+    assert "transformer (diffusion): sim0 & sim1, 1 program" in str(pipe.dovetail)
 
 
 def test_results_come_back_to_the_device_of_the_call() -> None:

@@ -108,7 +108,7 @@ def test_a_pipeline_in_memory_may_rest_there() -> None:
         assert {one.device.type for one in pipe.transformer.parameters()} == {"cpu"}
         assert pipe.transformer.device == torch.device("cpu")
         assert in_use()[1] == sum(b.nbytes for b in pipe.transformer.buffers() if b.device.type == "sim")
-        assert "transformer (diffusion): sim0 & sim1, weights rest on cpu, 1 programs" in str(pipe.dovetail)
+        assert "transformer (diffusion): sim0 & sim1, weights kept in RAM, 1 program" in str(pipe.dovetail)
     assert torch.equal(paint(pipe, call), eager)
 
 

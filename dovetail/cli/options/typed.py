@@ -14,6 +14,10 @@ OTHER_SPELLINGS = "Other spellings"
 _SWITCHES = {"--auto-fit": {"on": "--auto-fit", "off": "--no-auto-fit"}}
 
 
+class DevicesAskedError(Exception):
+    """The devices are to be listed, in place of what the command does."""
+
+
 def asks_for_all(args: Sequence[str]) -> bool:
     """Whether the words of a command ask for more to be said, wherever they stand."""
     return any(one in ("-v", "--verbose") for one in itertools.takewhile("--".__ne__, args))
