@@ -7,13 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from torch import nn
 
 import dovetail
-from dovetail import compile_pipeline, demo, load_pipeline
+from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_params_backend
 from dovetail.compiler.spec.residency import Residency, evenly
@@ -82,26 +81,6 @@ def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
     more = on["device:2MiB&cpu"][card]["transformer"] - on["cpu"][card]["transformer"]
     assert 1 * MIB < more <= 2 * MIB
     assert on["cpu"][host]["transformer"] - on["device:2MiB&cpu"][host]["transformer"] == more
-
-
-def test_a_search_keeps_on_the_card_what_the_host_has_no_room_for() -> None:
-    """Weights that are in no file: none of them is computed on the host, which cannot have them all."""
-    expected, _ = paint(backend="cpu")
-    pipe = diffusers.DiffusionPipeline.from_pretrained(demo.folder(), dtype=torch.float32)
-    sizes = {name: sum(p.nbytes for p in one.parameters()) for name, one in pipe.components.items() if is_module(one)}
-    all_of, most = sum(sizes.values()), sizes["transformer"]
-    host, card = (all_of - most // 3) * 4 // 3, all_of - most // 3  # the process takes a quarter of the host
-    pipe = compile_pipeline(pipe, rig=f"sim0={card // 1024}KiB,cpu={host // 1024}KiB")
-    pipe.set_progress_bar_config(disable=True)
-    plan = pipe.dovetail.plan("a red circle", **CALL)
-    assert not [one for one in plan.calls if one.component == "transformer" and one.program.main.is_host]
-    assert pipe.dovetail.components["transformer"].view.amounts.on_device
-    picture = pipe("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu()
-    assert torch.equal(picture, expected)
-
-
-def is_module(one: object) -> bool:
-    return isinstance(one, nn.Module)
 
 
 def test_a_module_keeps_a_part_of_its_weights_on_the_card() -> None:

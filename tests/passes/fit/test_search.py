@@ -248,6 +248,18 @@ def test_what_was_said_of_the_card_the_host_and_the_disk_is_kept_to_and_said_aga
     assert settings_of(solution, loads)["--params-backend"] == "diffusion=device:40MiB&cpu:128MiB&disk"
 
 
+def test_denoisers_of_phases_of_their_own_use_a_card_in_turn() -> None:
+    """Each fits on the card and both do not: where one comes after the other, nothing is brought in each step."""
+    first = load("diffusion", 10, 20, times=20, flops=1e9)
+    second = replace(first, name="diffusion_2", chain=replace(first.chain, name="diffusion_2"))
+    given, on = Budgets({FAST: 250 * MIB, CPU: 900 * MIB}, CPU), machine((FAST, CPU))
+    in_turn = found([first, replace(second, phase="sampling 2")], given, on)
+    together = found([first, second], given, on)
+    assert not any(sum(way.streamed.values()) for way in in_turn.ways.values())
+    assert any(sum(way.streamed.values()) for way in together.ways.values())
+    assert in_turn.seconds < together.seconds
+
+
 def test_what_was_said_of_host_memory_and_disk_is_kept_to_and_said_again() -> None:
     asked = Asked((FAST,), Residency.DISK, amounts=Amounts(in_memory=128 * MIB))
     loads = [load("diffusion", 20, 20, live=5, times=50, asked=asked)]
