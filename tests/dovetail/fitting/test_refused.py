@@ -51,7 +51,7 @@ def test_a_dry_run_and_a_plan_print_the_same_table() -> None:
     said = (*RIG, "--backend", "te=cpu", "--steps", "2")
     plan, dry = run("plan", *said), run("generate", "a picture", "--dry-run", *said)
     assert plan.exit_code == dry.exit_code == 0
-    shown = [re.sub(r"the search took .*", "", one.output) for one in (plan, dry)]
+    shown = [re.sub(r"the search took .*", "", one.stdout) for one in (plan, dry)]
     assert shown[0] == shown[1]
 
 
