@@ -100,9 +100,9 @@ def _name_in(requirement: str) -> str:
 
 
 def drawn(seed: int) -> tuple[list[str], str]:
-    """A torch, the lowest or the newest, and which versions of the other libraries, again the lowest or the newest."""
-    torch, rest = random.Random(seed).choices(("lowest", "newest"), k=2)
-    return [torch_of(constraints([], "lowest")) if torch == "lowest" else "torch"], rest
+    """The lowest torch with the lowest versions of the other libraries, or the newest with the newest."""
+    rest = random.Random(seed).choice(("lowest", "newest"))
+    return [torch_of(constraints([], "lowest")) if rest == "lowest" else "torch"], rest
 
 
 def install(environment: Path, tests: Tests, pins: list[str], python: str, within: float | None) -> bool:

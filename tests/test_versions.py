@@ -87,7 +87,7 @@ def test_what_cannot_be_tried_is_said_before_anything_is_installed(
 def test_a_seed_draws_the_lowest_or_the_newest_torch_and_so_for_the_others() -> None:
     assert drawn(7) == drawn(7)
     found = {(torch, rest) for (torch,), rest in map(drawn, range(40))}
-    assert found == {(torch, rest) for torch in ("torch==2.11", "torch") for rest in ("lowest", "newest")}
+    assert found == {("torch==2.11", "lowest"), ("torch", "newest")}
 
 
 def test_where_installing_takes_too_long_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
