@@ -131,7 +131,7 @@ CASES = (
     Case("device", "dovetail devices --rig cuda0", 2),
     Case("device", "dovetail devices --rig cuda0=24GiB,cuda:0=16GiB", 2),
     Case("device", f"dovetail generate x --backend 'diffusion=cuda0&cuda1' {RIG}", 1),
-    Case("device", "dovetail compile --component transformer --backend 'sim0&sim1' --rig sim0=4MiB,sim1=4MiB", 3),
+    Case("device", "dovetail compile --component transformer --backend 'sim0&sim1' --rig sim0=256KiB,sim1=256KiB", 3),
     Case("file", "dovetail generate x --model missing", 2),
     Case("file", "dovetail generate x --model empty", 2),
     Case("file", "dovetail generate x -o missing/out.png", 2),

@@ -53,14 +53,14 @@ def _reason(weight: Weight, node: Node, inside: Container[str]) -> str:
         return "in no block"
     if value.stride != (value.shape[1], 1):
         return "not contiguous"
-    other = next((user for user in node.users if not is_multiplied(user, node)), None)
-    return f"read otherwise: by %{other.name}" if other is not None else ""
+    others = [user for user in node.users if not is_multiplied(user, node)]
+    return f"read otherwise: by %{min(others).name}" if others else ""  # the first in graph order
 
 
 def _is_sliced_along(node: Node, reasons: Mapping[Node, str]) -> bool:
     """Whether a weight is nothing but the bias of eligible matrices."""
-    matrices = [user.args[1] if user.target in LINEAR and bias_of(user) is node else None for user in node.users]
-    return bool(matrices) and all(isinstance(one, Node) and reasons.get(one) == "" for one in matrices)
+    matrices = [user.args[1:2] if user.target in LINEAR and bias_of(user) is node else () for user in node.users]
+    return bool(matrices) and all(one and isinstance(one[0], Node) and reasons.get(one[0]) == "" for one in matrices)
 
 
 def is_multiplied(user: Node, weight: Node) -> bool:

@@ -253,8 +253,8 @@ def card_of(label: str) -> Card | None:
     >>> card_of("Intel(R) Arc(TM) A770 Graphics").name, card_of("Arc A770").name
     ('Arc A770', 'Arc A770')
     """
-    words = f" {_plain(label)} "
-    found = [card for card in CARDS if f" {_plain(card.name)} " in words]
+    words = f" {plain_name(label)} "
+    found = [card for card in CARDS if f" {plain_name(card.name)} " in words]
     return max(found, key=lambda card: len(card.name), default=None)
 
 
@@ -268,6 +268,6 @@ def card_of_size(gib: float) -> Card:
     return next((card for card in known if card.memory * 1.02 >= gib), known[-1])
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name in small letters, without marks such as (TM)."""
     return " ".join(re.findall(r"[a-z]+\d*[a-z]*|\d+[a-z]*", re.sub(r"\((?:r|tm|c)\)", " ", name.lower())))

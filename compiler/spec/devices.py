@@ -235,9 +235,12 @@ class Rig:
 
     @property
     def _shared_memory(self) -> Memory | None:
-        """The host's memory where a typed rig does not say it, and a device has the same memory: that of this."""
-        shared = [one for device, one in self.memory.items() if device.kind in _UNIFIED and not device.process]
-        return replace(shared[0], integrated=False, reserve=0, why="") if shared and not shared[0].reserve else None
+        """The host's memory where a rig does not say it, and a device has the same memory: that of this."""
+        shared = [one for device, one in self.memory.items() if one.integrated and not device.process]
+        if not shared:
+            return None
+        most = max(shared, key=lambda one: one.free)
+        return replace(most, integrated=False, reserve=kept_for_process(most.free), why="")
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

@@ -116,7 +116,8 @@ def _entry(one: Speed) -> dict[str, object]:
 def _key() -> str:
     import torch
 
-    return f"{platform.machine()} {_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    processor = f"{platform.machine()} {_processor()}, {torch.get_num_threads()} threads"
+    return f"{processor}, torch {torch.__version__}, launches of {LAUNCH_ON_HOST * 1e6:.0f} us and more"
 
 
 def _processor() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 KINDS_ELSEWHERE: Mapping[str, str] = {
     "rocm": "cuda", "hip": "cuda", "sycl": "xpu", "metal": "mps", "mtl": "mps",
 }  # fmt: skip
-"""The kinds of devices as stable-diffusion.cpp and llama.cpp name them, and as PyTorch does."""
+"""The kinds of devices as stable-diffusion.cpp and ggml name them, and as PyTorch does."""
 
 _WITHOUT = {"vulkan": "Vulkan", "opencl": "OpenCL", "directml": "DirectML", "cann": "CANN", "musa": "MUSA"}
 _CARDS = "cuda0 for a card of NVIDIA or AMD, xpu0 for one of Intel, mps for that of a Mac"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
-from .cards import Card, card_of
+from .cards import CARDS, Card, card_of, plain_name
 from .spans import Span
 from .units import NUMBER
 
@@ -16,7 +16,7 @@ _COUNT = re.compile(r"(\d{1,3})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
 _SIZE = re.compile(rf"{NUMBER}\s*(?:[kmgt]i?b?|b)(?:/{NUMBER}\s*(?:[kmgt]i?b?|b))?", re.IGNORECASE)
 _CARD_SIZE = re.compile(rf"(.*\S)[\s(@:]+({_SIZE.pattern})\)?", re.IGNORECASE)
 _SIZE_CARD = re.compile(rf"({_SIZE.pattern})\s*@\s*(\S.*)", re.IGNORECASE)
-_KINDS = {"Arc": "xpu", "Apple": "mps"}
+_KINDS = {"Arc": "xpu", "Iris": "xpu", "Apple": "mps"}
 _MOST = 64
 _MANY = "a few devices: 4x24GiB is four cards of 24 GiB"
 
@@ -90,6 +90,8 @@ def _card_or_size(span: Span) -> tuple[str, str] | None:
     if _SIZE.fullmatch(span.value):
         return "cuda", span.value
     sized, behind = _CARD_SIZE.fullmatch(span.value), _SIZE_CARD.fullmatch(span.value)
+    if plain_name(span.value) in {plain_name(one.name) for one in CARDS}:
+        sized = behind = None  # a size in the name of a card, as in RTX 2060 12 GB, is none of its own
     name = behind[2] if behind else sized[1] if sized else span.value
     card = card_of(name)
     if card is None:

@@ -21,4 +21,5 @@ def generate_line(folder: str, options: Mapping[str, str], words: Sequence[str] 
     """
     placed = [word for option, value in options.items() for word in ((option, value) if value else (option,))]
     model = ["--model", folder] if folder else []
-    return shlex.join(["dovetail", "generate", prompt, *model, *placed, *words])
+    painted = ["--prompt", prompt] if prompt.startswith("-") else [prompt]
+    return shlex.join(["dovetail", "generate", *painted, *model, *placed, *words])

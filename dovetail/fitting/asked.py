@@ -16,7 +16,7 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.chunks import WHOLE, Chunks
-from ..compiler.spec.devices import Device, kept_for_process
+from ..compiler.spec.devices import Device
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import Plan
@@ -70,9 +70,6 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
     }
     devices = {device: memory.free for device, memory in within.items()}
     shared = frozenset(device for device in rig if rig[device].integrated)
-    if shared and rig.host not in request.rig:  # a typed rig that names no host: its memory is theirs
-        most = max(rig[device].free for device in shared)
-        devices[rig.host] = most - kept_for_process(most)
     return Budgets(devices, rig.host, why=why, typed=typed, shared=shared), free
 
 

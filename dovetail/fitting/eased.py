@@ -101,15 +101,16 @@ def _attempts(
 def tell_of_places(pipe: str, before: Request, after: Request, roles: Roles) -> None:
     """Says once of which components weights rest elsewhere than a request had them, and what says so."""
     moved: dict[Residency, list[str]] = {}
+    said: list[str] = []
     for name in untold(before, roles):
         devices = after.backend.devices_for(name, roles[name], after.rig)
         now = after.residency_for(name, roles[name], devices)
         if now is not Residency.DEVICE:
             moved.setdefault(now, []).append(name)
+            said.append(f"{name}={after.params_backend.get(name, roles[name]) or now.value}")
     if moved:
         each = ", ".join(f"those of {' and '.join(names)} rest {_PLACES[now]}" for now, names in moved.items())
-        options = ",".join(f"{name}={now.value}" for now, names in moved.items() for name in names)
         logger.warning(
             "%s: its weights do not fit together on the devices that were named, so %s until they are used "
-            "(--params-backend %s)", pipe, each, options,
+            "(--params-backend %s)", pipe, each, ",".join(said),
         )  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _lock = ForkSafeLock()
-_calls: list[frozenset[Device]] = []
+_calls: dict[object, frozenset[Device]] = {}
 """The devices that are bounded by each call that goes on."""
 
 
@@ -49,16 +49,16 @@ def others_on(device: Device, held: Mapping[torch.device, int]) -> int:
 @contextlib.contextmanager
 def bounded(most: Mapping[Device, int]) -> Iterator[None]:
     """Has the process hold at most so many bytes of devices meanwhile; of calls that overlap the last one bounds."""
-    devices = frozenset(most)
-    with _lock:
-        _calls.append(devices)
-        for device, nbytes in most.items():
-            accelerator_of(device.torch).bound(nbytes)
+    call, devices = object(), frozenset(most)
     try:
+        with _lock:
+            _calls[call] = devices
+            for device, nbytes in most.items():
+                accelerator_of(device.torch).bound(nbytes)
         yield
     finally:
         with _lock:
-            _calls.remove(devices)
+            _calls.pop(call, None)
             for device in devices:
-                if not any(device in others for others in _calls):
+                if not any(device in others for others in _calls.values()):
                     accelerator_of(device.torch).bound(None)

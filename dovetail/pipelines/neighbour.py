@@ -91,6 +91,9 @@ class Neighbour:
 
     def __init__(self) -> None:
         self.common: dict[str, Any] = {}
+
+    def join(self) -> None:
+        """Has other pipelines know of this one, which is whole now."""
         _placed.add(self)
 
     def measure(self, *, if_changed: bool = False) -> bool:

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from ..compiler.errors import DoesNotFitError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.chunks import WHOLE
-from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.devices import HOST, Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
@@ -27,7 +28,7 @@ from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings, Tiling
 from ..fitting.asked import leaves_devices_open
 from ..fitting.decide import Decision
-from ..fitting.eased import first_that_fits, tell_of_places
+from ..fitting.eased import first_that_fits, resting, tell_of_places, untold
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..lora.adapters import plain_name
@@ -130,6 +131,7 @@ class PlacedPipeline(Neighbour):
             for one in made:
                 one.swap()
             self._settle()
+            self.join()
         except BaseException:
             self._restore()
             raise
@@ -306,6 +308,18 @@ class PlacedPipeline(Neighbour):
         self._settle()
         tell_of_places(self.name, asked, self._request, roles)
         return generation
+
+    def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Has weights rest in host memory of which it was not said where they do; None where there are no such.
+
+        Gives what takes it back, and what says it. What has programs stays where it is.
+        """
+        asked, roles = self._request, {name: one.role for name, one in self._own().items()}
+        free = [] if self.programs or self._is_open else untold(asked, roles)
+        if not free:
+            return None
+        self._place(resting(asked, dict.fromkeys(free, HOST)))
+        return partial(self._place, asked), lambda: tell_of_places(self.name, asked, self._request, roles)
 
     def _put(self, request: Request) -> None:
         """Has what is lowered from now on be as a request says, on the devices that components have."""

@@ -79,7 +79,7 @@ class Making:
         try:
             return self._whole_or_quicker()
         except DoesNotFitError as refused:
-            found = self._apart(refused)
+            found = self._apart(refused) or self._eased(refused)
             if found is not None:
                 return found
             if self._first is None:
@@ -165,6 +165,20 @@ class Making:
                 undone.pop_all()
                 return generation
         return None
+
+    def _eased(self, refused: DoesNotFitError) -> Generation | None:
+        """The same with weights in host memory of which it was not said where they rest, or None."""
+        eased = self._handle.ease()
+        if eased is None:
+            return None
+        undo, tell = eased
+        with contextlib.ExitStack() as undone:
+            undone.callback(undo)
+            found = self._apart(refused)
+            if found is not None:
+                undone.pop_all()
+                tell()
+            return found
 
     def _tighter(self, staged: Sequence[str], error: DoesNotFitError) -> Callable[[], None] | None:
         """Has a plan that was refused need less, where something is left that can; what is returned takes it back."""

@@ -45,9 +45,9 @@ def told_of_host(
 
 
 def _on_host(program: Program, host: Device) -> str:
-    """What of a program's blocks the host computes, in words; nothing where it computes none."""
+    """What of a program's blocks the host computes, in words; nothing where it computes none, or rows of all."""
     if program.bounds:
-        return "rows" if host in program.devices else ""
+        return ""
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
     count = sum(host in devices for devices in homes)
     if not count and program.main == host and len(program.devices) == 1:

@@ -55,6 +55,12 @@ class Plannable(Protocol):
         keeps nothing either.
         """
 
+    def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Has weights rest in host memory of which it was not said where they do; None where there are no such.
+
+        Gives what takes it back, and what says it.
+        """
+
     def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
         """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
 

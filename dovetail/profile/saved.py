@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from ..compiler.errors import DovetailError, UsageError
 from ..compiler.spec.devices import Device, Rig
@@ -16,6 +17,16 @@ from .compare import Compared
 _LOADS = "loads to "
 _WITHIN = 100.0
 """So many times what was predicted, or so small a part of it, is a mistake of the profile and no card's speed."""
+
+
+def check_is_newer(profile: Path) -> None:
+    """Raises UsageError for a profile from before speeds were kept last: its predictions rest on other ones."""
+    kept = speeds_file()
+    if kept is not None and kept.exists() and kept.stat().st_mtime_ns > profile.stat().st_mtime_ns:
+        raise UsageError(
+            f"{profile} was written before {kept} was, so that its predictions rest on other speeds: profile a call "
+            "again (dovetail generate --profile FILE), and save that"
+        )
 
 
 def saved(rows: Sequence[Compared]) -> Iterator[str]:

@@ -41,7 +41,8 @@ def lacking(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack:
     if worst.least > worst.offered:
         return worst
     first = max(alone, key=lambda load: load.nbytes)  # for which some other device is too small
-    return replace(together([first], machine, budgets), component=first.name)
+    found = together([first], machine, budgets)
+    return replace(found, component=first.name) if found.least else found
 
 
 def together(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Lack:
@@ -109,4 +110,5 @@ def problem_of(lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mappi
         return f"the components fit one by one, but not together: they need at least {format_bytes(lack.least)} {on}"
     resting = format_bytes(sum(load.nbytes for load in loads))
     offers = ", ".join(f"{device} {format_bytes(budgets.of(device))}" for device in budgets.devices)
-    return f"the components fit one by one, but not together: they have {resting} of weights, and may use {offers}"
+    few = "the components fit one by one, but not together" if len(loads) > 1 else f"{loads[0].name} does not fit"
+    return f"{few} in any way that was asked for: {resting} of weights, and what may be used is {offers}"

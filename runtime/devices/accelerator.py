@@ -160,6 +160,7 @@ class StreamAccelerator(Accelerator):
         self._side_streams: dict[Hashable, Stream] = {}
         self._room: int | None = None
         self._asked = -_FRESH
+        self._fraction: float | None = None  # of the memory that the user lets the process have, while it is bounded
 
     def side_stream(self, purpose: Hashable = None) -> Stream:
         """Returns the device's one stream for a purpose besides computing, the same at each call."""
@@ -250,9 +251,17 @@ class StreamAccelerator(Accelerator):
     def bound(self, nbytes: int | None) -> None:
         """Has the allocator of this process hold no more of the device than so many bytes; None takes it back."""
         bound = getattr(self._module, "set_per_process_memory_fraction", None)  # which not all have
+        if bound is None or (nbytes is None and self._fraction is None):
+            return
+        if nbytes is None:
+            bound(self._fraction, self.device)
+            self._fraction = None
+            return
+        if self._fraction is None:
+            before = getattr(self._module, "get_per_process_memory_fraction", None)
+            self._fraction = float(before(self.device)) if before else 1.0
         total = int(self._module.get_device_properties(self.device).total_memory)
-        if bound is not None:
-            bound(1.0 if nbytes is None else min(1.0, nbytes / total), self.device)
+        bound(min(self._fraction, nbytes / total), self.device)
 
     def room(self) -> int | None:
         """Returns what the driver has free and what the allocator holds unused, as it was within the last moments."""

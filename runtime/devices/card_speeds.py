@@ -16,11 +16,12 @@ from dataclasses import replace
 
 import torch
 
-from ...compiler.spec.devices import Device, Rig
+from ...compiler.spec.cards import card_of
+from ...compiler.spec.devices import Device, Memory, Rig
 from ...compiler.spec.measured_speeds import best_of, keep_speed, measured_before, speeds_file
 from ...compiler.spec.speeds import Speed
 from .accelerator import Accelerator, accelerator_of
-from .transfers import moved
+from .transfers import land, moved
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +36,38 @@ _ERRORS = (RuntimeError, TypeError, NotImplementedError, AttributeError)
 
 
 def measured_cards(rig: Rig) -> dict[Device, Speed]:
-    """The speeds of a rig's cards that are here, measured now where that was not done before.
+    """The speeds of a rig's cards that are here, measured now where that was not done before and somebody named them.
 
     Simulated devices are no cards, and the host is measured elsewhere.
     """
     if not rig.present or os.environ.get("DOVETAIL_MEASURE", "1") in ("0", "no", "off", "false"):
         return {}
     cards = {device: memory for device, memory in rig.memory.items() if not (device.is_host or device.is_simulated)}
-    here = {device: memory for device, memory in cards.items() if memory.label and not device.process}
+    labels = labels_here() if cards else {}
+    here = {device: label for device, memory in cards.items() if _is_one(memory.label, label := labels.get(device, ""))}
     found: dict[Device, Speed] = {}
-    for device, memory in here.items():
-        twin = next((one for one, other in here.items() if other.label == memory.label and one != device), None)
-        speed = _measured(device, twin, memory.label, memory.free >= _LEAST_FREE)
+    for device, label in here.items():
+        twins = [one for one, other in here.items() if other == label and one != device and _is_asked(cards[one])]
+        speed = _measured(device, next(iter(twins), None), label, _is_asked(cards[device]))
         if speed is not None:
             found[device] = speed
     return found
+
+
+def labels_here() -> dict[Device, str]:
+    """What its maker calls each card of this machine."""
+    return {device: memory.label for device, memory in Rig.detect(measured=()).memory.items()}
+
+
+def _is_asked(memory: Memory) -> bool:
+    """Whether a card may be measured: it was named, so that what is free of it is known, and enough is."""
+    return _LEAST_FREE <= memory.free < memory.total  # all of a card that nobody named counts as free
+
+
+def _is_one(typed: str, found: str) -> bool:
+    """Whether a card of a rig is the one that is here: a rig may be of other cards, which are not measured."""
+    card = card_of(typed)
+    return bool(found) and (typed == found or (card is not None and card == card_of(found)))
 
 
 def key_of(label: str) -> str:
@@ -146,7 +164,7 @@ def _link(there: Accelerator) -> float:
     """Bytes a second of a copy from the host's memory, pinned where that can be."""
     source = there.empty_on_host((_LARGE,), (1,), torch.uint8)
     target = torch.empty(_LARGE, dtype=torch.uint8, device=there.device)
-    return _LARGE / best_of(lambda: target.copy_(source, non_blocking=True), 3, there.synchronize)
+    return _LARGE / best_of(lambda: land(source, target), 3, there.synchronize)
 
 
 def _peer(here: Accelerator, there: Accelerator) -> float:

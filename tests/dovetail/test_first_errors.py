@@ -199,7 +199,6 @@ def typed(*words: str) -> Result:
             ("generate", "a", "red", "circle"),
             "no use for red circle: leave it out, or write words that belong together",
         ),
-        (("plan", "--rig", "16GiB"), "a device and its size, such as cuda0=16GiB"),
         (("plan", "--dtype", "int8"), "no type to compute in: give float32, bfloat16, float16"),
         (("generate", "x", "--backend", "&".join(["sim0"] * 3000)), "…\n       ^^^^\n"),
         (("generate", "x", "--backend", "sim0", "--tensor-split", "1e308,1e308"), "'1e308' is too large a share"),

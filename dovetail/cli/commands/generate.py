@@ -76,7 +76,8 @@ def generate(
     inputs.check()
     pipeline = inputs.added_to(_whole(find_pipeline(model, source), model))
     request = where.check(pipeline.components)
-    prompt, adapters = loras.arguments(painting.prompt(prompt), pipeline)
+    typed = painting.prompt(prompt)
+    prompt, adapters = loras.arguments(typed, pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
     saved, seed = _saved(latents, given, painting)
     cls = class_of(pipeline, painting, inputs, given)
@@ -89,7 +90,7 @@ def generate(
         with progress("planning"):
             account = loading.account(given)
         more = [*size.words(), *painting.words(), *source.words(), *weights.words(), *loras.words(), *inputs.words()]
-        print_account(account, json, model, [*more, *words_of({"--dtype": dtype}), *where.rig_words], prompt or PROMPT)
+        print_account(account, json, model, [*more, *words_of({"--dtype": dtype}), *where.rig_words], typed or PROMPT)
         return
     _check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)

@@ -36,8 +36,9 @@ def profile(file: Traced, save: Save = False, json: Json = False, debug: Debug =
 
     rows = compared(read_trace(file))
     if save:
-        from ...profile.saved import saved
+        from ...profile.saved import check_is_newer, saved
 
+        check_is_newer(file)
         print(*saved(rows), sep="\n", file=sys.stderr if json else sys.stdout)
         if not json:
             return

@@ -94,9 +94,9 @@ class Inputs:
 
     def words(self) -> list[str]:
         """The pictures and the ControlNet, as they are typed."""
-        given = {"--image": self.image, "--mask": self.mask, "--control-image": self.control_image}
-        files = {**given, "--control-net": self.control_net}
-        return words_of(files)
+        pictures = {"--image": self.image, "--mask": self.mask, "--strength": self.strength}
+        control = {"--control-image": self.control_image, "--control-net": self.control_net}
+        return words_of({**pictures, **control, "--control-strength": self.control_strength})
 
     def arguments(self, cls: Any, size: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call: pictures in the size that was asked for, else in their own, which is asked for then.

@@ -229,8 +229,9 @@ def _by_component(weights: Mapping[str, Given], own: Sequence[str]) -> dict[str,
             hint = f", did you mean {near[0]!r}?" if near else ":"
             several = f"{key!r} means {' and '.join(meant)}:" if meant else f"this pipeline has no {key!r}{hint}"
             raise UsageError(f"weights: {several} name one of its components, each once: {', '.join(own)}")
-        _check_there(key, meant[0], files)
         found[meant[0]] = files
+    for key, (name, files) in zip(weights, found.items(), strict=True):
+        _check_there(key, name, files)
     return found
 
 

@@ -130,3 +130,25 @@ def test_data_the_page_and_the_screen_say_it_too() -> None:
     assert "blocks.0.up.weight [384, 256] float32, eligible for a row split" in shown
     assert "blocks.0.norm.bias [256] float32, not eligible for a row split (1-D)" in shown
     assert line[len("model: ") : 60] in shown
+
+
+class ReadOtherwise(nn.Module):
+    """Blocks whose matrices are read by more than a matmul, in an order that a pass may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            y, a, b = block(x), block.weight.sum(), block.weight.mean()
+            x = (y.unsqueeze(0).expand(8, -1, -1) * b).sum(0) + a * y
+        return x
+
+
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
+def test_marks_read_the_same_where_an_order_of_readers_was_changed(backend: str) -> None:
+    compiled = dovetail.compile(ReadOtherwise(), (torch.randn(4, 256),), backend=backend, rig="sim0=1GiB,sim1=1GiB")
+    text = print_program(compiled.program)
+    assert "read otherwise" in text
+    assert print_program(parse_program(text)) == text

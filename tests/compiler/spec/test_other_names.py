@@ -5,6 +5,8 @@ import pytest
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_backend
 from dovetail.compiler.spec.devices import Device, Rig, canonical_name
+from dovetail.conventions.request import Request
+from dovetail.fitting.asked import budgets_of
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,20 @@ def test_the_memory_of_a_mac_in_a_rig_is_the_hosts_too() -> None:
     assert rig[rig.host].total == rig[rig.host].free == 64 * 2**30
     named = Rig.parse("mps=64GiB,cpu=32GiB")
     assert named[named.host].total == 32 * 2**30
+
+
+@pytest.mark.parametrize("rig", ["mps=64GiB", "Radeon 8060S", "mps=4GiB"])
+@pytest.mark.parametrize("budget", [None, "cpu=2GiB"])
+def test_the_host_of_shared_memory_has_one_size_for_the_search_and_for_the_check(rig: str, budget: str | None) -> None:
+    request = Request.parse(rig=rig, max_vram=budget)
+    found, granted = budgets_of(request)[0], request.granted
+    host = granted.host
+    assert found.of(host) == granted[host].free
+    assert found.of(host) <= (2 * 2**30 if budget else request.rig[host].total)
+
+
+def test_a_size_in_the_name_of_a_card_is_no_size_of_its_own() -> None:
+    rig = Rig.parse("RTX 2060 12 GB,Iris Xe")
+    (card, other) = rig.devices
+    assert (rig[card].label, rig[card].total) == ("RTX 2060 12 GB", 12 * 2**30)
+    assert other.kind == "xpu"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
 from dovetail.cli.options.shared import Where
 from dovetail.cli.options.typed import with_switches
 from dovetail.compiler.errors import SpecError
+from dovetail.conventions.copied import generate_line
 from dovetail.conventions.request import Request
 
 ROLES = {"transformer": "diffusion", "text_encoder": "te", "vae": "vae"}
@@ -95,3 +99,18 @@ def test_a_plan_without_a_search_and_one_with_one_gpu_say_so_in_their_options() 
     assert off["search_seconds"] is None
     assert one["search_seconds"] is not None
     assert not [note for note in one["notes"] if "cuda1" in note]
+
+
+def test_the_line_to_copy_has_all_that_was_typed(tmp_path: Path) -> None:
+    picture = tmp_path / "i.png"
+    Image.new("RGB", (64, 64)).save(picture)
+    typed = ("--image", str(picture), "--strength", "0.5", "--guidance", "0", "--steps", "2", "--seed", "0")
+    done = CliRunner().invoke(app, ["generate", "a <lora:blue:0.5> circle", "--dry-run", "--backend", "cpu", *typed])
+    assert done.exit_code == 0, done.output
+    line = shlex.split(done.stdout.splitlines()[-1])
+    assert line[2] == "a <lora:blue:0.5> circle"
+    assert [line[line.index(option) + 1] for option in ("--strength", "--guidance", "--steps")] == ["0.5", "0.0", "2"]
+
+
+def test_a_prompt_that_begins_as_an_option_does_is_named() -> None:
+    assert generate_line("", {}, prompt="-a cat") == "dovetail generate --prompt '-a cat'"

@@ -12,6 +12,8 @@ import torch
 import dovetail
 from dovetail.cli.output.figures import document_of, line_of
 from dovetail.compiler.spec import probe
+from dovetail.compiler.spec.devices import Device
+from dovetail.pipelines.bounded import bounded
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import SimAccelerator, StreamAccelerator, accelerator_of
 from testbed.pipelines import tiny_pipelines
@@ -141,3 +143,31 @@ def test_what_is_reserved_is_said_beside_what_is_in_use() -> None:
     peaks, reserved = {"cuda0": 5 * MIB, "sim0": MIB}, {"cuda0": 7 * MIB, "sim0": MIB}
     assert line_of(phases, peaks, reserved).endswith("peak: cuda0 5.0 MiB (7.0 MiB reserved), sim0 1.0 MiB")  # type: ignore[arg-type]
     assert document_of(phases, peaks, reserved)["reserved"] == reserved  # type: ignore[arg-type]
+
+
+def test_what_the_user_lets_the_process_have_is_never_exceeded_and_set_back(cuda: Cuda) -> None:
+    cuda.get_per_process_memory_fraction = lambda _: 0.5  # type: ignore[attr-defined]
+    card = StreamAccelerator(torch.device("cuda", 0))
+    for nbytes in (4 * MIB, 12 * MIB, None, None):
+        card.bound(nbytes)
+    assert cuda.fractions == [0.25, 0.5, 0.5]
+
+
+def test_an_interrupt_while_devices_are_bounded_leaves_none_bounded(
+    clean_sims: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int | None]] = []
+
+    def bound(self: SimAccelerator, nbytes: int | None) -> None:
+        found.append((self.device.index, nbytes))
+        if (self.device.index, nbytes) == (1, 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SimAccelerator, "bound", bound)
+    with pytest.raises(KeyboardInterrupt), bounded({Device("sim", 0): 1, Device("sim", 1): 2}):
+        pass
+    assert {one for one in found if one[1] is None} == {(0, None), (1, None)}
+    found.clear()
+    with bounded({Device("sim", 0): 3}):
+        pass
+    assert found == [(0, 3), (0, None)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.errors import DoesNotFitError, SpecError
 from dovetail.runtime import sim
 
 from ..components.small_pipeline import WIDTH, Model, Pipeline
@@ -73,3 +73,11 @@ def test_what_others_hold_of_a_device_counts_and_what_the_pipeline_itself_holds_
         first(x.repeat(100, 1))
     del others
     first.dovetail.undo()
+
+
+def test_a_pipeline_that_was_refused_while_it_was_made_disturbs_no_other(both: Any) -> None:
+    (first, _), x, want, _ = both
+    with pytest.raises(SpecError) as kept:
+        dovetail.compile_pipeline(Pipeline(Model().eval()), "diffusoin=sim0", rig=RIG)
+    assert torch.equal(first(x), want)
+    assert kept.value, "which keeps what was half made alive"

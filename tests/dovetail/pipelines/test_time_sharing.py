@@ -67,3 +67,10 @@ def test_an_encoder_is_brought_to_a_device_that_a_part_of_the_denoiser_shares(sh
     sizes = {0: "300KiB", 1: "220KiB"}
     rests = compared(tiny_pipelines.flux, sizes, backend=EXPERT, params_backend="te=cpu", tensor_split=shares)
     assert rests["text_encoder_2"] == "cpu"
+
+
+def test_what_fits_with_weights_in_host_memory_and_small_stages_fits_untold(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        rests = compared(tiny_pipelines.flux, {0: "110KiB"}, backend="sim0")
+    assert set(rests.values()) == {"cpu"}
+    assert any("--params-backend" in one.getMessage() for one in caplog.records)

@@ -43,7 +43,7 @@ def test_where_nothing_was_searched_it_says_what_to_leave_out() -> None:
 
 @pytest.mark.parametrize(("backend", "rig"), [("te=cpu", "cuda0=64MiB,cpu=1GiB"), ("cpu", "cpu=1GiB")])
 def test_encoders_on_the_host_and_a_machine_of_a_host_alone_are_not_warned_of(backend: str, rig: str) -> None:
-    assert account(backend, rig).warnings == []
+    assert not account(backend, rig).warnings
 
 
 def test_the_warning_stands_above_the_tables() -> None:

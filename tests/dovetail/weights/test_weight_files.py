@@ -289,7 +289,7 @@ def test_weights_that_cannot_be_read_or_belong_elsewhere_load_nothing(flux: Path
     for name, message in {
         "other.safetensors": "is not for FluxTransformer2DModel: its weights are called encoder.block.0.weight, ",
         "model.ckpt": "is a pickle, which can run code and is not read: convert it to safetensors first",
-        "nowhere.gguf": "nowhere.gguf is missing",
+        "nowhere.gguf": "there is no file .*nowhere.gguf for 'transformer'",
         "empty": "should hold one checkpoint and has no safetensors or GGUF file: name the file",
     }.items():
         with pytest.raises(WeightError, match=message):

@@ -164,3 +164,13 @@ def test_ways_out_stand_one_a_line_the_best_first_and_none_takes_many_times_as_l
     lines = refusal("it does not fit", [said_of(out) for out in found]).splitlines()
     assert lines[:2] == ["it does not fit", "what fits, best first:"]
     assert lines[2:] == [f"  {said_of(out)}" for out in found]
+
+
+@pytest.mark.parametrize("residency", [Residency.DEVICE, Residency.HOST])
+def test_a_refusal_never_says_that_nothing_is_needed(residency: Residency) -> None:
+    one = replace(load("te", 12, 10), asked=Asked((FAST, SLOW), residency, (1, 1)))
+    given = budgets(100, 20, 1000)
+    assert search([one], machine(), given) is None
+    said = problem_of(lacking([one], machine(), given), [one], given, {})
+    assert " 0 B" not in said
+    assert "te " in said

@@ -38,11 +38,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, torch.dev
         return FOUND
 
     monkeypatch.setattr(card_speeds, "measure_card", measure)
+    monkeypatch.setattr(card_speeds, "labels_here", lambda: LABELS)
     return found
+
+
+LABELS: dict[Device, str] = {}
+"""What the drivers call the cards that are here: those of the last rig."""
 
 
 def rig_of(*labels: str, free: int = 8 * GIB) -> Rig:
     cards = {Device("cuda", index): Memory(24 * GIB, free, label=label) for index, label in enumerate(labels)}
+    LABELS.clear()
+    LABELS.update({device: memory.label for device, memory in cards.items()})
     return Rig({**cards, Device("cpu"): Memory(64 * GIB, 64 * GIB), Device("sim"): Memory(GIB, GIB)})
 
 
@@ -82,6 +89,15 @@ def test_nothing_is_measured_where_that_was_switched_off(
     assert not calls
 
 
+def test_a_card_that_nobody_named_is_not_measured_but_what_is_kept_of_it_counts(calls: list[object]) -> None:
+    unasked = rig_of("RTX 3090", free=24 * GIB)
+    assert measured_cards(unasked) == {}
+    assert not calls
+    measured_cards(rig_of("RTX 3090"))
+    card_speeds.forget()
+    assert measured_cards(unasked)[Device("cuda")].flops == FOUND.flops
+
+
 def test_a_full_card_a_foreign_one_and_a_rig_elsewhere_are_predicted(calls: list[object]) -> None:
     assert measured_cards(rig_of("RTX 3090", free=0)) == {}
     assert measured_cards(Rig.parse("cuda0=24GiB@RTX 3090")) == {}
@@ -94,7 +110,16 @@ def test_a_driver_that_raises_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(card_speeds, "measure_card", broken)
+    monkeypatch.setattr(card_speeds, "labels_here", lambda: LABELS)
     assert measured_cards(rig_of("RTX 3090")) == {}
+
+
+def test_a_card_that_is_typed_where_another_one_is_here_is_predicted(calls: list[object]) -> None:
+    rig = rig_of("RTX 3090", "RTX 3060")
+    LABELS.update({Device("cuda", 0): "NVIDIA H100 80GB HBM3", Device("cuda", 1): "NVIDIA GeForce RTX 3060"})
+    assert list(measured_cards(rig)) == [Device("cuda", 1)]
+    assert measured_before(key_of("NVIDIA GeForce RTX 3060")) is not None, "kept under what it is called here"
+    assert len(calls) == 1
 
 
 def test_a_speed_scales_by_what_a_profile_found() -> None:
