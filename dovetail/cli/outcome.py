@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
 from .commands.devices import devices
-from .options.typed import VERBOSE, DevicesAskedError, asks_for_all, shown, with_switches
+from .options.typed import VERBOSE, DevicesAskedError, asks_for_all, shown, value_in, with_switches
 from .signals import heeding, told
 
 FAILED = 1
@@ -55,11 +55,12 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
+        typed = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         with ending(ctx.meta), heeding():
             try:
                 return super().invoke(ctx)
             except DevicesAskedError:
-                return devices()
+                return devices(rig=value_in(typed, "--rig"), json="--json" in typed)
 
 
 @contextmanager

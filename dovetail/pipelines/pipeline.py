@@ -160,11 +160,11 @@ class CompiledPipeline(PlacedPipeline):
     def show(self, *args: object, **kwargs: object) -> Page:
         """The page of pictures of a call with these arguments: text of HTML, which notebooks show; `save` writes it.
 
-        Elsewhere it is opened in a browser, where there is one.
+        In an interpreter that somebody types into it is opened in a browser, where there is one.
 
         Raises UsageError where the call cannot be planned, and DoesNotFitError as `plan` does.
         """
-        from ..draw.page.browser import has_browser, is_notebook
+        from ..draw.page.browser import has_browser, is_notebook, is_watched
         from ..draw.page.page import page  # which is not needed to paint
 
         generation = self.plan(*args, **kwargs)
@@ -175,7 +175,7 @@ class CompiledPipeline(PlacedPipeline):
         account = self.account(generation)
         folder = getattr(self.pipe, "name_or_path", None) or FOLDER
         made = page(programs, account, title=self.name, line=generate_line(str(folder), account.settings))
-        if has_browser() and not is_notebook():
+        if is_watched() and has_browser() and not is_notebook():
             made.open()
         return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 VERBOSE = "verbose"
@@ -12,6 +13,16 @@ OTHER_SPELLINGS = "Other spellings"
 """The heading of options that help shows only where it is asked for all of them."""
 
 _SWITCHES = {"--auto-fit": {"on": "--auto-fit", "off": "--no-auto-fit"}}
+
+
+def value_in(words: Sequence[str], option: str) -> str:
+    """What was typed for an option; empty text where it was not.
+
+    >>> value_in(["plan", "--rig", "cuda0=8GiB"], "--rig"), value_in(["--rig=sim0=1GiB"], "--rig")
+    ('cuda0=8GiB', 'sim0=1GiB')
+    """
+    joined = next((word.partition("=")[2] for word in words if word.startswith(f"{option}=")), "")
+    return joined or next((value for word, value in pairwise(words) if word == option), "")
 
 
 class DevicesAskedError(Exception):

@@ -20,10 +20,14 @@ def has_browser() -> bool:
     if not has_display:
         return False
     try:
-        webbrowser.get()
+        return type(webbrowser.get()) is not webbrowser.GenericBrowser  # which is one in the terminal
     except webbrowser.Error:
         return False
-    return True
+
+
+def is_watched() -> bool:
+    """Whether a person types here, who sees a window that opens: a script may run anywhere."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def is_notebook() -> bool:

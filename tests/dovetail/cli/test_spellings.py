@@ -114,3 +114,8 @@ def test_the_line_to_copy_has_all_that_was_typed(tmp_path: Path) -> None:
 
 def test_a_prompt_that_begins_as_an_option_does_is_named() -> None:
     assert generate_line("", {}, prompt="-a cat") == "dovetail generate --prompt '-a cat'"
+
+
+def test_devices_are_listed_as_json_and_of_a_rig_where_that_is_asked_for() -> None:
+    asked = run("plan", "--rig", "sim0=1GiB,cpu=4GiB", "--json", "--list-devices")
+    assert [one["name"] for one in json.loads(asked.stdout)["devices"]] == ["sim0", "cpu"]

@@ -74,3 +74,13 @@ def test_a_page_fills_no_terminal(
     assert path.read_text() == "<p>all</p>"
     assert opened == [path.as_uri()]
     path.unlink()
+
+
+def test_a_script_and_a_browser_in_the_terminal_open_no_window(
+    opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not browser.is_watched()
+    monkeypatch.setattr(browser.sys, "ps1", ">>> ", raising=False)
+    assert browser.is_watched()
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("lynx"))
+    assert not browser.has_browser()
