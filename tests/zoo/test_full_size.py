@@ -48,7 +48,7 @@ CONVOLUTIONS_ONLY = ("vae-wan2.1-enc", "vae-wan2.1-dec", "vae-qwenimage-enc", "v
 """No weight of these can be split into rows."""
 
 
-DRAWN = [*QUICK, *drawn((name for name in FULL_SIZE if name not in QUICK), len(FULL_SIZE) // 3)]
+DRAWN = [*QUICK, *drawn((name for name in FULL_SIZE if name not in QUICK), len(FULL_SIZE) // 4)]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, DRAWN))

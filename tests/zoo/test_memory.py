@@ -36,7 +36,7 @@ CLASSES = [
 EVERY = [*((name, "layer") for name in CLASSES), *((name, "row") for name in CLASSES if name in WIDE)]
 """By rows those that have matrices large enough."""
 FAST = ("T5EncoderModel", "layer")
-CASES = [FAST, *drawn((case for case in EVERY if case != FAST), len(EVERY) // 3)]
+CASES = [FAST, *drawn((case for case in EVERY if case != FAST), len(EVERY) // 4)]
 ROOMY = Rig.of(sim0=2**30, sim1=2**30)
 
 

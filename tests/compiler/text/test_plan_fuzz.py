@@ -282,16 +282,16 @@ def _restored() -> Iterator[None]:
 
 
 def test_a_mutated_plan_is_refused_or_a_program_and_runs_nothing(tmp_path: Path) -> None:
-    programs, refused = try_mutants(tmp_path, 0, 150)
-    assert programs + refused == 150
-    assert refused > 75
+    programs, refused = try_mutants(tmp_path, 0, 100)
+    assert programs + refused == 100
+    assert refused > 50
     assert programs > 2
 
 
 @pytest.mark.slow
 def test_thousands_of_mutated_plans_are_refused_or_programs_and_run_nothing(tmp_path: Path) -> None:
-    """Of 4000, ten minutes for 20 000: ``MUTANTS=20000 pytest tests/compiler/text/test_plan_fuzz.py -m slow``."""
-    count = int(os.environ.get("MUTANTS", "4000"))
+    """Of 2000, ten minutes for 20 000: ``MUTANTS=20000 pytest tests/compiler/text/test_plan_fuzz.py -m slow``."""
+    count = int(os.environ.get("MUTANTS", "2000"))
     programs, refused = try_mutants(tmp_path, 1_000, count)
     assert programs + refused == count
     assert refused > count // 2

@@ -18,6 +18,7 @@ from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost
+from tests.cases import slow_but
 
 MIB = 2**20
 CPU, FAST, SLOW = Device("cpu"), Device("cuda"), Device("cuda", 1)
@@ -179,7 +180,7 @@ def simple_plans(loads: list[Load], on: Machine, given: Budgets) -> list[Solutio
     ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_but(range(4), range(8)))
 def test_a_plan_is_the_best_of_all_combinations_of_ways(seed: int) -> None:
     rng = random.Random(seed)
     loads, on = random_pipeline(rng), machine()
