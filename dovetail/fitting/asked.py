@@ -59,7 +59,7 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
     """The bytes that may be used of each device, and what could be without what was typed."""
-    rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
+    rig = request.rig.with_device(request.rig.host)
     limits = request.budget.limits(rig)
     within = {device: rig[device].within(limits.get(device, rig[device].free)) for device in rig}
     free = {device: max(0, rig[device].free - rig[device].reserve) for device in rig}

@@ -163,7 +163,7 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
 
 def machine_of(request: Request) -> Machine:
     """The devices of a request with their speeds; this machine's host is measured once, where the rig is here."""
-    rig = request.rig if request.rig.host in request.rig else request.rig.with_device(request.rig.host)
+    rig = request.rig.with_device(request.rig.host)
     return Machine(rig.devices, speeds_here(rig), rig.host)
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Roles = Mapping[str, str]
 
-_PLACES = {Residency.HOST: "in host memory", Residency.DISK: "in their files", Residency.DEVICE: "on their devices"}
+_PLACES = {Residency.HOST: "in host memory", Residency.DISK: "in their files"}
 
 
 def untold(request: Request, roles: Roles) -> list[str]:

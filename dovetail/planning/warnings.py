@@ -84,11 +84,8 @@ def _of_rows(part: Part, speeds: Speeds) -> Iterator[str]:
 
 def _without(program: Program, speeds: Speeds, host: Device) -> float:
     """The seconds of a call in which the main device computes the host's rows, for which their weights are brought."""
-    if program.schedule is None:
-        return timeline(program, speeds).seconds
     walk = _WithoutHost(program, speeds, host=host)
-    for one in program.schedule.flat():
-        walk.carry_out(one)
+    walk.walk()
     nbytes = sum(weight.nbytes for weight, home in pieces(program).values() if home == host)
     return max(walk.ended().seconds, nbytes / speeds.loading(program.main, False))
 

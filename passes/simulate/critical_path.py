@@ -35,11 +35,8 @@ def critical_path(program: Program, speeds: Speeds) -> list[Stretch]:
     """
     import networkx as nx
 
-    if program.schedule is None:
-        raise ValueError(f"{program.name} has no schedule yet: lower it first")
     walk = _Causes(program, speeds)
-    for one in program.schedule.flat():
-        walk.carry_out(one)
+    walk.walk()
     graph = nx.DiGraph()
     graph.add_nodes_from(range(-1, len(walk.work)))  # the beginning of the call, and each piece of work
     for number, piece in enumerate(walk.work):

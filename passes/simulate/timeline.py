@@ -61,11 +61,8 @@ def timeline(program: Program, speeds: Speeds) -> Timeline:
 
     Raises ValueError for a program that has no schedule.
     """
-    if program.schedule is None:
-        raise ValueError(f"{program.name} has no schedule yet: lower it first")
     walk = ClockWalk(program, speeds)
-    for one in program.schedule.flat():
-        walk.carry_out(one)
+    walk.walk()
     return walk.ended()
 
 
@@ -90,6 +87,13 @@ class ClockWalk:
 
     def __post_init__(self) -> None:
         self.pieces = pieces(self.program)
+
+    def walk(self) -> None:
+        """Carries out all instructions of the program; raises ValueError where it has no schedule."""
+        if self.program.schedule is None:
+            raise ValueError(f"{self.program.name} has no schedule yet: lower it first")
+        for one in self.program.schedule.flat():
+            self.carry_out(one)
 
     def carry_out(self, one: Instruction | Step) -> None:
         """What an instruction does to the clocks."""
