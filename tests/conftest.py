@@ -6,7 +6,9 @@ import gc
 import logging
 import os
 import random
+import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     if "torch" in sys.modules:
         sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")
+
+
+@pytest.fixture
+def heeding_interrupts() -> Iterator[None]:
+    """Has interrupts come: what a shell started in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,7 @@ from dovetail.compiler.frontend.first_trace import interrupt_deferred
 
 SCRIPT = Path(__file__).with_name("interrupt_first_trace.py")
 
-
-@pytest.fixture(autouse=True)
-def _heeded() -> Iterator[None]:
-    """Interrupts come; what was started in the background ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("heeding_interrupts")
 
 
 def test_an_interrupt_that_is_deferred_comes_at_the_end() -> None:

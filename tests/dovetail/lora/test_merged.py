@@ -226,6 +226,7 @@ def test_an_adapter_that_is_loaded_beside_merged_ones_takes_these_out_as_in_eage
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipe).items())
 
 
+@pytest.mark.usefixtures("heeding_interrupts")
 def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = complete(saved)
     before, write, turn = weights(pipe), MergedWeights._write, iter(range(10**6))
@@ -236,12 +237,8 @@ def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: 
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(MergedWeights, "_write", interrupted)
-    heeding = signal.signal(signal.SIGINT, signal.default_int_handler)  # the background ignores interrupts
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            pipe.fuse_lora(components=PARTS)
-    finally:
-        signal.signal(signal.SIGINT, heeding)
+    with pytest.raises(KeyboardInterrupt):
+        pipe.fuse_lora(components=PARTS)
     after = weights(pipe)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not any(getattr(one, "merged_adapters", ()) for one in pipe.transformer.modules())

@@ -83,6 +83,7 @@ def interrupt_a_wait() -> None:
             return
 
 
+@pytest.mark.usefixtures("heeding_interrupts")
 def test_an_interrupt_of_a_call_that_waits_for_its_turn_ends_it_and_leaves_the_pipeline_usable(compiled: Any) -> None:
     pipe, call, expected = compiled
     waits, over = threading.Event(), threading.Event()
