@@ -1,4 +1,4 @@
-"""Makes a trace say what it would leave out or hide: calls of ``contiguous``, and the operand of each view."""
+"""Makes a trace say what it would leave out or hide: layouts, dropouts that drop nothing, the operand of each view."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch.overrides import TorchFunctionMode
 aten = torch.ops.aten
 
 
-class RecordContiguous(TorchFunctionMode):
-    """Sends every ``Tensor.contiguous()`` through the dispatcher while a module is traced.
+class AsInEager(TorchFunctionMode):
+    """Has two calls be recorded as eager makes them while a module is traced.
 
-    Python's method returns a tensor that is contiguous already before any tracer sees the call. It is contiguous by
-    the strides of the trace, and other kernels than the trace's may choose others.
+    ``Tensor.contiguous()`` goes through the dispatcher: Python's method returns a tensor that is contiguous already
+    before any tracer sees the call. It is contiguous by the strides of the trace, and other kernels than the trace's
+    may choose others. Dropout that drops nothing gives its input itself, which may be written; torch.export gives a
+    copy.
     """
 
     def __torch_function__(
@@ -29,9 +31,20 @@ class RecordContiguous(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replaces the method by the operation of the same name."""
+        """Replaces the method by the operation of the same name, and such a dropout by its input."""
+        kwargs = kwargs or {}
+        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
+            return args[0] if args else kwargs["input"]
         function = aten.contiguous.default if func is torch.Tensor.contiguous else func
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
+
+
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
+
+
+def _drops_nothing(input: torch.Tensor, p: float = 0.5, training: bool = True, *_: Any, **named: Any) -> bool:
+    """Whether eager's dropout returns its input; ``train`` is what `torch.dropout` calls ``training``."""
+    return 0 <= p <= 1 and (p == 0 or not named.get("train", training))
 
 
 def part_views(graph: Graph) -> None:

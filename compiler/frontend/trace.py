@@ -40,7 +40,7 @@ from .first_trace import import_for_traces
 from .guards import read_guards
 from .identity import refuse_identity
 from .inline import inline_regions
-from .layout_ops import RecordContiguous, part_views
+from .layout_ops import AsInEager, part_views
 from .model_view import ModelView
 from .questions import Questions
 from .refusals import (
@@ -53,6 +53,7 @@ from .refusals import (
     refuse_unknown_sizes,
     refuse_unusual_inputs,
 )
+from .replaced_functions import applied_once
 from .rollback import rolled_back
 from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
@@ -134,7 +135,7 @@ def _traced(
     with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
         with autocast_set(HOST, autocast), answered(kind, asked, told):  # the fakes lie on the host
-            with noted_changes(module) as found, questions.listening(module):
+            with noted_changes(module) as found, questions.listening(module), applied_once(module):
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
             refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
@@ -177,7 +178,7 @@ def _export(
     args, kwargs = _as_passed(module, given)
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), RecordContiguous(), view, lazily_exported(), quietly_exported(), modes_let_go():
+        with torch.no_grad(), AsInEager(), view, lazily_exported(), quietly_exported(), modes_let_go():
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         violated = _violated(error)

@@ -59,6 +59,14 @@ class CompiledModule:
         self._sizes = DynamicSizes(program)
         self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError, and says where the module's own methods are."""
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}: it is called as the module's forward is, and has no other "
+            "method of the module (generate, to, state_dict): call that of the module, and compile it again where it "
+            "changes the module. A pipeline that is compiled keeps all methods of its components"
+        )
+
     @property
     def schedule(self) -> Schedule:
         """The instructions of one call; raises PassError when the passes stopped short of writing them."""
@@ -94,6 +102,8 @@ class CompiledModule:
         if self._weights:
             self._weights.check()
         inputs = self.program.signature.flatten(args, kwargs)
+        if any(x.is_meta for x in inputs):
+            self._refuse_no_data(inputs)
         if self.needs_strides:
             self.program.signature.check_strides(inputs)
         if self.program.symbols:
@@ -113,6 +123,14 @@ class CompiledModule:
             with exhaustion_told(f"the results of {self.program.name}"):
                 leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
         return self.program.signature.unflatten(leaves)
+
+    def _refuse_no_data(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raises CallError for an input on meta."""
+        path = next(leaf.path for leaf, x in zip(self.program.signature.tensors, inputs, strict=True) if x.is_meta)
+        raise CallError(
+            f"argument {path} is on meta and has no data to compute with: give a tensor with data; what a call would "
+            "need is in the program's schedule, and `print` shows it"
+        )
 
     def _without_autocast(self) -> contextlib.AbstractContextManager[object]:
         """Autocast is off meanwhile, for a program has its casts; raises CallError where it has not those of now."""

@@ -408,3 +408,18 @@ def test_an_example_that_a_hook_completes_is_a_call() -> None:
     module.register_forward_pre_hook(lambda _, args: (args[0], args[0]))
     x = torch.randn(2, 4)
     assert torch.equal(dovetail.compile(module, (x,), backend="sim0")(x), module(x))
+
+
+def test_a_call_without_data_is_refused_and_names_its_argument() -> None:
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    for backend in ("cpu", "sim0&sim1"):
+        compiled = dovetail.compile(module, (x,), backend=backend)
+        with pytest.raises(CallError, match="argument input is on meta and has no data"):
+            compiled(x.to("meta"))
+
+
+def test_methods_of_the_module_are_said_to_be_the_modules() -> None:
+    compiled = dovetail.compile(nn.Linear(4, 4), (torch.ones(2, 4),), backend="cpu")
+    with pytest.raises(AttributeError, match="'state_dict': .*call that of the module"):
+        compiled.state_dict()
+    assert not hasattr(compiled, "generate")

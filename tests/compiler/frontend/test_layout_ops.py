@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,41 @@ class Contiguous(nn.Module):
 def test_every_call_of_contiguous_is_recorded_though_the_trace_needs_none() -> None:
     names = [node.target.overloadpacket.__name__ for node in trace(Contiguous(), (torch.ones(2, 3),)).ops()]  # type: ignore[union-attr]
     assert names == ["mul", "contiguous", "contiguous", "add"]
+
+
+class Dropped(nn.Module):
+    """Writes into what dropout gave, which is its input where it drops nothing, and returns both."""
+
+    def __init__(self, dropout: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first = self.blocks[1](self.blocks[0](x))[:, :4]
+        second = self.dropout(first)
+        lower = first.tril()
+        return first, lower, second.relu_() + 1
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        lambda x: nn.functional.dropout(x, 0.5, False),
+        lambda x: nn.functional.dropout(input=x, p=0.0),
+        lambda x: torch.dropout(x, 0.5, train=False),
+        nn.Dropout(0.3).eval(),
+        nn.Dropout1d(0.3).eval(),
+        nn.AlphaDropout(0.3).eval(),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
+def test_dropout_that_drops_nothing_gives_its_input_itself(dropout: Callable[[Tensor], Tensor], backend: str) -> None:
+    module, x = Dropped(dropout).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        compiled = dovetail.compile(module, (x,), backend=backend, params_backend="cpu")
+        for ours, eager in zip(compiled(x), module(x), strict=True):
+            assert torch.equal(ours, eager)
 
 
 class Broadcast(nn.Module):

@@ -1,0 +1,96 @@
+"""Functions of PyTorch that somebody has replaced by others which call them are applied once while they are traced.
+
+A function that PyTorch has in Python (``F.silu``) asks first whether a mode is active, as several are during a trace,
+and has the mode call what stands under its own name now. That is the replacement, which calls the original, which asks
+the next mode: eager applies it once, a trace would once more for each mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, handle_torch_function
+
+from ..errors import TraceError
+
+_OWN = str(Path(torch.__file__).parent)
+_ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_HOMES = (torch.nn.functional, torch.functional, torch.Tensor)
+
+
+@contextlib.contextmanager
+def applied_once(module: nn.Module) -> Iterator[None]:
+    """Has replaced functions of PyTorch be applied once in each call of a module; of no effect where there are none."""
+    if isinstance(module, torch.jit.ScriptModule) or not any(map(_is_foreign, _functions())):
+        yield
+        return
+    own, held = module.forward, vars(module).get("forward")
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _AppliedOnce():  # hooks would not be called where the forward raises: torch.export drops them then
+            return own(*args, **kwargs)
+
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        vars(module).pop("forward")
+        if held is not None:
+            vars(module)["forward"] = held
+
+
+def _functions() -> Iterator[Any]:
+    return (value for home in _HOMES for value in list(vars(home).values()))
+
+
+def _is_foreign(function: Any) -> bool:
+    """Whether it is a function of Python whose code is not PyTorch's."""
+    return isinstance(function, FunctionType) and not function.__code__.co_filename.startswith(_OWN)
+
+
+class _AppliedOnce(TorchFunctionMode):
+    """Answers an original with its own body, where it would call the replacement; must be the innermost mode."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the original that asks, or calls the function as it is; raises TraceError for methods of tensors."""
+        if not _is_foreign(func):
+            return func(*args, **(kwargs or {}))
+        asking = sys._getframe(1)
+        body = asking.f_back if asking.f_code is handle_torch_function.__code__ else asking
+        name = next((name for name, value in vars(torch.Tensor).items() if value is func), None)
+        if name is not None and (body is asking or _is_own(body)):
+            raise TraceError(
+                f"torch.Tensor.{name} was replaced by {func.__qualname__}, which calls the original: a trace would "
+                "apply it more than once: change it back, or replace the method of a module in its place"
+            )
+        function = _original(body) if body is not asking and _is_own(body) else func
+        return function(*args, **(kwargs or {}))
+
+
+def _is_own(frame: FrameType | None) -> bool:
+    """Whether code of PyTorch's runs in a frame."""
+    return frame is not None and frame.f_code.co_filename.startswith(_OWN)
+
+
+def _original(body: FrameType) -> Callable[..., Any]:
+    """The function whose body runs, but for that it asks for no mode: operations themselves do."""
+    return FunctionType(body.f_code, {**body.f_globals, **dict.fromkeys(_ASKING, _no)})
+
+
+def _no(*_: Any) -> bool:
+    return False
