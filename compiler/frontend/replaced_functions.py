@@ -71,14 +71,15 @@ class _AppliedOnce(TorchFunctionMode):
         if not _is_foreign(func):
             return func(*args, **(kwargs or {}))
         asking = sys._getframe(1)
-        body = asking.f_back if asking.f_code is handle_torch_function.__code__ else asking
+        is_told = asking.f_code is handle_torch_function.__code__
+        body = asking.f_back if is_told else None
         name = next((name for name, value in vars(torch.Tensor).items() if value is func), None)
-        if name is not None and (body is asking or _is_own(body)):
+        if name is not None and (not is_told or _is_own(body)):
             raise TraceError(
                 f"torch.Tensor.{name} was replaced by {func.__qualname__}, which calls the original: a trace would "
                 "apply it more than once: change it back, or replace the method of a module in its place"
             )
-        function = _original(body) if body is not asking and _is_own(body) else func
+        function = _original(body) if body is not None and _is_own(body) else func
         return function(*args, **(kwargs or {}))
 
 

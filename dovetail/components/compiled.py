@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
 from torch.fx import GraphModule
@@ -59,13 +59,15 @@ class CompiledModule:
         self._sizes = DynamicSizes(program)
         self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
 
-    def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError, and says where the module's own methods are."""
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}: it is called as the module's forward is, and has no other "
-            "method of the module (generate, to, state_dict): call that of the module, and compile it again where it "
-            "changes the module. A pipeline that is compiled keeps all methods of its components"
-        )
+    if not TYPE_CHECKING:  # which would take any attribute for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, and says where the module's own methods are."""
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}: it is called as the module's forward is, and has no "
+                "other method of the module (generate, to, state_dict): call that of the module, and compile it again "
+                "where it changes the module. A pipeline that is compiled keeps all methods of its components"
+            )
 
     @property
     def schedule(self) -> Schedule:

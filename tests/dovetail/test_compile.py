@@ -420,6 +420,6 @@ def test_a_call_without_data_is_refused_and_names_its_argument() -> None:
 
 def test_methods_of_the_module_are_said_to_be_the_modules() -> None:
     compiled = dovetail.compile(nn.Linear(4, 4), (torch.ones(2, 4),), backend="cpu")
-    with pytest.raises(AttributeError, match="'state_dict': .*call that of the module"):
+    with pytest.raises(AttributeError, match=r"'state_dict': .*call that of the module"):
         compiled.state_dict()
     assert not hasattr(compiled, "generate")
