@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,3 +37,28 @@ def pytest_collection_finish() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the seed by which the cases of this run were drawn; `pytest -q` shows no header that could."""
     terminalreporter.write_line(f"cases drawn by DOVETAIL_TEST_SEED={os.environ['DOVETAIL_TEST_SEED']}")
+
+
+@pytest.fixture
+def sims() -> Iterator[None]:
+    """Simulated devices of the host's memory, which count from zero afterwards."""
+    from dovetail.runtime import sim  # which tests of nothing else need not import
+
+    sim.enable()
+    yield
+    for index in range(3):
+        sim.reset_stats(index)
+
+
+@pytest.fixture
+def clean_sims() -> Iterator[None]:
+    """Simulated devices of the host's memory, with nothing of other tests in them, counting from zero."""
+    from dovetail.runtime import sim
+
+    gc.collect()
+    sim.enable()
+    for index in range(3):
+        sim.reset_stats(index)
+    yield
+    gc.collect()
+    sim.enable()
