@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .cards import SINGLE, Card, card_of, card_of_size, peer_of
-from .devices import Device, Memory, Rig
+from .devices import Device, Rig
+from .memory import Memory
 
 TERA, GIGA = 1e12, 1e9
 REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}

@@ -11,8 +11,9 @@ import torch
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import measured_speeds
 from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size
-from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, of_card, speeds_of
 
 

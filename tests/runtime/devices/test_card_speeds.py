@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.measured_speeds import measured_before
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.speeds import Speed
 from dovetail.runtime import sim
 from dovetail.runtime.devices import card_speeds
