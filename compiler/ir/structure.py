@@ -48,9 +48,9 @@ def _tree_of(spec: pytree.TreeSpec) -> dict[str, Any]:
     if spec.is_leaf():
         return {"type": None, "context": None, "children_spec": []}
     children = list(spec.children() if hasattr(spec, "children") else spec.children_specs)
-    kind: Any = spec.type
-    if getattr(torch.return_types, kind.__name__, None) is kind:
-        head = {"type": f"{_RETURNED}{kind.__name__}", "context": None}
+    name = getattr(spec.type, "__name__", "")
+    if getattr(torch.return_types, name, None) is spec.type:
+        head = {"type": f"{_RETURNED}{name}", "context": None}
     else:
         leaves = [pytree.tree_structure(0) for _ in children]
         head = json.loads(pytree.treespec_dumps(pytree.TreeSpec(spec.type, spec.context, leaves)))[1]
