@@ -17,7 +17,7 @@ import contextlib
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
@@ -38,7 +38,7 @@ from .isolated import isolated
 from .kinds import kind_of
 from .lasting import Lasting
 from .making import Making, PlanRequest, as_before_on_error
-from .plannable import Phased, Plannable
+from .plannable import Phased, Plannable, SetAside
 from .tiles import FitsError, Tiles
 from .tiling import Tile
 
@@ -91,10 +91,10 @@ class Planner:
         """
         return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
 
-    def spare(self, over: Mapping[Device, int]) -> Callable[[], None]:
-        """Has programs leave so much more of devices; what is returned takes it back."""
+    def spare(self, nbytes: Mapping[Device, int]) -> Callable[[], None]:
+        """Has programs leave so much of devices, and no more; what is returned makes it as it was."""
         before = self.spared
-        self.spared = before + Counter(over)
+        self.spared = Counter(nbytes)
 
         def undo() -> None:
             self.spared = before
@@ -124,18 +124,61 @@ class Planner:
         if dry_run() is not None or not _may_run_dry(handle):
             return None
         kind = kind_of(handle.pipe, args, kwargs)
-        known = self._known.get(kind)
-        if known is not None:
-            self.tiles.put(handle, known.tiles)
-            self.phase_of.turns = known.turns
-            if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
-                self._known.move_to_end(kind)
-                return known.generation
-            del self._known[kind]
-            self.tiles.put_back()
-        self.planned += 1
-        handle.measure()
-        return Making(self, handle, PlanRequest(kind, args, kwargs, strict)).plan()
+        with self._as_before_on_error():
+            known = self._known.get(kind)
+            if known is not None:
+                self.tiles.put(handle, known.tiles)
+                self.phase_of.turns = known.turns
+                if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
+                    self._known.move_to_end(kind)
+                    return known.generation
+                del self._known[kind]
+                self.tiles.put_back()
+            self.planned += 1
+            handle.measure()
+            return self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+
+    def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | None:
+        """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
+        self.spared = Counter()
+        if any(one.programs for one in handle.components.values()):
+            with contextlib.suppress(DoesNotFitError):
+                return Making(self, handle, asked).as_placed()
+        earlier = handle.set_aside()
+        return Making(self, handle, asked).plan() if earlier is None else self._plan_anew(handle, asked, earlier)
+
+    def _plan_anew(self, handle: Plannable, asked: PlanRequest, earlier: SetAside) -> Generation | None:
+        """The plan of a first call; earlier calls keep theirs where it places all as they have it."""
+        known, values, held, phases = self._known, self._values, self._held, self.phase_of.changed
+        self._known, self._values, self._held = OrderedDict(), {}, {}
+        undo = self.phase_of.start_over()
+        found = None
+        try:
+            found = Making(self, handle, asked).plan()
+        finally:
+            if found is None:
+                self._known, self._values, self._held = known, values, held
+                undo()
+                earlier.put_back()
+        if found is None:
+            return None
+        if not earlier.is_same or self.phase_of.changed != phases:
+            earlier.leave()
+            return found
+        earlier.keep()
+        self._known = OrderedDict({**known, **self._known})
+        self._values, self._held = _most_of(values, self._values), _most_of(held, self._held)
+        return found
+
+    @contextlib.contextmanager
+    def _as_before_on_error(self) -> Iterator[None]:
+        """Has an error leave what was known of the calls before."""
+        turns, spared, refused = self.phase_of.turns, self.spared, self.refused
+        try:
+            yield
+        except BaseException:
+            self.phase_of.turns, self.spared, self.refused = turns, spared, refused
+            raise
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
@@ -298,6 +341,11 @@ class Planner:
         rigs = {name: one.rig for name, one in handle.components.items()}
         visits = list(visits_in(run, planned, handle.rig, handle.placed_main))
         return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
+
+
+def _most_of(one: Mapping[str, Counter[Device]], other: Mapping[str, Counter[Device]]) -> dict[str, Counter[Device]]:
+    """The larger of two numbers of bytes, by component and device."""
+    return {name: one.get(name, Counter()) | other.get(name, Counter()) for name in {**one, **other}}
 
 
 def _fits_still(handle: Plannable, generation: Generation) -> bool:
