@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.chunks import Chunks
-from ..compiler.spec.devices import HOST, Device
+from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
 from ..components.dry import DryRun
 from ..components.earlier import Earlier
 from ..conventions.request import Request
 from ..fitting.decide import Decision
-from ..fitting.eased import first_that_fits, resting, tell_of_places, untold
+from ..fitting.eased import elsewhere, first_that_fits, tell_of_places
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..passes.infra.base import Pass
@@ -86,9 +86,7 @@ class Deciding(Neighbour):
             self._place(request)
             return lower(None)
 
-        own = self._own()  # for what is borrowed stays where it is
-        roles = {name: one.role for name, one in own.items()}
-        in_files = {name: one.view.is_in_files for name, one in own.items()}
+        roles, in_files = self._kinds()
         self._is_open = False
         try:
             generation = first_that_fits(asked, roles, in_files, searched, placed, refused)
@@ -125,13 +123,18 @@ class Deciding(Neighbour):
 
         Gives what takes it back, and what says it. What has programs stays where it is.
         """
-        asked, roles = self._request, {name: one.role for name, one in self._own().items()}
+        asked, (roles, in_files) = self._request, self._kinds()
         settled = self.programs or self._is_open or not asked.auto_fit
-        free = [] if settled else untold(asked, roles)
-        if not free:
+        request = None if settled else next(elsewhere(asked, roles, in_files), None)
+        if request is None:
             return None
-        self._place(resting(asked, dict.fromkeys(free, HOST)))
+        self._place(request)
         return partial(self._place, asked), lambda: tell_of_places(self.name, asked, self._request, roles)
+
+    def _kinds(self) -> tuple[dict[str, str], dict[str, bool]]:
+        """The roles of its own components, as what is borrowed stays where it is, and whether they lie in files."""
+        own = self._own()
+        return {name: one.role for name, one in own.items()}, {name: one.view.is_in_files for name, one in own.items()}
 
     def _put(self, request: Request) -> None:
         """Has what is lowered from now on be as a request says, on the devices that components have."""
