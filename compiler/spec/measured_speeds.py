@@ -26,7 +26,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
 _OPTIONAL = ("link", "peer")
-_SIZES, _ENOUGH = (128, 256, 512, 1024), 5e-3  # the first size that takes so many seconds counts
+_ROWS, _ENOUGH = (8, 64, 512), 5e-3  # the first number of rows with which a product takes so many seconds is enough
 
 
 def cache_folder() -> Path | None:
@@ -142,10 +142,11 @@ def measure_host() -> Speed:
 
     def product(dtype: torch.dtype) -> float:
         rate = 0.0
-        for size in _SIZES:  # some processors take a thousand times as long in a dtype that they lack
-            a, b = (torch.ones(size, size, dtype=dtype) for _ in "ab")
+        b = torch.ones(1024, 1024, dtype=dtype)
+        for rows in _ROWS:  # some processors take a thousand times as long in a dtype that they lack
+            a = torch.ones(rows, 1024, dtype=dtype)
             took = best_of(lambda: a @ b)  # noqa: B023
-            rate = max(rate, 2.0 * size**3 / took)
+            rate = max(rate, 2.0 * rows * 1024 * 1024 / took)
             if took >= _ENOUGH:
                 break
         return rate
