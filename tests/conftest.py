@@ -50,15 +50,26 @@ def sims() -> Iterator[None]:
         sim.reset_stats(index)
 
 
+CLEANED: list[object] = []
+"""The module whose test ended last with a collection of garbage, until another test runs."""
+
+
+def pytest_runtest_call() -> None:
+    """Notes that a test runs, which may leave garbage."""
+    CLEANED.clear()
+
+
 @pytest.fixture
-def clean_sims() -> Iterator[None]:
+def clean_sims(request: pytest.FixtureRequest) -> Iterator[None]:
     """Simulated devices of the host's memory, with nothing of other tests in them, counting from zero."""
     from dovetail.runtime import sim
 
-    gc.collect()
+    if request.path not in CLEANED:
+        gc.collect()  # which takes a tenth of a second once libraries are imported
     sim.enable()
     for index in range(3):
         sim.reset_stats(index)
     yield
     gc.collect()
     sim.enable()
+    CLEANED.append(request.path)

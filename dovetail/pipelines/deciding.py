@@ -26,6 +26,11 @@ from .plan import Phases, placing, share_out
 from .set_aside import EarlierCalls
 from .sharing import OfAllFaces
 
+STAYS = (
+    "; its components stay where earlier calls have placed them, for other pipelines use them too, or memory ran out "
+    "in a call (pipe.dovetail.undo(), and compiling it again, places them anew)"
+)
+
 
 class Deciding(Neighbour):
     """A compiled pipeline that decides where its components are; see PlacedPipeline, which it is a part of."""
@@ -98,15 +103,19 @@ class Deciding(Neighbour):
         tell_of_places(self.name, asked, self._request, roles)
         return generation
 
-    def set_aside(self) -> EarlierCalls | None:
-        """Has components be as if no call had been planned, with what is returned of those that were.
+    @property
+    def has_earlier(self) -> bool:
+        """Whether calls were planned that may be set aside.
 
-        None where no call was, where others use a component too, or where memory ran out in an earlier call.
+        Not where other pipelines use a component too, or where memory ran out in an earlier call.
         """
-        own = list(self._own().values())
+        own = self._own().values()
         shared = self.borrowed or any(one.borrowers or one.streams for one in own)
-        if shared or not self.programs:
-            return None
+        return bool(self.programs) and not shared and not self._is_open
+
+    def set_aside(self) -> EarlierCalls:
+        """Has components be as if no call had been planned, with what is returned of those that were."""
+        own = self._own().values()
         request, is_open, decision = self._request, self._is_open, self.decision
 
         def restore() -> None:
@@ -144,6 +153,8 @@ class Deciding(Neighbour):
         """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
         asked, was_open = self._request, self._is_open
         place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
+        if place is None:
+            error = DoesNotFitError(f"{error.problem}{STAYS}", error.over, error.ways)
         self._is_open = False
         try:
             return explained(error, self.components, asked, self._phases, run, place, tried)

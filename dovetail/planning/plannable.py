@@ -72,8 +72,12 @@ class Plannable(Protocol):
         keeps nothing either.
         """
 
-    def set_aside(self) -> SetAside | None:
-        """Has components be as if no call had been planned; None where nothing was, or where others use them too."""
+    @property
+    def has_earlier(self) -> bool:
+        """Whether calls were planned that may be set aside: not where others use a component too."""
+
+    def set_aside(self) -> SetAside:
+        """Has components be as if no call had been planned."""
 
     def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Has weights rest in host memory of which it was not said where they do; None where there are no such.

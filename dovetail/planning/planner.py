@@ -141,11 +141,11 @@ class Planner:
     def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | None:
         """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
         self.spared = Counter()
-        if any(one.programs for one in handle.components.values()):
-            with contextlib.suppress(DoesNotFitError):
-                return Making(self, handle, asked).as_placed()
-        earlier = handle.set_aside()
-        return Making(self, handle, asked).plan() if earlier is None else self._plan_anew(handle, asked, earlier)
+        if not handle.has_earlier:
+            return Making(self, handle, asked).plan()
+        with contextlib.suppress(DoesNotFitError):
+            return Making(self, handle, asked).as_placed()
+        return self._plan_anew(handle, asked, handle.set_aside())
 
     def _plan_anew(self, handle: Plannable, asked: PlanRequest, earlier: SetAside) -> Generation | None:
         """The plan of a first call; earlier calls keep theirs where it places all as they have it."""
