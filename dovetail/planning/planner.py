@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
@@ -36,11 +33,11 @@ from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
+from .known import Known, Met
 from .lasting import Lasting
 from .making import Making, PlanRequest, as_before_on_error
 from .plannable import Phased, Plannable, SetAside
 from .tiles import FitsError, Tiles
-from .tiling import Tile
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ class Planner:
     def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
         self.phase_of = phase_of
         self.tiles = tiles
-        self._known: OrderedDict[Any, _Known] = OrderedDict()
+        self._known: OrderedDict[Any, Known] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -223,8 +220,8 @@ class Planner:
         if not generation.calls:
             return None
         generation.tiles = self.tiles.all
-        met = [_Met.of(one) for one in run.calls.values()]
-        self._known[asked.kind] = _Known(generation, met, self.tiles.now, self.phase_of.turns)
+        met = [Met.of(one) for one in run.calls.values()]
+        self._known[asked.kind] = Known(generation, met, self.tiles.now, self.phase_of.turns)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
@@ -378,36 +375,6 @@ def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
     first = sorted(calls, key=turn)
     second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
     return [first] if first == second else [first, second]
-
-
-@dataclass(frozen=True)
-class _Met:
-    """A kind of call that a plan has; it keeps nothing alive, for what is compiled has the planner."""
-
-    component: weakref.ref[Component]
-    call: weakref.ref[Call]
-    key: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, one: DryCall) -> _Met:
-        return cls(weakref.ref(one.component), weakref.ref(one.call), one.key)
-
-    def is_there(self) -> bool:
-        """Whether such a call would find its program, as far as its arguments do not count."""
-        component, call = self.component(), self.call()
-        if component is None or call is None or call.is_over:
-            return False
-        return isinstance(call.programs.get(self.key), CompiledModule) and component.is_as_planned(call, self.key)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers."""
-
-    generation: Generation
-    met: list[_Met]
-    tiles: Mapping[str, Tile]
-    turns: Mapping[str, str]
 
 
 def _may_run_dry(handle: Plannable) -> bool:
