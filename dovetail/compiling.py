@@ -58,6 +58,11 @@ def compile(
 ) -> CompiledModule:
     """Compiles a module so that it runs over several devices; a layer split changes no bit of what it computes.
 
+    Weights in memory that are replaced in the module, or written to (``copy_``, an optimizer), are read anew by the
+    next call. What is written through ``.data`` leaves no trace in PyTorch: ``unload`` has the next call read all
+    weights again. With ``weights`` the files count, as they are when they are read, and not what is written to the
+    module.
+
     Args:
         module: any module that torch.export can trace; it is compiled as it is in eval mode, and its weights may be on
             meta.

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.compiler.spec.devices import PROCESS, Device, Rig, reserve_of
+from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.compiler.spec.units import GIB
@@ -46,17 +46,15 @@ RIGS: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 
 def rig_of(cards: Sequence[int], host: int) -> Rig:
-    """Cards of some GiB with their reserves, and the host."""
-    sizes = {
-        f"cuda{index}": (size * GIB - reserve_of("cuda", size * GIB), size * GIB) for index, size in enumerate(cards)
-    }
-    return Rig.of(**sizes, cpu=host * GIB)
+    """Cards of some GiB, and the host."""
+    return Rig.of(**{f"cuda{index}": size * GIB for index, size in enumerate(cards)}, cpu=host * GIB)
 
 
 def on(rig: Rig) -> tuple[Machine, Budgets]:
-    """The devices of a rig, and what may be used of them."""
+    """The devices of a rig, and what may be used of them beside what is reserved."""
     machine = Machine(rig.devices, speeds_of(rig), rig.host)
-    return machine, Budgets({device: memory.free for device, memory in rig.memory.items()}, rig.host, PROCESS)
+    usable = {device: memory.within(memory.free).free for device, memory in rig.memory.items()}
+    return machine, Budgets(usable, rig.host)
 
 
 def traced(name: str) -> tuple[Chain, int]:

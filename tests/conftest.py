@@ -46,3 +46,39 @@ def heeding_interrupts() -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the seed by which the cases of this run were drawn; `pytest -q` shows no header that could."""
     terminalreporter.write_line(f"cases drawn by DOVETAIL_TEST_SEED={os.environ['DOVETAIL_TEST_SEED']}")
+
+
+@pytest.fixture
+def sims() -> Iterator[None]:
+    """Simulated devices of the host's memory, which count from zero afterwards."""
+    from dovetail.runtime import sim  # which tests of nothing else need not import
+
+    sim.enable()
+    yield
+    for index in range(3):
+        sim.reset_stats(index)
+
+
+CLEANED: list[object] = []
+"""The module whose test ended last with a collection of garbage, until another test runs."""
+
+
+def pytest_runtest_call() -> None:
+    """Notes that a test runs, which may leave garbage."""
+    CLEANED.clear()
+
+
+@pytest.fixture
+def clean_sims(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Simulated devices of the host's memory, with nothing of other tests in them, counting from zero."""
+    from dovetail.runtime import sim
+
+    if request.path not in CLEANED:
+        gc.collect()  # which takes a tenth of a second once libraries are imported
+    sim.enable()
+    for index in range(3):
+        sim.reset_stats(index)
+    yield
+    gc.collect()
+    sim.enable()
+    CLEANED.append(request.path)

@@ -28,13 +28,33 @@ _PLAIN: dict[str, type] = {
     "torch.Size": torch.Size,
 }
 _NAMED_TUPLE = "collections.namedtuple"
+_RETURNED = "torch.return_types."
 _DEEPEST = 64
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def show_structure(spec: pytree.TreeSpec | str) -> str:
     """The text of a structure."""
-    return spec if isinstance(spec, str) else pytree.treespec_dumps(spec)
+    if isinstance(spec, str):
+        return spec
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError:  # PyTorch has no name for what its own operations return
+        return json.dumps([1, _tree_of(spec)])
+
+
+def _tree_of(spec: pytree.TreeSpec) -> dict[str, Any]:
+    """A structure as the text has it, with the tuples that operations such as ``topk`` return."""
+    if spec.is_leaf():
+        return {"type": None, "context": None, "children_spec": []}
+    children = list(spec.children() if hasattr(spec, "children") else spec.children_specs)
+    name = getattr(spec.type, "__name__", "")
+    if getattr(torch.return_types, name, None) is spec.type:
+        head = {"type": f"{_RETURNED}{name}", "context": None}
+    else:
+        leaves = [pytree.tree_structure(0) for _ in children]
+        head = json.loads(pytree.treespec_dumps(pytree.TreeSpec(spec.type, spec.context, leaves)))[1]
+    return {**head, "children_spec": [_tree_of(child) for child in children]}
 
 
 def count_leaves(spec: pytree.TreeSpec | str) -> int:
@@ -129,6 +149,8 @@ def _build(tree: dict[str, Any]) -> pytree.TreeSpec:
     children = [_build(child) for child in tree["children_spec"]]
     if kind == _NAMED_TUPLE:
         return pytree.TreeSpec(*_named_tuple(str(context), len(children)), children)
+    if kind.startswith(_RETURNED):
+        return pytree.TreeSpec(_returned(kind.removeprefix(_RETURNED), len(children)), None, children)
     cls = _PLAIN.get(kind) or _registered(kind)
     return pytree.TreeSpec(cls, None if context is None else read_json(context), children)
 
@@ -141,6 +163,14 @@ def _named_tuple(name: str, fields: int) -> tuple[Any, Any]:
         raise CallError(f"the named tuple {name:.120} in the structure is not known yet: import its module first")
     kind: Any = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_NAMED_TUPLE]
     return kind, cls
+
+
+def _returned(name: str, fields: int) -> Any:
+    """The tuple that an operation of PyTorch returns, such as ``topk``."""
+    cls = getattr(torch.return_types, name, None)
+    if not isinstance(cls, type) or not issubclass(cls, tuple) or getattr(cls, "n_sequence_fields", None) != fields:
+        raise CallError(f"the structure has a {_RETURNED}{name:.120} of {fields}, which PyTorch does not return")
+    return cls
 
 
 def _registered(name: str) -> type:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .backend import NAME, Word
-from .devices import Device, Memory, Rig, canonical_name
+from .devices import Device, Rig, canonical_name
 from .items import Given, items_text, read_items, spec_text
+from .memory import Memory
 from .roles import DEFAULT_KEYS
 from .spans import Span
 from .units import NUMBER, exact_bytes, number_text, parse_bytes

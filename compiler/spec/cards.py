@@ -5,7 +5,8 @@ second without sparsity, accumulated in float32, and giga bytes a second. ``half
 too unless ``bf16`` says otherwise: cards before Ampere have no units for it and compute it as float32. ``link`` is one
 direction of the slot: 15.8 for PCIe 3.0 or half a PCIe 4.0 slot, 31.5 for PCIe 4.0 ×16, 63 for PCIe 5.0 ×16. ``peer``
 is one direction of the way to another card of the model: NVLink or Infinity Fabric where the card has it, the slot
-where the driver lets cards copy to each other through it, and 0 where copies go through the host's memory.
+where the driver lets cards copy to each other through it, and 0 where copies go through the host's memory. A rig may
+say otherwise behind the name of a card (`way_of`).
 
 Makers publish what nothing exceeds. What programs reach is a part of that (`Reached`), which was fitted on at most two
 published measurements a card; `python -m benchmarks.published` prints these and what is predicted of all others.
@@ -240,6 +241,17 @@ CACHED = frozenset(
 )  # fmt: skip
 """Cards with caches of 48 MB and more, by the makers' architecture papers."""
 
+NVLINK = {
+    **dict.fromkeys(("RTX 3090", "RTX A6000", "RTX A5500", "RTX A5000", "RTX A4500", "A40"), 56.2),
+    **dict.fromkeys(("RTX 2080 Ti", "TITAN RTX", "Quadro RTX 8000", "Quadro RTX 6000"), 50.0),
+    **dict.fromkeys(("RTX 2080 SUPER", "RTX 2080"), 25.0),
+    "A30": 100.0,
+}
+"""GB/s in one direction of the NVLink bridge that may join two cards, by the makers' data sheets."""
+
+WAYS = ("NVLink", "no P2P", "P2P")
+"""What may stand behind a card: its way to others of its kind is a bridge, the host's memory, or the slot."""
+
 BY_MEMORY = ("RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 4070", "RTX 4070 Ti SUPER", "RX 7900 XT", "RTX 3090",
              "RTX 5090", "L40S", "MI250X", "A100 80GB PCIe", "H200", "MI300X")  # fmt: skip
 """The card that an unnamed one of so much memory is taken for: a common one, none of the fastest of its size."""
@@ -256,6 +268,21 @@ def card_of(label: str) -> Card | None:
     words = f" {plain_name(label)} "
     found = [card for card in CARDS if f" {plain_name(card.name)} " in words]
     return max(found, key=lambda card: len(card.name), default=None)
+
+
+def way_of(text: str) -> str:
+    """The way to other cards that is said behind the name of a card, as `WAYS` has it; empty where none is.
+
+    >>> way_of("RTX 3090 NVLink"), way_of("rtx 4090 no p2p"), way_of("RTX 4090 p2p"), way_of("H100 NVL")
+    ('NVLink', 'no P2P', 'P2P', '')
+    """
+    return next((way for way in WAYS if plain_name(text).endswith(f" {way.lower()}")), "")
+
+
+def peer_of(card: Card, way: str) -> float | None:
+    """GB/s in one direction to another card of the model by a way; None for a bridge that it cannot have."""
+    bridge = card.peer if card.peer > card.link else NVLINK.get(card.name)
+    return {"NVLink": bridge, "no P2P": 0.0, "P2P": card.link}.get(way, card.peer)
 
 
 def card_of_size(gib: float) -> Card:

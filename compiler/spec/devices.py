@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError
-from .cards import CARDS, Card, card_of
+from .cards import CARDS, NVLINK, Card, card_of, peer_of, way_of
+from .memory import Memory
 from .other_names import KINDS_ELSEWHERE, told_of
 from .probe import Probed, probe_accelerators, probe_host
 from .rig_items import rig_items
@@ -117,40 +118,6 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a device has, in bytes, and what may be used of it.
-
-    `total` is what the device has, `free` what nobody uses of it, `why` in words what keeps the rest. `reserve` is what
-    of the free memory is kept for kernels, or for the process on the host; `within` takes it off. `label` is what its
-    maker calls the device. `beside` is what of the free memory values of other programs take at other times: weights
-    that stay must leave it free, values need not.
-    """
-
-    total: int
-    free: int
-    why: str = field(default="", compare=False)
-    reserve: int = field(default=0, compare=False)
-    label: str = field(default="", compare=False)
-    integrated: bool = field(default=False, compare=False)
-    beside: int = field(default=0, compare=False)
-
-    def within(self, limit: int) -> Memory:
-        """This memory, of which no more than a budget may be used, and not what is reserved."""
-        free = max(self.free - self.reserve, 0)
-        if free <= limit < self.free or (free < limit and self.reserve):
-            return replace(self, free=free, why=f"{format_bytes(self.reserve)} of it are reserved")
-        if limit >= self.free:
-            return self
-        return replace(self, free=limit, why=f"a budget leaves {format_bytes(limit)} of {format_bytes(self.free)}")
-
-    def less(self, taken: int, why: str) -> Memory:
-        """This memory without some bytes of it, and in words what keeps these."""
-        if not taken:
-            return self
-        return replace(self, free=max(0, self.free - taken), why=", ".join(filter(None, (self.why, why))))
-
-
-@dataclass(frozen=True)
 class Rig:
     """The devices a program is compiled for, in order, with their memory; `present` says whether it can run here.
 
@@ -191,8 +158,9 @@ class Rig:
         """The rig of a text such as `cuda0=24GiB,cuda1=16GiB`, for planning on a machine that has neither.
 
         A size is the memory of the device, or `free/total` as the driver reports it, and may end with the name of a
-        card: `24GiB@RTX 3090`. The same is reserved of it as of a device that is found. Cards may stand without the
-        names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they
+        card: `24GiB@RTX 3090`, behind which its way to others of its kind may stand: `NVLink`, `P2P` (through the slot)
+        or `no P2P` (through the host). The same is reserved of it as of a device that is found. Cards may stand without
+        the names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they
         get what this host has. A rig can run here if each of its devices is the host, simulated, or found here and as
         large.
 
@@ -324,7 +292,9 @@ _HOST = Device(HOST)
 def _unknown(span: Span, expected: str) -> SpecError:
     """The error for what is no device's name; that of another program, or a device map, is named as such."""
     problem, way = told_of(span.value) or (f"{span.value!r} is not the name of a device", expected)
-    return span.error(problem, way, KINDS)
+    digits = re.search(r"\d*$", span.value)
+    number = digits[0] if digits else ""
+    return span.error(problem, way, [kind if kind in _SINGLE else f"{kind}{number}" for kind in KINDS])
 
 
 def _on_demand(text: str) -> Device | None:
@@ -407,9 +377,9 @@ def _read_device(text: Span, place: Span) -> tuple[Device, Memory]:
         size, card = size.partition("@")
         free, total = size.partition("/")
         _, memory = _sized(device, *_checked(device.name, size, parse_bytes(total or free), parse_bytes(free)))
-        known = _card(card) if card else None
+        known, way = _card(card) if card else (None, "")
         integrated = device.kind in _UNIFIED or (known is not None and known.integrated)
-        return device, replace(memory, label=known.name if known else "", integrated=integrated)
+        return device, replace(memory, label=known.name if known else "", integrated=integrated, way=way)
     if device.process or not (device.is_host or device.is_simulated):
         raise place.error(f"{device} has no size", f"its memory, such as {device}=24GiB")
     return device, Rig()[device]
@@ -421,15 +391,18 @@ def _checked(name: str, size: Span, total: int, free: int) -> tuple[int, int]:
     return total, free
 
 
-def _card(span: Span) -> Card:
-    card = card_of(span.value)
+def _card(span: Span) -> tuple[Card, str]:
+    """A card, and the way to others of its kind that is said behind it."""
+    card, way = card_of(span.value), way_of(span.value)
     if card is None:
         expected = "a card such as RTX 3090, or iGPU for an integrated one; dovetail devices --cards lists them"
         raise span.error(f"no card is known as {span.value!r}", expected, [one.name for one in CARDS])
-    return card
+    if peer_of(card, way) is None:
+        raise span.error(f"no NVLink joins two {card.name}", f"P2P, no P2P, or a card that has it: {', '.join(NVLINK)}")
+    return card, way
 
 
 def _memory_text(memory: Memory) -> str:
     total = exact_bytes(memory.total)
-    card = f"@{memory.label}" if memory.label in {one.name for one in CARDS} else ""
+    card = f"@{memory.label} {memory.way}".rstrip() if memory.label in {one.name for one in CARDS} else ""
     return (total if memory.free == memory.total else f"{exact_bytes(memory.free)}/{total}") + card

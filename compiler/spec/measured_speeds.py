@@ -26,6 +26,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
 _OPTIONAL = ("link", "peer")
+_ROWS, _ENOUGH = (8, 64, 512), 5e-3  # the first number of rows with which a product takes so many seconds is enough
 
 
 def cache_folder() -> Path | None:
@@ -136,13 +137,19 @@ def measured_before(key: str, file: Path | None = None) -> Speed | None:
 
 
 def measure_host() -> Speed:
-    """Times a matrix product in each dtype, an addition that exceeds the caches, and an operation on nothing."""
+    """Times matrix products in each dtype, an addition that exceeds the caches, and an operation on nothing."""
     import torch
 
     def product(dtype: torch.dtype) -> float:
-        a = torch.ones(512, 1024, dtype=dtype)
+        rate = 0.0
         b = torch.ones(1024, 1024, dtype=dtype)
-        return 2 * 512 * 1024 * 1024 / best_of(lambda: a @ b)
+        for rows in _ROWS:  # some processors take a thousand times as long in a dtype that they lack
+            a = torch.ones(rows, 1024, dtype=dtype)
+            took = best_of(lambda: a @ b)  # noqa: B023
+            rate = max(rate, 2.0 * rows * 1024 * 1024 / took)
+            if took >= _ENOUGH:
+                break
+        return rate
 
     with torch.inference_mode():
         flops = {name: product(getattr(torch, name)) for name in _DTYPES}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
-from .cards import CARDS, Card, card_of, plain_name
+from .cards import CARDS, Card, card_of, plain_name, way_of
 from .spans import Span
 from .units import NUMBER
 
@@ -97,7 +97,7 @@ def _card_or_size(span: Span) -> tuple[str, str] | None:
     if card is None:
         return None
     size = behind[1] if behind else sized[2] if sized else f"{card.memory:g}GiB"
-    return _kind(card), f"{size}@{card.name}"
+    return _kind(card), f"{size}@{card.name} {way_of(name)}".strip()
 
 
 def _kind(card: Card) -> str:

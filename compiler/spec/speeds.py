@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .cards import SINGLE, Card, card_of, card_of_size
-from .devices import Device, Memory, Rig
+from .cards import SINGLE, Card, card_of, card_of_size, peer_of
+from .devices import Device, Rig
+from .memory import Memory
 
 TERA, GIGA = 1e12, 1e9
 REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}
@@ -124,8 +125,18 @@ def speeds_of(
     """
     own = host if host is not None and rig.present else HOST_SPEED
     known = (measured or {}) if rig.present else {}
-    named = {device: known.get(device) or _speed(device, memory, own) for device, memory in rig.memory.items()}
+    named = {
+        device: _by_way(known.get(device) or _speed(device, memory, own), memory)
+        for device, memory in rig.memory.items()
+    }
     return Speeds({rig.host: own, **named}, disk)
+
+
+def _by_way(speed: Speed, memory: Memory) -> Speed:
+    """A speed with the way to other cards that a rig says, whatever was measured or published."""
+    card = card_of(memory.label) if memory.way else None
+    rate = peer_of(card, memory.way) if card is not None else None
+    return speed if rate is None else replace(speed, peer=rate * GIGA * REACHED["link"])
 
 
 def _speed(device: Device, memory: Memory, host: Speed) -> Speed:

@@ -280,6 +280,12 @@ class Component:
             self.sites.forget()
             self.view.rest()
 
+    def leave_devices(self) -> None:
+        """Brings its weights off devices on which they are not to stay any more; programs fetch theirs again."""
+        self.unload()
+        self.view.forget_copies()
+        self.view.leave_devices()
+
     def stream(self) -> bool:
         """Has its weights rest in host memory, or in their files, and come block by block; says whether that is new.
 

@@ -43,6 +43,8 @@ class Request:
     rig: Rig
     chunks: Chunks = field(default_factory=Chunks)
     inductor: bool = False
+    auto_fit: bool = True
+    """Whether what was not said may be searched; without, nothing is moved of what is on its device."""
 
     @classmethod
     def parse(
@@ -70,7 +72,7 @@ class Request:
         if inductor and (max_vram is not None or max_memory is not None):
             raise UsageError(
                 "a budget cannot be kept with inductor, for what compiled blocks need is not known before they are "
-                "compiled: leave out one of the two (--max-vram, --inductor)"
+                "compiled: leave out one of the two, max_vram (--max-vram) or inductor (--inductor)"
             )
         spec = parse_backend(backend, components)
         given = Rig.parse(rig) if isinstance(rig, str) else rig
@@ -91,6 +93,7 @@ class Request:
             rig=named,
             chunks=parse_chunks(chunk, components),
             inductor=inductor,
+            auto_fit=auto_fit,
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:

@@ -64,8 +64,9 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
     within = {device: rig[device].within(limits.get(device, rig[device].free)) for device in rig}
     free = {device: max(0, rig[device].free - rig[device].reserve) for device in rig}
     typed = str(request.budget)
+    bound = f"max_vram={typed!r} (--max-vram {typed}) leaves"
     why = {
-        device: f"--max-vram {typed} leaves {format_bytes(memory.free)}" if memory.free < free[device] else memory.why
+        device: f"{bound} {format_bytes(memory.free)}" if memory.free < free[device] else memory.why
         for device, memory in within.items()
     }
     devices = {device: memory.free for device, memory in within.items()}

@@ -51,6 +51,15 @@ def resting(request: Request, places: Mapping[str, str]) -> Request:
     return replace(request, params_backend=replace(request.params_backend, named=(*before, *given)))
 
 
+def elsewhere(request: Request, roles: Roles, in_files: Mapping[str, bool]) -> Iterator[Request]:
+    """The request with weights of which nothing was said all in host memory, and then in the files that have them."""
+    free = untold(request, roles)
+    if free:
+        yield resting(request, dict.fromkeys(free, HOST))
+    if any(in_files[name] for name in free):
+        yield resting(request, {name: DISK if in_files[name] else HOST for name in free})
+
+
 def first_that_fits(
     asked: Request,
     roles: Roles,
@@ -92,10 +101,7 @@ def _attempts(
     if not free:
         return
     yield partial(searched, eased(asked, roles))
-    for place in (HOST, DISK) if is_settled else ():
-        at = {name: place if place == HOST or in_files[name] else HOST for name in free}
-        if place == HOST or any(where == DISK for where in at.values()):
-            yield partial(placed, resting(asked, at))
+    yield from (partial(placed, request) for request in elsewhere(asked, roles, in_files) if is_settled)
 
 
 def tell_of_places(pipe: str, before: Request, after: Request, roles: Roles) -> None:

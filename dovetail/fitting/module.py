@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.schedule import Load as Bring
-from ..compiler.spec import parse_backend, parse_tensor_split
+from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
 from ..compiler.spec.chunks import WHOLE, Chunks
-from ..compiler.spec.devices import Device
+from ..compiler.spec.devices import HOST, Device
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
@@ -39,18 +39,43 @@ Lowers = Callable[[Request], Program]
 def placed_module(name: str, traced: Program, request: Request, lower: Lowers, is_open: bool) -> Program:
     """What lowering makes of a module: on devices that are searched where they are open, in chunks where those are.
 
-    Raises DoesNotFitError, which names chunks that were not asked for where it fits with them.
+    Raises DoesNotFitError, which names what was not asked for and makes it fit: weights in host memory, or chunks.
     """
     fit = fitted_module if is_open else chunked_module
     try:
         return fit(name, traced, request, lower)
     except DoesNotFitError as error:
-        count = _chunks_that_fit(fit, name, traced, request, lower)
-        if count == WHOLE:
+        ways = list(_other_ways(fit, name, traced, request, lower))
+        if not ways:
             raise
-        way = f"compute wide parts in chunks, with which it fits (chunk={count}, --chunk {count})"
-        ways = f"{way}, {error.ways}" if error.ways else way
-        raise DoesNotFitError(error.problem, error.over, ways) from None
+        raise DoesNotFitError(error.problem, error.over, ", ".join(filter(None, (*ways, error.ways)))) from None
+
+
+def _other_ways(
+    fit: Callable[[str, Program, Request, Lowers], Program], name: str, traced: Program, request: Request, lower: Lowers
+) -> Iterator[str]:
+    """What was not asked for and makes a module fit, in words."""
+    if _fits_from_host(fit, name, traced, request, lower):
+        yield (
+            "let its weights rest in host memory, from which each is brought for the stage that reads it, with which "
+            "it fits (params_backend=cpu, --params-backend cpu)"
+        )
+    count = _chunks_that_fit(fit, name, traced, request, lower)
+    if count != WHOLE:
+        yield f"compute wide parts in chunks, with which it fits (chunk={count}, --chunk {count})"
+
+
+def _fits_from_host(
+    fit: Callable[[str, Program, Request, Lowers], Program], name: str, traced: Program, request: Request, lower: Lowers
+) -> bool:
+    """Whether a module fits if its weights, of which nothing was said, rest in host memory."""
+    if request.params_backend.get("", "") is not None or not request.rig.gpus:
+        return False
+    try:
+        fit(name, traced, replace(request, params_backend=parse_params_backend(HOST)), lower)
+    except DoesNotFitError:
+        return False
+    return True
 
 
 def _chunks_that_fit(

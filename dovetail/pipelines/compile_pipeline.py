@@ -84,7 +84,8 @@ def compile_pipeline(
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``; ``"auto"``
             takes as few as it takes to fit, or to be quicker.
         inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
-        auto_fit: whether devices are searched for components without devices; without, they run on the main device.
+        auto_fit: whether devices are searched for components without devices, and weights of which nothing was said may
+            rest elsewhere where they do not fit; without, they run on the main device, and it is refused.
         multi_gpu: whether several GPUs may be used; without, one: the first, or the one that is named.
         dynamic_shapes: for components that shall take other sizes without compiling again, component → as torch.export
             takes it.

@@ -63,7 +63,8 @@ class DryPipeline(CompiledPipeline):
             for made in call.programs.values()
             if isinstance(made, CompiledModule)
         }
-        calls = {id(call.program): call.title for generation in self._generations for call in generation.calls}
+        planned = {id(call.program): call.title for generation in self._generations for call in generation.calls}
+        calls = {program: title for program, title in planned.items() if program in known}  # others were planned anew
         return dict(zip(numbered(calls.values()), (known[program] for program in calls), strict=True))
 
     def _whole_on(self, main: Device) -> Device:

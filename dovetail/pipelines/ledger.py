@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Device, Memory, Rig
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.memory import Memory
 from ..compiler.spec.residency import Residency
 from ..compiler.spec.units import format_bytes
 from ..components.component import Component

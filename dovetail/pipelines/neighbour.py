@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..compiler.spec.devices import Device, Memory, Rig
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.memory import Memory
 from ..compiler.spec.units import format_bytes
 from ..components.compiled import Brought
 from ..components.component import Component, User

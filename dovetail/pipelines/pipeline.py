@@ -6,19 +6,15 @@ import contextlib
 import difflib
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
-from torch import nn
 
 from ..compiler.errors import DoesNotFitError, UsageError
-from ..compiler.spec.residency import Residency
-from ..components.component import Component
 from ..components.dry import going_on_from
 from ..conventions.checked import TENSORS
 from ..conventions.copied import FOLDER, generate_line
-from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings
 from ..explain.sentences import explain_plan
 from ..fitting.asked import asked_of, settings_of_request
@@ -31,14 +27,14 @@ from ..planning.table import Account, staging_notes
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
-from .checks import refuse_taking
+from ..runtime.failures import exhaustion_told
 from .described import as_html, as_line, as_text
+from .exchanging import Exchanging
 from .loras import apply_loras
 from .pipeline_state import bring_state
-from .placed import PlacedPipeline
-from .plan import Options, modules_of, resting_in_memory, share_out
-from .sharing import leader_of, let_go
-from .subclass import become_as_before, become_compiled, handle_of, set_apart
+from .plan import Options
+from .sharing import leader_of
+from .subclass import become_as_before, become_compiled, handle_of
 from .wrong_calls import WRONG, wrong_calls_told
 
 if TYPE_CHECKING:
@@ -52,7 +48,7 @@ logger = logging.getLogger(__name__)
 UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
 
-class CompiledPipeline(PlacedPipeline):
+class CompiledPipeline(Exchanging):
     """What dovetail has of a compiled pipeline, which is at ``pipe.dovetail``.
 
     ``components`` has a Component by name, ``programs`` what was compiled, ``rig`` the devices, ``decision`` what a
@@ -74,6 +70,7 @@ class CompiledPipeline(PlacedPipeline):
         check_mode(lora_apply_mode)
         self.follows = False
         """Whether the components are those of another pipeline, all of them."""
+        self._told: set[str] = set()
         loras = read_loras(lora)
         super().__init__(pipe, request, **options)
         try:
@@ -93,7 +90,7 @@ class CompiledPipeline(PlacedPipeline):
             self._check_there()
             try:
                 told = wrong_calls_told(self.name, kwargs, (*WRONG, RuntimeError))  # as nothing is computed
-                with told, self.using_borrowed():
+                with told, exhaustion_told(f"{self.name} outside its components"), self.using_borrowed():
                     return self._planner.plan(self, args, kwargs, strict=True)
             finally:
                 self._planner.end()
@@ -105,10 +102,9 @@ class CompiledPipeline(PlacedPipeline):
         if generation is None or generation.is_told:
             return
         generation.is_told = True
-        for line in self._idle(generation):
-            tell_of_idle(line)
+        tell_of_idle(self._idle(generation), self._told)
         if self.decision is not None and (unused := unused_gpus(generation)):
-            tell_of_idle(unused, logging.INFO)
+            tell_of_idle([unused], self._told, logging.INFO)
 
     def _idle(self, generation: Generation) -> list[str]:
         """A line for each component of which devices that were named for it get nothing."""
@@ -213,92 +209,6 @@ class CompiledPipeline(PlacedPipeline):
         """Whether the pipeline's own tensors are on a device, or are to be; without an index, on any of its kind."""
         main = self.placed_main.torch if not self._is_open else next((one.torch for one in self.rig.gpus), None)
         return main is not None and device in (main, torch.device(main.type))
-
-    def exchange(self, name: str, value: object, put: Callable[[], None]) -> None:
-        """Has a module, which is compiled then, or something else take the place of a component, which is given back.
-
-        Every assignment to an attribute of the pipeline does so; it takes the devices of what was there before.
-
-        Args:
-            name: the attribute.
-            value: what it is to be.
-            put: sets it.
-
-        Raises UsageError for a module that is compiled or offloaded already; DoesNotFitError where a weight of the old
-        component finds no room where it was before.
-        """
-        parts = self.components
-        old = parts.get(name)
-        is_part = any(value is one.module for one in parts.values())
-        module = value if isinstance(value, nn.Module) and not is_part else None
-        if old is None and (module is None or name not in self.pipe.components):
-            put()
-            return
-        if old is not None and value is old.module:
-            return
-        if self._leader() is not None:  # which keeps its own
-            pipe = self.pipe
-            become_as_before(pipe)
-            put()
-            set_apart(pipe)
-            return
-        with self.turn, self.turn:
-            if handle_of(self.pipe) is not self:  # it was undone meanwhile
-                put()
-                return
-            self._exchange(name, old, module, put)
-
-    def _exchange(self, name: str, old: Component | None, module: nn.Module | None, put: Callable[[], None]) -> None:
-        """Does that, between calls."""
-        new = self._joining(name, module) if module is not None else None
-        if new is not None and self.decision is not None:
-            logger.warning(
-                "the new %s takes the devices that were found for the pipeline as it was, and nothing is searched "
-                "again: for that, compile it again after pipe.dovetail.undo()",
-                name,
-            )
-        before = weakref.ref(old.module) if old is not None else None
-        put()
-        self._planner.forget()
-        try:
-            if before is not None:
-                self._leave(name, before())
-        finally:
-            self._join(new)
-            self._join_left()
-            self._part()
-
-    def _joining(self, name: str, module: nn.Module) -> Component:
-        """A component that is to take the place of another; where that rests in files, it rests in host memory."""
-        refuse_taking(self.pipe, name, module)
-        role = role_of_module(name, module)
-        rig = share_out(self._request, {**self._modules(), name: module}, {**self._roles, name: role})[name]
-        if self._request.residency_for(name, role, rig.devices) is Residency.DISK:
-            logger.warning("the new %s lies in no file: its weights rest in host memory", name)
-            self._request = resting_in_memory(self._request, name)
-        return self._made(name, role, module, rig)
-
-    def _join(self, new: Component | None) -> None:
-        if new is not None:
-            self._components[new.name] = new
-            self._tiles.add(new.name, new.module, new.role)
-            new.swap()
-        self._settle()
-
-    def _join_left(self) -> None:
-        """Compiles again what was given back under one name and is there under another: two that changed places."""
-        for name, module in modules_of(self.pipe).items():
-            if all(module is not one.module for one in self.components.values()):
-                self._join(self._joining(name, module))
-
-    def _leave(self, name: str, module: nn.Module | None) -> None:
-        """Gives a component back, if anybody has its module still."""
-        old = self._components.pop(name, None)
-        self._tiles.remove(name)
-        if self.borrowed.pop(name, None) is not None:
-            return
-        if old is None or module is None or let_go(old, self):
-            self._store.forget(module)
 
     def undo(self) -> None:
         """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""

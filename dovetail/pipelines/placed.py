@@ -5,37 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
-from ..compiler.errors import DoesNotFitError, UsageError
+from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.chunks import WHOLE
-from ..compiler.spec.devices import HOST, Device, Rig
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..components.dry import DryRun
 from ..components.turn import Turn
 from ..conventions import libraries
 from ..conventions.request import BOTH, Request
 from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings, Tiling
 from ..fitting.asked import leaves_devices_open
-from ..fitting.decide import Decision
-from ..fitting.eased import first_that_fits, resting, tell_of_places, untold
-from ..fitting.fitted import fitted
-from ..fitting.refused import Tried, explained
 from ..lora.adapters import plain_name
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
-from ..planning.generation import Generation
 from ..planning.planner import Planner
 from ..planning.tiles import Tiles
 from ..planning.tiling import parse_tiling
@@ -46,9 +38,8 @@ from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
-from .chunks import in_found_chunks
+from .deciding import Deciding
 from .ledger import Ledger, host_checked
-from .neighbour import Neighbour
 from .pipeline_state import ExecutionDevice
 from .plan import Phases, check_names, count_held_as_free, let_tables_go, modules_of, phase_of, placing, share_out
 from .sharing import OfAllFaces, let_go, named_in, placed_already, users_of
@@ -57,13 +48,10 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-class PlacedPipeline(Neighbour):
+class PlacedPipeline(Deciding):
     """The components of a pipeline, and where they are; it keeps neither the pipeline nor its modules alive."""
 
-    _is_open = OfAllFaces[bool]()
     _phase = OfAllFaces[str]()
-    _rests_in_files = OfAllFaces[bool]()
-    decision = OfAllFaces["Decision | None"]()
 
     def __init__(
         self,
@@ -98,7 +86,8 @@ class PlacedPipeline(Neighbour):
         self._callbacks = callbacks
         self._shapes = dynamic_shapes or {}
         self._request.switch_on()
-        self._is_open = leaves_devices_open(self._request, roles)
+        self._asked = self._request
+        self._is_open = self._was_open = leaves_devices_open(self._request, roles)
         self.decision = None
         check_names(self._request, roles, self._shapes)
         self._phase = ""
@@ -258,98 +247,6 @@ class PlacedPipeline(Neighbour):
         self.hook.execution_device = self.main.torch if self.rig.present else torch.device("cpu")
         for component in self._own().values():
             component.module.__dict__[libraries.HOOK] = self.hook
-
-    def decided(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
-    ) -> Generation:
-        """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
-
-        On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
-        their files. Numbers of chunks that were left open are found too, where devices are settled by trying. Raises
-        DoesNotFitError as lowering does, and where the search finds nothing; what was left open stays so then.
-        """
-        refused: DoesNotFitError | None = None
-        if not self._is_open:
-            try:
-                if self._passes:
-                    return lower(None)
-                asked = replace(self._request, chunks=self._asked_chunks)
-                return in_found_chunks(asked, self.components, run, self._put, lambda: lower(None), tried)
-            except DoesNotFitError as error:
-                if self.programs:
-                    raise
-                refused = error
-        return self._fitted(run, lower, refused)
-
-    def _fitted(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], refused: DoesNotFitError | None
-    ) -> Generation:
-        """What lowering makes of calls once it is decided what was left open, or what does not fit as was asked."""
-        asked, was_open = self._request, self._is_open
-
-        def searched(request: Request) -> Generation:
-            found, self.decision = fitted(self.name, self.components, request, self._phases, run, self._place, lower)
-            return found
-
-        def placed(request: Request) -> Generation:
-            self._place(request)
-            return lower(None)
-
-        own = self._own()  # for what is borrowed stays where it is
-        roles = {name: one.role for name, one in own.items()}
-        in_files = {name: one.view.is_in_files for name, one in own.items()}
-        self._is_open = False
-        try:
-            generation = first_that_fits(asked, roles, in_files, searched, placed, refused)
-        except BaseException:
-            self._is_open = was_open
-            self._place(asked)
-            raise
-        self._settle()
-        tell_of_places(self.name, asked, self._request, roles)
-        return generation
-
-    def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Has weights rest in host memory of which it was not said where they do; None where there are no such.
-
-        Gives what takes it back, and what says it. What has programs stays where it is.
-        """
-        asked, roles = self._request, {name: one.role for name, one in self._own().items()}
-        free = [] if self.programs or self._is_open else untold(asked, roles)
-        if not free:
-            return None
-        self._place(resting(asked, dict.fromkeys(free, HOST)))
-        return partial(self._place, asked), lambda: tell_of_places(self.name, asked, self._request, roles)
-
-    def _put(self, request: Request) -> None:
-        """Has what is lowered from now on be as a request says, on the devices that components have."""
-        self._request = request
-
-    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
-        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
-        asked, was_open = self._request, self._is_open
-        place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
-        self._is_open = False
-        try:
-            return explained(error, self.components, asked, self._phases, run, place, tried)
-        finally:
-            self._is_open = was_open
-            if place:
-                place(asked)
-
-    def _place(self, request: Request) -> None:
-        """Gives the components the devices of a request, and their weights the places where they rest."""
-        self._request = request
-        roles = self._roles
-        own = self._own()
-        for name, rig in share_out(request, self._modules(), roles).items():
-            if name not in own:
-                continue
-            there = placing(request, name, roles[name], rig, self._whole_on(rig.devices[0]))
-            self._components[name].move(rig, **there)
-        self._tell_device()
-        if self._rests_in_files:
-            self._free_host()
 
     def _made(self, name: str, role: str, module: nn.Module, rig: Rig, origins: Origins | None = None) -> Component:
         """A component of a module of the pipeline, on its devices; nothing is swapped yet."""

@@ -63,6 +63,21 @@ class Phases:
         """The phase of a component."""
         return name if name in self._apart else self.turns.get(name) or phase_of(name)
 
+    @property
+    def changed(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The components that work apart, and those whose weights come and go in each call."""
+        return self._apart, self._going
+
+    def start_over(self) -> Callable[[], None]:
+        """Has no components work apart, nor weights come and go in each call; what is returned takes it back."""
+        apart, going = self.changed
+        self._apart = self._going = frozenset()
+
+        def undo() -> None:
+            self._apart, self._going = apart, going
+
+        return undo
+
     def follow(self, calls: Sequence[str]) -> None:
         """Has denoisers of which one has done its work before the next one begins work in phases of their own."""
         self.turns = turns_of(calls, {name: phase_of(name) for name in calls})

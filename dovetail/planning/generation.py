@@ -16,7 +16,8 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.staging import slot_bytes
-from ..compiler.spec.devices import Device, Memory, Rig
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.memory import Memory
 from ..compiler.spec.units import counted, format_bytes
 from ..passes.simulate.memory import simulate
 from .tiling import Tile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 from ..compiler.spec.devices import Device
 from ..compiler.spec.units import counted
@@ -41,7 +40,9 @@ def unused_gpus(generation: Generation) -> str:
     return f"nothing is placed on {names}: dovetail plan says why" if names else ""
 
 
-@cache
-def tell_of_idle(line: str, level: int = logging.WARNING) -> None:
-    """Says once that devices get nothing: a warning where they were named, else in a log of more."""
-    logger.log(level, "%s", line)
+def tell_of_idle(lines: Sequence[str], told: set[str], level: int = logging.WARNING) -> None:
+    """Says that devices get nothing, what was ``told`` of a pipeline once: a warning where they were named."""
+    for line in lines:
+        if line not in told:
+            told.add(line)
+            logger.log(level, "%s", line)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,15 @@ from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
 from .generation import Generation
 from .plannable import Plannable
-from .quicker import TILES, WORTH, QuickerInTilesError, is_quicker, slow_on_the_host, tell_of_quicker
+from .quicker import (
+    TILES,
+    WORTH,
+    NotQuickerError,
+    QuickerInTilesError,
+    is_quicker,
+    slow_on_the_host,
+    tell_of_quicker,
+)
 from .smaller import smaller_calls
 from .table import Account
 from .tiles import tell_of_tiles
@@ -91,6 +99,10 @@ class Making:
             tell_of_tiles(self._name, tiles, refused)
             return generation
 
+    def as_placed(self) -> Generation | None:
+        """The plan in which VAEs decode whole, as all is placed already; raises DoesNotFitError."""
+        return self._attempt({})
+
     def _attempt(self, tiles: Mapping[str, Tile], keeps: bool = True) -> Generation | None:
         """The plan with some tiles, which stay for the call; see `Planner.attempt`."""
         self._tiles.put(self._handle, tiles)
@@ -98,8 +110,8 @@ class Making:
         def lower(run: DryRun, decision: Decision | None) -> Generation:
             if decision is not None and self._compares:
                 self._compare(run, decision)
-            if decision is not None and decision.solution.seconds > self._most:
-                raise DoesNotFitError("no quicker in tiles")
+            if self._most < (decision.solution.seconds if decision is not None else math.inf):
+                raise NotQuickerError
             return self._planner.lower(self._handle, run, keeps)
 
         try:
@@ -116,7 +128,7 @@ class Making:
         try:
             return self._attempt({})
         except QuickerInTilesError as quicker:
-            with contextlib.suppress(DoesNotFitError):
+            with contextlib.suppress(DoesNotFitError, NotQuickerError):
                 return self._quicker(quicker)
             self._unfit = 1 + quicker.size
             return self._whole_or_quicker()
@@ -124,7 +136,7 @@ class Making:
             self._compares = False
 
     def _quicker(self, quicker: QuickerInTilesError) -> Generation | None:
-        """The plan in tiles in which a picture is quicker; raises DoesNotFitError where it is not, once lowered."""
+        """The plan in tiles in which a picture is quicker; raises NotQuickerError where it is not, once lowered."""
         self._compares, self._most = False, quicker.seconds
         try:
             generation = self._attempt(quicker.tiles)
@@ -150,11 +162,11 @@ class Making:
         exceeds a device once its programs are together is made again with so much less of that for what comes and goes.
         """
         components, planner = self._handle.components, self._planner
+        self._spares = 0
         staged = [name for name, one in components.items() if one.view.residency is not Residency.DEVICE]
         error, together = refused, [planner.phase_of(name) for name in staged]
         with contextlib.ExitStack() as undone:
-            while (undo := self._tighter(staged, error)) is not None:
-                undone.callback(undo)
+            while self._tighter(staged, error, undone):
                 try:
                     generation = self._attempt({})
                 except DoesNotFitError as again:
@@ -180,15 +192,20 @@ class Making:
                 tell()
             return found
 
-    def _tighter(self, staged: Sequence[str], error: DoesNotFitError) -> Callable[[], None] | None:
-        """Has a plan that was refused need less, where something is left that can; what is returned takes it back."""
+    def _tighter(self, staged: Sequence[str], error: DoesNotFitError, undone: contextlib.ExitStack) -> bool:
+        """Has a plan that was refused need less, where something is left that can; ``undone`` takes it back."""
         planner, phases = self._planner, self._planner.phase_of
         if staged and not planner.refused and error.over and self._spares < _SPARES:
             self._spares += 1
-            return planner.spare(error.over)
+            undone.callback(planner.spare(planner.spared + Counter(error.over)))
+            return True
         going = [planner.refused] if planner.refused in staged else staged
-        self._spares, planner.spared = 0, Counter()
-        return phases.separate(staged) or phases.let_go(going)
+        self._spares = 0
+        undone.callback(planner.spare({}))
+        undo = phases.separate(staged) or phases.let_go(going)
+        if undo is not None:
+            undone.callback(undo)
+        return undo is not None
 
     def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
         """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""

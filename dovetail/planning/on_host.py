@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ..compiler.ir.program import Program
+from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import seconds_text
 from ..compiler.spec.residency import ALIKE
+from ..compiler.spec.speeds import Speeds
 from ..compiler.spec.units import format_bytes
+from ..fitting.decide import Decision
 from ..passes.fit.plan import settings_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.ways_out import TYPES, in_packed_type, line_of
 from ..passes.fit.workload import Asked, Load
 from ..passes.simulate.timeline import timeline
-
-if TYPE_CHECKING:
-    from ..compiler.ir.program import Program
-    from ..compiler.spec.devices import Device
-    from ..compiler.spec.speeds import Speeds
-    from ..fitting.decide import Decision
-    from .table import Part
+from .parts import Part
 
 MORE = 2 * 2**30
 """The bytes of memory that are tried more of a device."""
@@ -33,14 +31,18 @@ _WORTH = 0.5
 
 
 def told_of_host(
-    parts: Sequence[Part], speeds: Speeds, host: Device, seconds: float, decision: Decision | None
+    parts: Sequence[Part], speeds: Speeds, host: Device, picture: str, decision: Decision | None
 ) -> Iterator[str]:
-    """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too."""
+    """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too.
+
+    ``picture`` are the seconds of a picture in words.
+    """
     for part in parts:
-        blocks = _on_host(part.call.program, host) if part.call.role == "diffusion" else ""
+        program = part.call.program
+        blocks = _on_host(program, host) if part.call.role == "diffusion" else ""
         if blocks and any(not device.is_host for device in speeds.devices):
-            there = part.call.times * timeline(part.call.program, speeds).busy(str(host))
-            takes = f"which takes {_seconds(there)} of the {_seconds(seconds)} s of a picture"
+            there = seconds_text(part.call.times * timeline(program, speeds).busy(str(host)), speeds.spread([host]))
+            takes = f"which takes {there} of the {picture} s of a picture"
             yield f"{blocks} of {part.title} are computed on {host}, {takes}: {_cure(part.call.component, decision)}"
 
 
@@ -67,22 +69,32 @@ def _cure(name: str, decision: Decision | None) -> str:
 
 def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     """The seconds of a picture with something changed, and how to have it, what costs least first."""
+    spread = decision.machine.speeds.spread(decision.machine.devices)
     loads, budgets = decision.loads, decision.granted
     load = next(one for one in loads if one.name == name)
     anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
         found = _with(decision, _changed(loads, load, anywhere))
         if found:
-            yield found.seconds, f"with {line_of(settings_of(found, loads))} it takes {_seconds(found.seconds)} s"
+            yield (
+                found.seconds,
+                f"with {line_of(settings_of(found, loads))} it takes {seconds_text(found.seconds, spread)} s",
+            )
     for quant in TYPES:
         found = _with(decision, in_packed_type(loads, {name}, quant))
         if found:
-            yield found.seconds, f"with its weights in {quant} (dovetail convert) it takes {_seconds(found.seconds)} s"
+            yield (
+                found.seconds,
+                f"with its weights in {quant} (dovetail convert) it takes {seconds_text(found.seconds, spread)} s",
+            )
     for device in decision.machine.devices:
         more = {**budgets.devices, device: budgets.devices[device] + MORE}
         found = search(loads, decision.machine, replace(budgets, devices=more))
         if found:
-            yield found.seconds, f"with {format_bytes(MORE)} more of {device} it takes {_seconds(found.seconds)} s"
+            yield (
+                found.seconds,
+                f"with {format_bytes(MORE)} more of {device} it takes {seconds_text(found.seconds, spread)} s",
+            )
 
 
 def _with(decision: Decision, loads: Sequence[Load]) -> Solution | None:
@@ -91,7 +103,3 @@ def _with(decision: Decision, loads: Sequence[Load]) -> Solution | None:
 
 def _changed(loads: Sequence[Load], load: Load, asked: Asked) -> list[Load]:
     return [replace(one, asked=asked) if one is load else one for one in loads]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from .generation import Generation
 
 
+class SetAside(Protocol):
+    """What a pipeline has of calls that were planned before; one of three things is to be done with it."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether components are placed now as they were then."""
+
+    def put_back(self) -> None:
+        """Makes the pipeline what it was."""
+
+    def keep(self) -> None:
+        """Has the pipeline have what it had too."""
+
+    def leave(self) -> None:
+        """Lets go of that, and brings weights to where they rest now."""
+
+
 class Plannable(Protocol):
     """What the planner needs of a compiled pipeline."""
 
@@ -55,6 +72,13 @@ class Plannable(Protocol):
         keeps nothing either.
         """
 
+    @property
+    def has_earlier(self) -> bool:
+        """Whether calls were planned that may be set aside: not where others use a component too."""
+
+    def set_aside(self) -> SetAside:
+        """Has components be as if no call had been planned."""
+
     def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Has weights rest in host memory of which it was not said where they do; None where there are no such.
 
@@ -78,6 +102,13 @@ class Phased(Protocol):
 
     def follow(self, calls: Sequence[str]) -> None:
         """Finds ``turns``, given the component of each call in their order."""
+
+    @property
+    def changed(self) -> object:
+        """What `separate` and `let_go` have changed."""
+
+    def start_over(self) -> Callable[[], None]:
+        """Takes back what `separate` and `let_go` have changed; what is returned takes that back."""
 
     def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
         """Has components that share a phase work apart; None where none do, else what takes it back."""

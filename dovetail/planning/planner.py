@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
@@ -36,11 +33,11 @@ from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
+from .known import Known, Met
 from .lasting import Lasting
 from .making import Making, PlanRequest, as_before_on_error
-from .plannable import Phased, Plannable
+from .plannable import Phased, Plannable, SetAside
 from .tiles import FitsError, Tiles
-from .tiling import Tile
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ class Planner:
     def __init__(self, phase_of: Phased, tiles: Tiles) -> None:
         self.phase_of = phase_of
         self.tiles = tiles
-        self._known: OrderedDict[Any, _Known] = OrderedDict()
+        self._known: OrderedDict[Any, Known] = OrderedDict()
         self._values: dict[str, Counter[Device]] = {}
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
@@ -91,10 +88,10 @@ class Planner:
         """
         return self._held.get(component.name, Counter()) if self._lowered is None else self._lowered
 
-    def spare(self, over: Mapping[Device, int]) -> Callable[[], None]:
-        """Has programs leave so much more of devices; what is returned takes it back."""
+    def spare(self, nbytes: Mapping[Device, int]) -> Callable[[], None]:
+        """Has programs leave so much of devices, and no more; what is returned makes it as it was."""
         before = self.spared
-        self.spared = before + Counter(over)
+        self.spared = Counter(nbytes)
 
         def undo() -> None:
             self.spared = before
@@ -124,18 +121,61 @@ class Planner:
         if dry_run() is not None or not _may_run_dry(handle):
             return None
         kind = kind_of(handle.pipe, args, kwargs)
-        known = self._known.get(kind)
-        if known is not None:
-            self.tiles.put(handle, known.tiles)
-            self.phase_of.turns = known.turns
-            if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
-                self._known.move_to_end(kind)
-                return known.generation
-            del self._known[kind]
-            self.tiles.put_back()
-        self.planned += 1
-        handle.measure()
-        return Making(self, handle, PlanRequest(kind, args, kwargs, strict)).plan()
+        with self._as_before_on_error():
+            known = self._known.get(kind)
+            if known is not None:
+                self.tiles.put(handle, known.tiles)
+                self.phase_of.turns = known.turns
+                if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
+                    self._known.move_to_end(kind)
+                    return known.generation
+                del self._known[kind]
+                self.tiles.put_back()
+            self.planned += 1
+            handle.measure()
+            return self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+
+    def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | None:
+        """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
+        self.spared = Counter()
+        if not handle.has_earlier:
+            return Making(self, handle, asked).plan()
+        with contextlib.suppress(DoesNotFitError):
+            return Making(self, handle, asked).as_placed()
+        return self._plan_anew(handle, asked, handle.set_aside())
+
+    def _plan_anew(self, handle: Plannable, asked: PlanRequest, earlier: SetAside) -> Generation | None:
+        """The plan of a first call; earlier calls keep theirs where it places all as they have it."""
+        known, values, held, phases = self._known, self._values, self._held, self.phase_of.changed
+        self._known, self._values, self._held = OrderedDict(), {}, {}
+        undo = self.phase_of.start_over()
+        found = None
+        try:
+            found = Making(self, handle, asked).plan()
+        finally:
+            if found is None:
+                self._known, self._values, self._held = known, values, held
+                undo()
+                earlier.put_back()
+        if found is None:
+            return None
+        if not earlier.is_same or self.phase_of.changed != phases:
+            earlier.leave()
+            return found
+        earlier.keep()
+        self._known = OrderedDict({**known, **self._known})
+        self._values, self._held = _most_of(values, self._values), _most_of(held, self._held)
+        return found
+
+    @contextlib.contextmanager
+    def _as_before_on_error(self) -> Iterator[None]:
+        """Has an error leave what was known of the calls before."""
+        turns, spared, refused = self.phase_of.turns, self.spared, self.refused
+        try:
+            yield
+        except BaseException:
+            self.phase_of.turns, self.spared, self.refused = turns, spared, refused
+            raise
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
@@ -180,8 +220,8 @@ class Planner:
         if not generation.calls:
             return None
         generation.tiles = self.tiles.all
-        met = [_Met.of(one) for one in run.calls.values()]
-        self._known[asked.kind] = _Known(generation, met, self.tiles.now, self.phase_of.turns)
+        met = [Met.of(one) for one in run.calls.values()]
+        self._known[asked.kind] = Known(generation, met, self.tiles.now, self.phase_of.turns)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation
@@ -300,6 +340,11 @@ class Planner:
         return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
 
 
+def _most_of(one: Mapping[str, Counter[Device]], other: Mapping[str, Counter[Device]]) -> dict[str, Counter[Device]]:
+    """The larger of two numbers of bytes, by component and device."""
+    return {name: one.get(name, Counter()) | other.get(name, Counter()) for name in {**one, **other}}
+
+
 def _fits_still(handle: Plannable, generation: Generation) -> bool:
     """Whether a plan fits beside what else lies on devices, if weights were brought since that was asked last."""
     if not handle.measure(if_changed=True):
@@ -330,36 +375,6 @@ def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
     first = sorted(calls, key=turn)
     second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
     return [first] if first == second else [first, second]
-
-
-@dataclass(frozen=True)
-class _Met:
-    """A kind of call that a plan has; it keeps nothing alive, for what is compiled has the planner."""
-
-    component: weakref.ref[Component]
-    call: weakref.ref[Call]
-    key: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, one: DryCall) -> _Met:
-        return cls(weakref.ref(one.component), weakref.ref(one.call), one.key)
-
-    def is_there(self) -> bool:
-        """Whether such a call would find its program, as far as its arguments do not count."""
-        component, call = self.component(), self.call()
-        if component is None or call is None or call.is_over:
-            return False
-        return isinstance(call.programs.get(self.key), CompiledModule) and component.is_as_planned(call, self.key)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers."""
-
-    generation: Generation
-    met: list[_Met]
-    tiles: Mapping[str, Tile]
-    turns: Mapping[str, str]
 
 
 def _may_run_dry(handle: Plannable) -> bool:

@@ -38,6 +38,10 @@ class QuickerInTilesError(Exception):
         self.seconds = seconds
 
 
+class NotQuickerError(Exception):
+    """Ends an attempt in tiles that fits and is not quicker; weights are not tried elsewhere for it."""
+
+
 def slow_on_the_host(decision: Decision, role: str) -> list[str]:
     """The components of a role that a search has placed on the host, though it had other devices for them.
 

@@ -25,6 +25,7 @@ from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 from .on_host import told_of_host
+from .parts import Part, Row
 from .warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -44,44 +45,6 @@ HEAD_OF_DEVICES = (
     "may use",
 )
 RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a device has of a program; sizes in bytes.
-
-    ``weights`` are there throughout or for the phase, ``streamed`` are brought in every call, ``activations`` is the
-    most of values and of what kernels take. ``rests`` has by place what rests elsewhere.
-    """
-
-    device: Device
-    what: str
-    weights: int
-    streamed: int
-    activations: int
-    rests: Mapping[Residency, int]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
-
-    ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
-    """
-
-    title: str
-    call: PlannedCall
-    rows: tuple[Row, ...]
-    tile: str
-    seconds: float
-    bringing: float
-    chunks: int = 1
-    spread: float = 0.0
-
-    def __repr__(self) -> str:
-        return (
-            f"<Part {self.title}: {seconds_text(self.seconds)} s on {', '.join(one.device.name for one in self.rows)}>"
-        )
 
 
 class Fullest(TypedDict):
@@ -150,7 +113,8 @@ class Account:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What makes the plan slow and what would not, each with both times; to be said before all else."""
-        on_host = told_of_host(self.parts, self.speeds, self.generation.rig.host, self.seconds, self.decision)
+        picture = seconds_text(self.seconds, self.spread)
+        on_host = told_of_host(self.parts, self.speeds, self.generation.rig.host, picture, self.decision)
         return (*on_host, *warnings_of(self.parts, self.speeds))
 
     @property

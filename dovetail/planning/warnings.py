@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
@@ -15,9 +14,7 @@ from ..compiler.spec.devices import Device
 from ..compiler.spec.durations import duration
 from ..compiler.spec.speeds import Speeds
 from ..passes.simulate.timeline import ClockWalk, timeline
-
-if TYPE_CHECKING:
-    from .table import Part
+from .parts import Part
 
 _WORTH = 1.1
 """So many times as long as without it something takes at least where it is warned of."""

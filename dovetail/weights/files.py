@@ -58,6 +58,8 @@ def _open_path(path: Path) -> WeightIndex:
         return _open_folder(path)
     if path.suffix.lower() in _PICKLES:
         raise NoWeightsError(f"{path} is a pickle, which can run code and is not read: convert it to safetensors first")
+    if not path.exists():
+        raise NoWeightsError(f"{path} is missing: name a safetensors or GGUF file that is there")
     return WeightIndex.of_shards(path) if path.suffix.lower() == ".json" else WeightIndex.of_file(path)
 
 

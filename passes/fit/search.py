@@ -152,10 +152,10 @@ def _peak(ways: Sequence[Option], phase: str, device: Device) -> int:
 
 
 def peaks(solution: Solution, budgets: Budgets) -> dict[tuple[str, Device], int]:
-    """The bytes on each device in each phase at most, the host's resting weights and its process included."""
+    """The bytes on each device in each phase at most, the host's resting weights included."""
     ways = list(solution.ways.values())
     phases = dict.fromkeys(way.phase for way in ways)
-    resting = sum(way.host for way in ways) + budgets.process
+    resting = sum(way.host for way in ways)
     return {
         (phase, device): _peak(ways, phase, device) + (resting if device == budgets.host else 0)
         for phase in phases

@@ -104,7 +104,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The bytes that may be used of each device and of the host, and those that the process itself takes of the host.
+    """The bytes that may be used of each device and of the host.
 
     ``why`` says in words what keeps the rest of a device, and ``typed`` is what a person wrote of all budgets.
     ``shared`` are devices whose memory is that of the host: they and the host may use the host's bytes together.
@@ -112,7 +112,6 @@ class Budgets:
 
     devices: Mapping[Device, int]
     host: Device
-    process: int = 0
     why: Mapping[Device, str] = field(default_factory=dict)
     typed: str = ""
     shared: frozenset[Device] = frozenset()
@@ -124,7 +123,7 @@ class Budgets:
 
     def of(self, device: Device) -> int:
         """The bytes for weights and values on a device."""
-        return max(0, self.devices.get(device, 0) - (self.process if device == self.host else 0))
+        return self.devices.get(device, 0)
 
 
 def taken_off(over: Mapping[Device, int], tries: int) -> dict[Device, int]:

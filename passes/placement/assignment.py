@@ -249,7 +249,7 @@ def _ways_out(rig: Rig, device: Device, need: Need) -> str:
     if len(rig.devices) > 1:
         ways.append(f"give {device} a smaller share (--tensor-split)")
     if "budget" in why:
-        ways.append("raise the budget (--max-vram)")
+        ways.append("raise the budget (max_vram, --max-vram)")
     if "other components" in why or need.is_for_others:
         ways.append("let the weights of other components rest elsewhere (--params-backend)")
     ways.append("ask for a smaller size or batch" if need.values > need.weights else "use a smaller dtype")

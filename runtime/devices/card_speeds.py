@@ -11,19 +11,23 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from ...compiler.spec.cards import card_of
-from ...compiler.spec.devices import Device, Memory, Rig
+from ...compiler.spec.devices import Device, Rig
 from ...compiler.spec.measured_speeds import best_of, keep_speed, measured_before, speeds_file
+from ...compiler.spec.memory import Memory
 from ...compiler.spec.speeds import Speed
 from .accelerator import Accelerator, accelerator_of
 from .transfers import land, moved
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _HALVES = _DTYPES[1:]
@@ -45,17 +49,19 @@ def measured_cards(rig: Rig) -> dict[Device, Speed]:
     cards = {device: memory for device, memory in rig.memory.items() if not (device.is_host or device.is_simulated)}
     labels = labels_here() if cards else {}
     here = {device: label for device, memory in cards.items() if _is_one(memory.label, label := labels.get(device, ""))}
+    asked = {device for device in here if _is_asked(cards[device])}
     found: dict[Device, Speed] = {}
     for device, label in here.items():
-        twins = [one for one, other in here.items() if other == label and one != device and _is_asked(cards[one])]
-        speed = _measured(device, next(iter(twins), None), label, _is_asked(cards[device]))
+        twins = sorted((one for one in here if here[one] == label and one != device), key=lambda one: one not in asked)
+        speed = _of_card(device, label, device in asked)
         if speed is not None:
-            found[device] = speed
+            found[device] = replace(speed, peer=_peer_of(device, twins[0], label, asked)) if twins else speed
     return found
 
 
-def labels_here() -> dict[Device, str]:
-    """What its maker calls each card of this machine."""
+@functools.cache
+def labels_here() -> Mapping[Device, str]:
+    """What its maker calls each card of this machine, which is asked once."""
     return {device: memory.label for device, memory in Rig.detect(measured=()).memory.items()}
 
 
@@ -70,50 +76,74 @@ def _is_one(typed: str, found: str) -> bool:
     return bool(found) and (typed == found or (card is not None and card == card_of(found)))
 
 
-def key_of(label: str) -> str:
-    """What a card's speed is kept under: with another PyTorch it is measured again."""
-    return f"{label}, torch {torch.__version__}"
+def key_of(label: str, pair: tuple[Device, Device] | None = None) -> str:
+    """What a card's speed is kept under, or that of copies between two; with another PyTorch it is measured again."""
+    cards = f"{label}, {pair[0]} and {pair[1]}" if pair else label
+    return f"{cards}, torch {torch.__version__}"
 
 
 def forget() -> None:
     """Has the file be read again, after something was written into it."""
     _of_card.cache_clear()
-
-
-def _measured(device: Device, twin: Device | None, label: str, has_room: bool) -> Speed | None:
-    first, second = sorted((device, twin or device), key=lambda one: one.index)
-    return _of_card(first, second if twin else None, label, has_room)
+    _between.cache_clear()
 
 
 @functools.cache
-def _of_card(device: Device, twin: Device | None, label: str, has_room: bool) -> Speed | None:
+def _of_card(device: Device, label: str, has_room: bool) -> Speed | None:
     known = measured_before(key_of(label))
     if known is None and has_room:
-        try:
-            known = measure_card(device.torch, twin.torch if twin else None)
-        except _ERRORS as error:
-            logger.debug("%s (%s) cannot be measured: %s", str(device), label, str(error))
-            return None
-        finally:
-            for one in filter(None, (device, twin)):
-                with contextlib.suppress(*_ERRORS):
-                    accelerator_of(one.torch).empty_cache()
-        keep_speed(speeds_file(), key_of(label), known)
-    return None if known is None else replace(known, label=label)
+        known = _tried(lambda: measure_card(device.torch), (device,), label)
+        if known is not None:
+            keep_speed(speeds_file(), key_of(label), known)
+    return None if known is None else replace(known, label=label, peer=0.0)
 
 
-def measure_card(device: torch.device, twin: torch.device | None = None) -> Speed:
-    """Times products and attention in each dtype, an addition, copies and the start of an operation on a device.
+def _peer_of(device: Device, twin: Device, label: str, asked: Collection[Device]) -> float:
+    """Bytes a second of a copy between two cards, whichever is first, measured where both may be."""
+    first, second = sorted((device, twin), key=lambda one: one.index)
+    return _between(first, second, label, first in asked and second in asked)
 
-    ``twin`` is another device of the model, to which copies are timed too.
-    """
+
+@functools.cache
+def _between(first: Device, second: Device, label: str, has_room: bool) -> float:
+    known = measured_before(key_of(label, (first, second)))
+    card = _of_card(first, label, has_room)
+    if known is not None or card is None or not has_room:
+        return (known.peer or 0.0) if known else 0.0
+    rate = _tried(lambda: measure_peer(first.torch, second.torch), (first, second), label)
+    if rate is not None:
+        keep_speed(speeds_file(), key_of(label, (first, second)), replace(card, peer=rate))
+    return rate or 0.0
+
+
+def _tried(measure: Callable[[], T], devices: tuple[Device, ...], label: str) -> T | None:
+    """What a measurement gives, or None where it cannot be made; no memory of it stays on the devices."""
+    try:
+        return measure()
+    except _ERRORS as error:
+        logger.debug("%s (%s) cannot be measured: %s", " and ".join(map(str, devices)), label, str(error))
+        return None
+    finally:
+        for one in devices:
+            with contextlib.suppress(*_ERRORS):
+                accelerator_of(one.torch).empty_cache()
+
+
+def measure_card(device: torch.device) -> Speed:
+    """Times products and attention in each dtype, an addition, copies and the start of an operation on a device."""
     there = accelerator_of(device)
     with torch.inference_mode(), there.uncounted():
         flops = dict(_by_dtype(lambda dtype: _products(there, dtype), _DTYPES))
         attention = dict(_by_dtype(lambda dtype: _attention(there, dtype), _HALVES))
         bandwidth, link = _bandwidth(there), _link(there)
-        peer = _peer(there, accelerator_of(twin)) if twin is not None else 0.0
-        return Speed(flops, bandwidth, link, _launch(there), "measured", attention, peer)
+        return Speed(flops, bandwidth, link, _launch(there), "measured", attention, 0.0)
+
+
+def measure_peer(device: torch.device, twin: torch.device) -> float:
+    """Bytes a second of a copy from a device to another one of the model."""
+    here, there = accelerator_of(device), accelerator_of(twin)
+    with torch.inference_mode(), here.uncounted(), there.uncounted():
+        return _peer(here, there)
 
 
 def _by_dtype(rate: Callable[[torch.dtype], float], names: tuple[str, ...]) -> Iterator[tuple[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,20 +10,6 @@ import pytest
 
 from dovetail.cache import traces
 from dovetail.compiler.frontend import trace as tracing
-from dovetail.runtime import sim
-
-
-@pytest.fixture
-def clean_sims() -> Iterator[None]:
-    """Simulated devices of the host's memory, with nothing of other tests in them, counting from zero."""
-    gc.collect()
-    sim.enable()
-    for index in range(3):
-        sim.reset_stats(index)
-    yield
-    gc.collect()
-    sim.enable()
-
 
 TRACED_ONCE = {
     "explain", "fitting", "lora", "pipelines", "planning", "plans", "recovery",

@@ -247,6 +247,21 @@ def test_what_does_not_fit_is_refused_with_both_numbers(ids: torch.Tensor) -> No
         dovetail.compile(large, (ids,), backend="sim0&sim1", rig="sim0=20MiB,sim1=1GiB", tensor_split="1,1")
 
 
+def test_a_module_whose_weights_do_not_fit_is_told_to_have_them_in_host_memory_where_that_fits() -> None:
+    layers, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).eval(), torch.ones(1, 256)
+    options = {"backend": "sim0", "rig": "sim0=1MiB,cpu=1GiB"}
+    with pytest.raises(DoesNotFitError, match=r"rest in host memory, .* it fits \(params_backend=cpu, "):
+        dovetail.compile(layers, (x,), **options)  # type: ignore[arg-type]
+    compiled = dovetail.compile(layers, (x,), params_backend="cpu", **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.equal(compiled(x), layers(x))
+    for told in ("sim0", "cpu"):
+        tiny = {**options, "rig": "sim0=64KiB,cpu=1GiB", "params_backend": told}
+        with pytest.raises(DoesNotFitError) as refused:
+            dovetail.compile(layers, (x,), **tiny)  # type: ignore[arg-type]
+        assert "params_backend=cpu" not in str(refused.value)
+
+
 def test_running_out_of_memory_names_the_node_and_its_source_line(ids: torch.Tensor) -> None:
     class Greedy(Model):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:

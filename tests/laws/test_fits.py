@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,13 +67,7 @@ def _left(device: Device) -> int:
     return sim.stats(device.index).in_use
 
 
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    gc.collect()
-    sim.enable()
-    yield
-    gc.collect()
-    sim.enable()
+pytestmark = pytest.mark.usefixtures("clean_sims")
 
 
 def compiled(case: Any, rig: str, rigs: list[str], **options: Any) -> CompiledModule:

@@ -13,7 +13,8 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.spec.devices import Memory, Rig
+from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB, KIB, MIB, format_bytes
 from dovetail.compiler.text.printer import print_program

@@ -18,7 +18,8 @@ from dovetail.compiler.ir.schedule import Allocate, Copy, Run
 from dovetail.compiler.ir.split import is_gathered, members, part_of, pieces, type_on, weight_on
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
-from dovetail.compiler.spec.devices import Device, Memory
+from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.spec.memory import Memory
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.runtime import sim
 from testbed.budgets import SIXTY, SLACK, Subject
 from tests.cases import drawn
 
-
-@pytest.fixture(autouse=True)
-def _sims() -> None:
-    sim.enable()
+pytestmark = pytest.mark.usefixtures("sims")
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ import typer
 
 from ...compiler.errors import UsageError
 from ...compiler.spec.cards import CARDS, Card
-from ...compiler.spec.devices import Device, Memory
+from ...compiler.spec.devices import Device
 from ...compiler.spec.devices import Rig as Devices
+from ...compiler.spec.memory import Memory
 from ...compiler.spec.units import format_bytes
 from ..options.shared import Debug, Json, Rig
 from ..output.results import print_json, print_table

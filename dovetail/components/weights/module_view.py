@@ -20,6 +20,7 @@ from ...compiler.ir.program import Program
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...lora.adapters import plain_name
+from ...runtime.store.fetching import is_in_file
 from ...runtime.store.origin import HOST
 from ...runtime.store.program_weights import ProgramWeights
 from ...runtime.store.staging import Staging
@@ -210,6 +211,23 @@ class ModuleView:
         for one in self.weights():
             if one.is_here:
                 self.store.rest(one, one.tensor.device)
+        self.moved()
+
+    @locked
+    def leave_devices(self) -> None:
+        """Brings weights off accelerators that they are not to stay on any more: to where they rest, or were before."""
+        for one in self.weights():
+            lies = one.tensor.device if one.is_here else HOST
+            stays = one.residency is Residency.DEVICE
+            if lies == HOST or (stays and one.home is not None and lies == one.home.torch):
+                continue
+            before = self._was_on(one)
+            if not stays:
+                self.store.rest(one, lies)
+            elif is_in_file(one):
+                self.store.take_out(one, one.read_from)
+            else:
+                self.store.bring(one, HOST if before in (None, lies) or before.type == "meta" else before)
         self.moved()
 
     @locked

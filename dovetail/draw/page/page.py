@@ -25,7 +25,8 @@ from ...compiler.spec.speeds import Speeds
 from ...compiler.spec.units import format_bytes
 from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
-from ...planning.table import HEAD, HEAD_OF_DEVICES, Account, Part
+from ...planning.parts import Part
+from ...planning.table import HEAD, HEAD_OF_DEVICES, Account
 from ..outline.outline import outline
 from ..text.marks import marks_in_words
 from ..text.reasons import reason_for

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
-from ...planning.table import Account, Part, Row
+from ...planning.parts import Part, Row
+from ...planning.table import Account
 
 _PLACES = {Residency.HOST: "in RAM", Residency.DISK: "on disk"}
 

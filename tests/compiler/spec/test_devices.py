@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_backend, parse_budget
-from dovetail.compiler.spec.devices import Device, Memory, Rig, _found, canonical_name, reserve_of
+from dovetail.compiler.spec.devices import Device, Rig, _found, canonical_name, reserve_of
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.probe import Probed, probe_host
 from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
 from dovetail.conventions.request import Request, one_backend

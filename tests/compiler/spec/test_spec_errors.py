@@ -115,6 +115,12 @@ def test_the_nearest_key_is_offered(text: str, nearest: str) -> None:
         parse_backend(text, PIPELINE)
 
 
+@pytest.mark.parametrize("text", ["smi1=2GiB,cpu=8GiB", "dua1=2GiB"])
+def test_the_nearest_device_of_a_rig_is_offered_with_its_number(text: str) -> None:
+    with pytest.raises(SpecError, match=r"did you mean '(sim1|cuda1)'"):
+        Rig.parse(text)
+
+
 def test_an_error_is_shown_with_a_caret_what_was_expected_and_the_nearest_name() -> None:
     with pytest.raises(SpecError) as caught:
         parse_split_mode("te=layer,vae=rwo")

@@ -1,16 +1,19 @@
 """What is known of the speed of devices."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import measured_speeds
 from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size
-from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, of_card, speeds_of
 
 
@@ -142,6 +145,36 @@ def test_two_cards_reach_each_other_by_nvlink_by_the_slot_or_through_the_host() 
     assert around == own / 2, "there and back"
 
 
+def test_a_rig_may_say_how_its_cards_reach_each_other() -> None:
+    rates = []
+    for way in (" NVLink", " P2P", "", " no P2P"):
+        rig = Rig.parse(f"2x RTX 3090{way},64GiB")
+        assert Rig.parse(str(rig)) == rig
+        assert str(Rig.parse(str(rig))) == str(rig)
+        speeds = speeds_of(rig)
+        rates.append(speeds.crossing(Device("cuda"), Device("cuda", 1)) / speeds[Device("cuda")].link)
+    bridge, slot, usual, around = rates
+    assert bridge == pytest.approx(56.2 / 31.5)
+    assert slot == 1
+    assert usual == around == 0.5
+    assert str(rig) == "cuda0=24GiB@RTX 3090 no P2P,cuda1=24GiB@RTX 3090 no P2P,cpu=64GiB"
+    assert Rig.parse("24GiB RTX 3090 nvlink, RTX 3090 NVLink 23GiB")[Device("cuda", 1)].way == "NVLink"
+
+
+def test_a_bridge_that_no_two_cards_of_a_kind_have_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"no NVLink joins two RTX 4090[\s\S]*P2P, no P2P, or a card that has it: RTX 3090"
+    ):
+        Rig.parse("2x RTX 4090 NVLink,64GiB")
+    assert speeds_of(Rig.parse("2x H100 NVLink,64GiB"))[Device("cuda")].peer == of_card(card_of("H100")).peer  # type: ignore[arg-type]
+
+
+def test_what_a_rig_says_of_its_links_counts_before_what_was_measured() -> None:
+    rig = Rig(dict(Rig.parse("2x RTX 3090 no P2P,64GiB").memory))
+    measured = {device: replace(SLOW, peer=5e9) for device in rig.gpus}
+    assert speeds_of(rig, SLOW, measured=measured)[Device("cuda")].peer == 0
+
+
 def test_cards_of_two_models_copy_through_the_host_unless_both_may_use_the_slot() -> None:
     speeds = speeds_of(Rig.parse("cuda0=24GiB@RTX 3090,cuda1=12GiB@RTX 3060,cuda2=48GiB@L40S,cuda3=80GiB@H100"))
     assert speeds.crossing(Device("cuda"), Device("cuda", 1)) < speeds[Device("cuda")].link
@@ -188,6 +221,20 @@ def test_the_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     again = measured_host(file)
     assert (dict(again.flops), again.bandwidth) == (dict(first.flops), first.bandwidth)
     assert all(value > 0 for value in first.flops.values())
+
+
+def test_a_processor_is_timed_at_no_larger_products_than_show_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without units for a dtype takes a thousand times as long in it."""
+    sizes: list[torch.Size] = []
+
+    def timed(work: Callable[[], object], *_: object) -> float:
+        made = work()
+        sizes.extend([made.shape] if isinstance(made, torch.Tensor) and made.ndim == 2 else [])
+        return 1.0
+
+    monkeypatch.setattr(measured_speeds, "best_of", timed)
+    measured_speeds.measure_host()
+    assert sizes == [torch.Size([8, 1024])] * 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"float32": "x"}}', "[" * 100_000, " " * 70_000])

@@ -95,6 +95,28 @@ def test_structures_are_read_as_torch_reads_them(value: Any) -> None:
     assert read_structure(text) == spec == torch.utils._pytree.treespec_loads(text)
 
 
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"largest": [torch.topk(x, 2), x], "all": x.sort()}
+
+
+def test_what_operations_of_pytorch_return_is_printed_and_read_as_what_it_is() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    compiled = dovetail.compile(Largest(), (x,), backend="cpu")
+    read = parse_program(str(compiled))
+    assert print_program(read) == str(compiled)
+    made = read.signature.unflatten([x, x.long(), x, x, x.long()])
+    assert isinstance(made["largest"][0], torch.return_types.topk)
+    assert isinstance(made["all"], torch.return_types.sort)
+
+
+@pytest.mark.parametrize("name", ["topk", "nothing", "__class__", "all_types"])
+def test_a_text_that_names_no_result_of_an_operation_is_refused(name: str) -> None:
+    text = f'[1, {{"type": "torch.return_types.{name}", "context": null, "children_spec": []}}]'
+    with pytest.raises(CallError, match="which PyTorch does not return"):
+        read_structure(text)
+
+
 def test_an_output_class_that_is_not_imported_is_named() -> None:
     text = '[1, {"type": "nowhere.Output", "context": "[\\"a\\"]", "children_spec": [' \
            '{"type": null, "context": null, "children_spec": []}]}]'  # fmt: skip

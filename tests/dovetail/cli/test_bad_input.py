@@ -1,8 +1,10 @@
 """Every wrong input of docs/errors.md gets the exit code and the message that stand there."""
 
 import json
+import os
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -13,8 +15,14 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 
 
 @pytest.fixture(scope="module")
-def answered() -> dict[str, Answer]:
-    return {case.typed: answer for case, answer in answers()}
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """What came back of each case, which is asked once in a run: its workers share the answers."""
+    own = tmp_path_factory.getbasetemp()
+    kept = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "answers.json"
+    with filelock.FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            kept.write_text(json.dumps([(case.typed, answer.code, answer.message) for case, answer in answers()]))
+    return {typed: Answer(code, message) for typed, code, message in json.loads(kept.read_text())}
 
 
 def test_there_are_at_least_twenty_five_cases() -> None:

@@ -112,7 +112,7 @@ def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
         paint(pipe)
     message = str(caught.value)
     assert "transformer needs at least" in message
-    assert "--max-vram sim0=12MiB leaves 12.0 MiB" in message
+    assert "max_vram='sim0=12MiB' (--max-vram sim0=12MiB) leaves 12.0 MiB" in message
     assert "what fits, best first:\n  " in message
     assert "(--backend" in message
     assert sim.memory_allocated(SIM0.torch) == 0

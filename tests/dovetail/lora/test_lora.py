@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.components.compiled import CompiledModule
 from dovetail.lora.updates import Update
-from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
 
@@ -35,12 +34,7 @@ def paint(pipe: Any, call: dict[str, Any]) -> torch.Tensor:
     return tiny_pipelines.paint(pipe, {**call, "num_inference_steps": 1}, "latent").cpu()  # type: ignore[no-any-return]
 
 
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    sim.enable()
-    yield
-    for index in range(3):
-        sim.reset_stats(index)
+pytestmark = pytest.mark.usefixtures("sims")
 
 
 @pytest.fixture(scope="module")

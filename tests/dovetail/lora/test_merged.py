@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,7 @@ PARTS = ["transformer"]
 Q = "transformer_blocks.0.attn.to_q"
 
 
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    sim.enable()
-    yield
-    for index in range(2):
-        sim.reset_stats(index)
+pytestmark = pytest.mark.usefixtures("sims")
 
 
 @pytest.fixture(scope="module")

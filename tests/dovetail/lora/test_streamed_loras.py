@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str
     return folder, save_lora(pipe, folder / "lora", 1, 32, ("transformer",), target_modules=targets), call
 
 
-@pytest.fixture(autouse=True)
-def _sims() -> Iterator[None]:
-    sim.enable()
-    yield
-    gc.collect()
-    sim.reset_stats(0)
+pytestmark = pytest.mark.usefixtures("clean_sims")
 
 
 def latents(pipe: Any, call: dict[str, Any], **more: Any) -> torch.Tensor:

@@ -61,6 +61,17 @@ def test_weights_that_were_told_to_stay_are_refused_where_they_do_not_fit() -> N
     pipe.dovetail.undo()
 
 
+def test_without_auto_fit_nothing_is_searched_and_what_does_not_fit_is_refused_with_ways_out() -> None:
+    pipe, call = tiny_pipelines.flux()
+    dovetail.compile_pipeline(pipe, rig="sim0=420KiB,cpu=1GiB", auto_fit=False)
+    with pytest.raises(DoesNotFitError, match=r"on sim0[\s\S]*what fits, best first:[\s\S]*--params-backend"):
+        painted(pipe, call)
+    assert pipe.dovetail.decision is None
+    assert {one.view.residency.value for one in pipe.dovetail.components.values()} == {"device"}
+    assert {str(one.devices[0]) for one in pipe.dovetail.components.values()} == {"sim0"}
+    pipe.dovetail.undo()
+
+
 @pytest.mark.parametrize("shares", [None, "diffusion=64:36"])
 def test_an_encoder_is_brought_to_a_device_that_a_part_of_the_denoiser_shares(shares: str | None) -> None:
     """The encoders' weights rest in host memory, the denoiser lies over both devices: as experts type it."""

@@ -10,16 +10,19 @@ import pytest
 
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.residency import Residency
+from dovetail.conventions.request import Request
+from dovetail.fitting.eased import first_that_fits
 from dovetail.pipelines.plan import Phases
 from dovetail.planning.making import Making, PlanRequest
+from dovetail.planning.quicker import NotQuickerError, QuickerInTilesError
 
 NAMES = ("text_encoder", "text_encoder_2")
 
 
 def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_together_again() -> None:
     phases = Phases()
-    tiles = SimpleNamespace(asked="off")
-    planner: Any = SimpleNamespace(phase_of=phases, tiles=tiles, refused=NAMES[0], spared=Counter())
+    planner: Any = Refusing([])
+    planner.phase_of, planner.refused = phases, NAMES[0]
     view = SimpleNamespace(residency=Residency.HOST)
     handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
     making = Making(planner, handle, PlanRequest("", (), {}))
@@ -45,8 +48,8 @@ class Refusing:
         self.seen: list[tuple[set[str], bool, int]] = []
         self._refusals = refusals
 
-    def spare(self, over: Any) -> Any:
-        before, self.spared = self.spared, self.spared + Counter(over)
+    def spare(self, nbytes: Any) -> Any:
+        before, self.spared = self.spared, Counter(nbytes)
         return lambda: setattr(self, "spared", before)
 
     def attempt(self, _: Any) -> str:
@@ -58,8 +61,9 @@ class Refusing:
         raise DoesNotFitError("too large", {"sim0": over})
 
 
-def made(refusals: list[tuple[str, int]]) -> tuple[Any, Refusing]:
+def made(refusals: list[tuple[str, int]], spared: int = 0) -> tuple[Any, Refusing]:
     planner: Any = Refusing(refusals)
+    planner.spared = Counter({"sim0": spared})
     view = SimpleNamespace(residency=Residency.HOST)
     handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
     making = Making(planner, handle, PlanRequest("", (), {}))
@@ -81,9 +85,37 @@ def test_a_plan_that_exceeds_a_device_by_little_is_made_again_with_less_of_it() 
 
 
 def test_what_was_changed_for_plans_that_were_all_refused_is_as_before() -> None:
-    plan, planner = made([("", 5)] * 20)
+    plan, planner = made([("", 5)] * 20, spared=3)
     assert plan is None
     assert 3 < len(planner.seen) < 12
     assert {planner.phase_of(name) for name in NAMES} == {"conditioning"}
     assert all(map(planner.phase_of.keeps, NAMES))
-    assert not planner.spared
+    assert planner.spared == {"sim0": 3}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_tiles_that_turn_out_no_quicker_are_not_taken_with_weights_elsewhere_either(fits: bool) -> None:
+    """The search as asked refuses, or says a time; what is tried then with weights elsewhere must be quicker too."""
+    planner: Any = Refusing([])
+    planner.tiles = SimpleNamespace(asked="auto", put=lambda *_: None, put_back=lambda: None)
+    lowered: list[Any] = []
+    planner.lower = lambda *given: lowered.append(given)
+
+    def attempt(handle: Any, asked: Any, lower: Any, keeps: bool, note: Any) -> Any:
+        slow: Any = SimpleNamespace(solution=SimpleNamespace(seconds=9.0))
+
+        def searched(_: Any) -> Any:
+            if not fits and not lowered:
+                lowered.append("refused")
+                raise DoesNotFitError("too large")
+            return lower(None, slow)
+
+        request = Request.parse(backend="sim0", rig="sim0=1GiB,cpu=1GiB", components={"vae": "vae"})
+        placed, refused = (lambda _: lower(None, None)), DoesNotFitError("too large")
+        return first_that_fits(request, {"vae": "vae"}, {"vae": True}, searched, placed, refused)
+
+    planner.attempt = attempt
+    making = Making(planner, SimpleNamespace(pipe=None, components={}), PlanRequest("", (), {}))  # type: ignore[arg-type]
+    with pytest.raises((NotQuickerError, DoesNotFitError)):
+        making._quicker(QuickerInTilesError({}, 0, 5.0))
+    assert not [one for one in lowered if one != "refused"]

@@ -17,6 +17,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.runtime import sim
+from dovetail.weights.files import open_weights
 from testbed import published
 from testbed.pipelines import tiny_pipelines
 
@@ -279,6 +280,12 @@ def test_parts_of_a_checkpoint_may_be_listed_or_lie_in_a_folder(tmp_path: Path) 
 def test_weights_for_no_component_or_for_several_are_refused(weights: dict[str, str], message: str, flux: Path) -> None:
     with pytest.raises(UsageError, match=message):
         dovetail.load_pipeline(flux, "cpu", weights=weights)
+
+
+def test_a_file_that_was_named_and_is_not_there_is_not_to_be_downloaded_again(tmp_path: Path) -> None:
+    for name in ("nowhere.safetensors", "nowhere.gguf", "nowhere.json"):
+        with pytest.raises(WeightError, match=f"{name} is missing: name a safetensors or GGUF file that is there"):
+            open_weights(tmp_path / name)
 
 
 def test_weights_that_cannot_be_read_or_belong_elsewhere_load_nothing(flux: Path, tmp_path: Path) -> None:

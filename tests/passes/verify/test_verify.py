@@ -18,7 +18,8 @@ from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.ir.split import split_of
-from dovetail.compiler.spec.devices import Device, Memory
+from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.lowering.verification import Verify

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dovetail.compiler.spec.devices import Device, Memory, Rig
+from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.measured_speeds import measured_before
+from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.speeds import Speed
 from dovetail.runtime import sim
 from dovetail.runtime.devices import card_speeds
-from dovetail.runtime.devices.card_speeds import key_of, measure_card, measured_cards, scaled
+from dovetail.runtime.devices.card_speeds import key_of, labels_here, measure_card, measure_peer, measured_cards, scaled
 
 GIB = 2**30
 FOUND = Speed({"float32": 1e12, "float16": 4e12}, 5e11, 2e10, 1e-5, "measured", {"float16": 3e12}, 1e10)
@@ -33,14 +35,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, torch.dev
     """A stand-in for the measurement, which notes what it was asked for."""
     found: list[tuple[torch.device, torch.device | None]] = []
 
-    def measure(device: torch.device, twin: torch.device | None = None) -> Speed:
+    def measure(device: torch.device) -> Speed:
+        found.append((device, None))
+        return replace(FOUND, peer=0.0)
+
+    def measure_peer(device: torch.device, twin: torch.device) -> float:
         found.append((device, twin))
-        return FOUND
+        return PEERS[device.index, twin.index]
 
     monkeypatch.setattr(card_speeds, "measure_card", measure)
+    monkeypatch.setattr(card_speeds, "measure_peer", measure_peer)
     monkeypatch.setattr(card_speeds, "labels_here", lambda: LABELS)
     return found
 
+
+PEERS = {(0, 1): 4e10, (0, 2): 1e10, (0, 3): 0.0, (2, 3): 2e10}
+"""The bytes a second of a copy between two cards, by their numbers."""
 
 LABELS: dict[Device, str] = {}
 """What the drivers call the cards that are here: those of the last rig."""
@@ -58,11 +68,13 @@ def test_a_device_is_measured_in_all_that_predictions_rest_on(monkeypatch: pytes
     monkeypatch.setattr(card_speeds, "_SIZES", (64,))
     sim.enable()
     before = torch.get_device_module("sim").memory_allocated(0)
-    found = measure_card(torch.device("sim", 0), torch.device("sim", 1))
+    found = measure_card(torch.device("sim", 0))
     assert set(found.flops) == {"float32", "bfloat16", "float16"}
     assert set(found.attention) == {"bfloat16", "float16"}
-    numbers = (*found.flops.values(), *found.attention.values(), found.bandwidth, found.link, found.peer, found.launch)
+    numbers = (*found.flops.values(), *found.attention.values(), found.bandwidth, found.link, found.launch)
     assert all(one > 0 for one in numbers)
+    assert found.peer == 0
+    assert measure_peer(torch.device("sim", 0), torch.device("sim", 1)) > 0
     assert found.spread == 0
     assert torch.get_device_module("sim").memory_allocated(0) == before
 
@@ -71,13 +83,35 @@ def test_cards_of_one_name_are_measured_once_and_kept(calls: list[object]) -> No
     rig = rig_of("RTX 3090", "RTX 3090", "RTX 3060")
     found = measured_cards(rig)
     assert set(found) == {Device("cuda", index) for index in range(3)}
-    pairs = [(torch.device("cuda", 0), torch.device("cuda", 1)), (torch.device("cuda", 2), None)]
+    first, second, third = (torch.device("cuda", index) for index in range(3))
+    pairs = [(first, None), (first, second), (third, None)]
     assert calls == pairs
     assert found[Device("cuda")].label == "RTX 3090"
     card_speeds.forget()
     assert measured_cards(rig)[Device("cuda")].flops == FOUND.flops
     assert calls == pairs, "the file has them"
     assert measured_before(key_of("RTX 3060")) is not None
+
+
+def test_the_rate_between_two_cards_is_that_of_these_two(calls: list[object]) -> None:
+    rig = rig_of(*["RTX 3090"] * 4)
+    assert [speed.peer for speed in measured_cards(rig).values()] == [4e10, 4e10, 1e10, 0.0]
+    card_speeds.forget()
+    calls.clear()
+    pair = Rig({device: rig[device] for device in rig if device.index >= 2 or device.is_host})
+    assert [speed.peer for speed in measured_cards(pair).values()] == [2e10, 2e10]
+    assert calls == [(torch.device("cuda", 2), torch.device("cuda", 3))]
+    alone = Rig({device: rig[device] for device in rig if device.index == 1 or device.is_host})
+    assert [speed.peer for speed in measured_cards(alone).values()] == [0.0]
+
+
+def test_what_cards_are_called_is_asked_of_drivers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr(Rig, "detect", lambda measured=None: asked.append(None) or Rig())
+    labels_here.cache_clear()
+    assert (labels_here(), labels_here()) == ({}, {})
+    assert len(asked) == 1
+    labels_here.cache_clear()
 
 
 @pytest.mark.parametrize("value", ["0", "off"])

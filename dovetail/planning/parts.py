@@ -1,0 +1,49 @@
+"""What is told of each program of a plan: what devices have of it, and its seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..compiler.spec.devices import Device
+from ..compiler.spec.durations import seconds_text
+from ..compiler.spec.residency import Residency
+from .generation import PlannedCall
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a device has of a program; sizes in bytes.
+
+    ``weights`` are there throughout or for the phase, ``streamed`` are brought in every call, ``activations`` is the
+    most of values and of what kernels take. ``rests`` has by place what rests elsewhere.
+    """
+
+    device: Device
+    what: str
+    weights: int
+    streamed: int
+    activations: int
+    rests: Mapping[Residency, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
+
+    ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
+    """
+
+    title: str
+    call: PlannedCall
+    rows: tuple[Row, ...]
+    tile: str
+    seconds: float
+    bringing: float
+    chunks: int = 1
+    spread: float = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Part {self.title}: {seconds_text(self.seconds)} s on {', '.join(one.device.name for one in self.rows)}>"
+        )
