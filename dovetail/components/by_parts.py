@@ -1,7 +1,8 @@
 """A component that cannot be traced whole is compiled by its parts.
 
 Its own Python runs, and each part that it calls answers with a program, or, if it cannot be traced either, by its own
-parts; down to blocks, the units of placement: one that cannot be traced runs as it is on the device of its weights.
+parts. That is so on one device too, so that a plan has what the parts take. Where a call hands on objects that keep
+state, or makes one token after another, nothing is compiled, and a block runs as it is on the device of its weights.
 
 What a module computes between its parts it computes on one device, where the weights that belong to it alone lie: the
 main device, or for what lies within one block that block's (``sites.py``). So a value comes back there after each part,
@@ -126,22 +127,22 @@ class Parts(OfComponent):
         return self._run_dry(dry, call, args, kwargs)
 
     def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
+        """Runs a call in a dry run, with zeros for weights, once for each kind where it leaves nothing behind."""
         dry.keep(self.component)
-        if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
-            dry.whole[self.component.name] = self.component
+        if self.frame or is_stateful((*args, *kwargs.values())):
             return self._run(call, args, kwargs)
         return dry.once(self.component, call, call_key(args, kwargs, call.asked), lambda: self._run(call, args, kwargs))
 
     def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        site, frame = self.component.sites.of(call.module), self.frame
-        main = self.component.whole_on
+        frame, main = self.frame, self.component.whole_on
+        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
+        is_unsteady = self.is_unsteady(call, len(call.traced) if dry_run() else 0)
+        site = self.component.sites.of(call.module, keeps or is_unsteady)
         # What others put in place of a part's forward may share state with their other functions: all run in one place.
         stays = frame is not None and (call.is_patched or not site.device)
         there = frame.here if frame is not None and stays else (site.device or main).torch
         back = frame.here if frame else _home(args, kwargs) or there
         crossing = Crossing(there, frame.here if frame else None, back)
-        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
@@ -192,17 +193,18 @@ class Parts(OfComponent):
                 place[key] = tensor
 
     def _tell(self, call: Call, why: str) -> None:
-        title, main = self.component.title(call), self.component.whole_on
+        component = self.component
+        title, main = component.title(call), component.whole_on
+        main = main if main in component.devices else component.devices[0]
         first = not self.reasons
         self.reasons[str(call)] = why
-        if self.component.sites.of(call.module).opens:
-            how = (
-                f"cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
-                f"{main}, so that values cross about twice as often"
-            )
-            how += "; its blocks are placed whole, for rows cannot be split by parts" if self.component.rows else ""
+        if component.sites.of(call.module).opens:
+            how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
+            how += str(main)
+            how += ", so that values cross about twice as often" if len(component.devices) > 1 else ""
+            how += "; its blocks are placed whole, for rows cannot be split by parts" if component.rows else ""
         else:
-            where = self.component.sites.of(call.module).device or main
+            where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
         logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
 

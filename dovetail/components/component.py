@@ -168,6 +168,7 @@ class Component:
         amounts: Amounts = ALIKE,
     ) -> None:  # fmt: skip
         """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
+        self.sites.unsettle()
         self.rig, self.devices = rig, rig.devices
         self.whole_on = whole_on
         self.shares = shares
@@ -377,6 +378,7 @@ class Component:
         for call in self.calls:
             call.end()
         self.calls.clear()
+        self.compiler.alike.forget()
         self.watch.clear()
         take_methods_out(self.module)
         for module in self._generating:

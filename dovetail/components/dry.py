@@ -21,9 +21,11 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.sizes import evaluate
+from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
-from .as_before import AsBefore
+from .as_before import AsBefore, left_as_is
+from .own_work import OwnWork
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -64,15 +66,29 @@ class Moment:
     still: frozenset[Hashable]
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A call that ran its own Python and left nothing behind: what it returned, and the calls of parts within it.
+
+    ``before`` is what the pipeline held when it began, ``own`` what it computed itself.
+    """
+
+    component: Component
+    result: Any
+    moments: tuple[Moment, ...]
+    before: Counter[torch.device]
+    own: Counter[OpCost]
+
+
 @dataclass
 class DryRun:
     """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
 
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
     devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
-    device on which it lay, None where that differed. ``whole`` are the components of which something runs as it is,
-    whose weights are all needed. ``still`` says what `Moment` has. ``is_on_host`` says that the pipeline's own tensors
-    were on the host, because devices were open or are not here.
+    device on which it lay, None where that differed. ``still`` says what `Moment` has. ``is_on_host`` says that the
+    pipeline's own tensors were on the host, because devices were open or are not here. ``own`` has by component what
+    its own Python computes between the parts that it calls.
     """
 
     before: Mapping[torch.device, int] = field(default_factory=dict)
@@ -83,8 +99,9 @@ class DryRun:
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
-    whole: dict[str, Component] = field(default_factory=dict)
-    _known: dict[tuple[Call, Any], Any] = field(default_factory=dict)
+    own: dict[str, Counter[OpCost]] = field(default_factory=dict)
+    _work: OwnWork | None = None
+    _known: dict[tuple[Call, Any], _Ran] = field(default_factory=dict)
     _left: dict[frozenset[Hashable], Counter[torch.device]] = field(default_factory=dict)
     _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
     _before: dict[Component, AsBefore] = field(default_factory=dict)
@@ -140,11 +157,53 @@ class DryRun:
             self._before.popitem()[1].give_back()
 
     def once(self, component: Component, call: Call, key: Any, run: Callable[[], Any]) -> Any:
-        """What a call returns that runs as it is, which it does once for each kind: zeros from the second time on."""
-        self.whole[component.name] = component
-        if (call, key) not in self._known:
-            self._known[call, key] = run()
-        return pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
+        """What a call returns whose own Python runs: once for each kind, unless it leaves something in its module.
+
+        From the second time on it is zeros, and the calls of parts within it are noted as they were.
+        """
+        known = self._known.get((call, key))
+        if known is not None:
+            return self._again(known)
+        is_left, before, first = left_as_is(component.module), self._bytes_alive(), len(self.moments)
+        own = Counter[OpCost]()
+        with self._noting(own):
+            result = run()
+        self._add(component, own)
+        if is_left():
+            moments = tuple(self.moments[first:])
+            self._known[call, key] = _Ran(component, pytree.tree_map(_like, result), moments, before, own)
+        return result
+
+    def _add(self, component: Component, own: Counter[OpCost]) -> None:
+        self.own[component.name] = self.own.get(component.name, Counter()) + own
+
+    @contextlib.contextmanager
+    def _noting(self, own: Counter[OpCost]) -> Iterator[None]:
+        """Notes what is computed meanwhile, but for what is `beside` it."""
+        before, self._work = self._work, OwnWork(own)
+        try:
+            with self._work:
+                yield
+        finally:
+            self._work = before
+
+    def beside(self) -> contextlib.AbstractContextManager[None]:
+        """Within it nothing is noted of what is computed: a part is traced, say."""
+        return self._work.paused() if self._work is not None else contextlib.nullcontext()
+
+    def _again(self, ran: _Ran) -> Any:
+        """Notes the calls within a call once more, by what the pipeline holds now, and returns zeros."""
+        self._add(ran.component, ran.own)
+        now, since, still = self._bytes_alive(), self._most(), self.still()
+        for one in ran.moments:
+            held = _moved(one.held, ran.before, now)
+            most = held | since if one is ran.moments[0] else _moved(one.since, ran.before, now)
+            self.moments.append(Moment(one.key, held, most, still))
+            if one.key is not None:
+                self.times[one.key] += 1
+        result = pytree.tree_map(_zeros_like, ran.result)
+        self._most()  # the result is of the call
+        return result
 
     def _bytes_alive(self) -> Counter[torch.device]:
         """The bytes that the pipeline holds, by device."""
@@ -155,6 +214,37 @@ class DryRun:
         for device, before in self.before.items():
             found[device] = max(0, accelerator_of(device).memory()[0] - before)
         return found
+
+
+@dataclass(frozen=True)
+class _Like:
+    """What a tensor looks like, without its numbers."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _like(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _Like(value.shape, value.stride(), value.dtype, value.device)
+
+
+def _zeros_like(value: Any) -> Any:
+    if not isinstance(value, _Like):
+        return value
+    with torch.inference_mode(False):
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device).zero_()
+
+
+def _moved(
+    held: Mapping[torch.device, int], before: Mapping[torch.device, int], now: Mapping[torch.device, int]
+) -> Counter[torch.device]:
+    """The bytes that were held at a moment, if what was there ``before`` is what is there ``now``."""
+    devices = {*held, *before, *now}
+    return +Counter({one: held.get(one, 0) - before.get(one, 0) + now.get(one, 0) for one in devices})
 
 
 _GOING_ON: ContextVar[DryRun | None] = ContextVar("dovetail dry run", default=None)

@@ -18,6 +18,7 @@ from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import DryRun
+from ..runtime.store.stored_weight import StoredWeight
 from .generation import Piece, PlannedCall
 from .walk import Visit
 
@@ -50,9 +51,16 @@ def others_of(components: Mapping[str, Component]) -> Iterator[Piece]:
                 if isinstance(program, CompiledModule):
                     found = pieces_of(component, call.module, program.program)
                     yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
-        for one in component.view.weights():
-            if one.home is not None and not one.residency.stages_on(one.home) and component.parts.reasons:
-                yield Piece((id(one), None, one.quant, one.home), name, one.home, one.nbytes, Lifetime.PROGRAM)
+        for one in component.view.weights() if component.parts.reasons else ():
+            if one.home is not None:  # whether a part of it is called may depend on numbers
+                yield _piece_of(name, one, one.home)
+
+
+def _piece_of(component: str, one: StoredWeight, home: Device) -> Piece:
+    stages = one.residency.stages_on(home)
+    rests = one.nbytes if stages and one.residency is Residency.HOST else 0
+    lasts = Lifetime.STAGE if stages else Lifetime.PROGRAM
+    return Piece((id(one), None, one.quant, home), component, home, one.nbytes, lasts, rests)
 
 
 def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:

@@ -291,13 +291,18 @@ class Planner:
                 list(pieces_of(one.component, one.call.module, program.program)),
                 run.times[key],
                 held_in(run, key, handle.rig, handle.placed_main),
+                type(one.component.module).__name__ if one.component.parts.reasons else "",
             )
             for key, one in run.calls.items()
             if isinstance(program := one.call.programs.get(one.key), CompiledModule)
         }
         rigs = {name: one.rig for name, one in handle.components.items()}
         visits = list(visits_in(run, planned, handle.rig, handle.placed_main))
-        return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
+        generation = Generation(
+            list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits
+        )
+        generation.own = run.own
+        return generation
 
 
 def _fits_still(handle: Plannable, generation: Generation) -> bool:

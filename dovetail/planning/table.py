@@ -25,6 +25,7 @@ from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 from .on_host import told_of_host
+from .together import together
 from .warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Part:
     """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
 
     ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
+    For a component that runs by its parts this stands for so many ``programs``, and ``call`` is the slowest.
     """
 
     title: str
@@ -77,6 +79,7 @@ class Part:
     bringing: float
     chunks: int = 1
     spread: float = 0.0
+    programs: int = 1
 
     def __repr__(self) -> str:
         return (
@@ -127,6 +130,11 @@ class Account:
         titles = numbered(call.title if kinds[call.component] > 1 else call.component for call in calls)
         return tuple(map(self._part, titles, calls))
 
+    @cached_property
+    def shown(self) -> tuple[Part, ...]:
+        """The same as a table has them: one entry for a component that runs by its parts."""
+        return tuple(together(self.parts, self.generation, self.speeds))
+
     def _part(self, title: str, call: PlannedCall) -> Part:
         line = timeline(call.program, self.speeds)
         bringing = sum(line.bringing.values())
@@ -140,12 +148,12 @@ class Account:
     @property
     def seconds(self) -> float:
         """The predicted seconds of a picture, without reading files; the middle where they are a range."""
-        return sum(part.seconds for part in self.parts)
+        return sum(part.seconds for part in self.shown)
 
     @property
     def spread(self) -> float:
         """The part of these seconds that they may be off by; 0 where all devices were measured."""
-        return sum(part.seconds * part.spread for part in self.parts) / self.seconds if self.seconds else 0.0
+        return sum(part.seconds * part.spread for part in self.shown) / self.seconds if self.seconds else 0.0
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -162,7 +170,7 @@ class Account:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
-        return [_text(part, row) for part in self.parts for row in part.rows]
+        return [_text(part, row) for part in self.shown for row in part.rows]
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
@@ -189,7 +197,7 @@ class Account:
             **_seconds(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
             "options": dict(self.settings),
-            "components": {part.title: _facts(part) for part in self.parts},
+            "components": {part.title: _facts(part) for part in self.shown},
             "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
@@ -314,7 +322,8 @@ def _places(row: Row) -> str:
 
 def _facts(part: Part) -> dict[str, Any]:
     return {
-        "class": part.call.program.name,
+        "class": part.call.part_of or part.call.program.name,
+        "programs": part.programs,
         "role": part.call.role,
         "phase": part.call.phase,
         "rests": part.call.program.kept.value,
