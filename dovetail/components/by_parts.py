@@ -29,7 +29,6 @@ from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.transfers import home_of
-from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
 from .arguments.homeward import Homeward
@@ -179,12 +178,15 @@ class Parts(OfComponent):
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
         away = [held for held in site.needs if not held.is_on(there)]
-        is_dry = dry_run() is not None
-        for held in away if not is_dry else ():
+        dry = dry_run()
+        for held in away if dry is None else ():
             if site.device and (held.home or site.device).torch == there:
                 view.lend(held, site.device)
         lacking = [held for held in away if not held.is_on(there)]
-        others = {id(one.tensor): _no_data(one, there) if is_dry else view.store.copy_on(one, there) for one in lacking}
+        others = {
+            id(one.tensor): dry.stand_in(one.tensor, there) if dry else view.store.copy_on(one, there)
+            for one in lacking
+        }
         replaced = list(_replace(module, others))
         try:
             yield
@@ -211,11 +213,6 @@ class Parts(OfComponent):
 
 def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
     return home_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-
-
-def _no_data(one: StoredWeight, device: torch.device) -> torch.Tensor:
-    """What stands for a weight on a device while nothing is computed: one number that looks like all of it."""
-    return torch.zeros((), dtype=one.tensor.dtype, device=device).expand(one.tensor.shape)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -91,7 +91,7 @@ class DryRun:
     its own Python computes between the parts that it calls.
     """
 
-    before: Mapping[torch.device, int] = field(default_factory=dict)
+    before: dict[torch.device, int] = field(default_factory=dict)
     still: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
@@ -101,13 +101,25 @@ class DryRun:
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
     own: dict[str, Counter[OpCost]] = field(default_factory=dict)
     _work: OwnWork | None = None
+    _stand_ins: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(default_factory=dict)
     _known: dict[tuple[Call, Any], _Ran] = field(default_factory=dict)
     _left: dict[frozenset[Hashable], Counter[torch.device]] = field(default_factory=dict)
     _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
     _before: dict[Component, AsBefore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.before = dict(self.before)
         self._most()  # from now on
+
+    def stand_in(self, one: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """What stands for a weight on a device: one number that looks like all of it; the pipeline does not hold it."""
+        key = one.dtype, device
+        if key not in self._stand_ins:
+            used = accelerator_of(device).memory()[0] if device in self.before else 0
+            self._stand_ins[key] = torch.zeros((), dtype=one.dtype, device=device)
+            if device in self.before:
+                self.before[device] += accelerator_of(device).memory()[0] - used
+        return self._stand_ins[key].expand(one.shape)
 
     def answer(self, made: DryCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Notes a call, and answers it with zeros where the program would leave its results."""
@@ -152,7 +164,8 @@ class DryRun:
             self._before[component] = AsBefore(component.module)
 
     def give_back(self) -> None:
-        """Makes the modules that ran as they are what they were before."""
+        """Makes the modules that ran as they are what they were before, and holds nothing on devices any more."""
+        self._stand_ins.clear()
         while self._before:
             self._before.popitem()[1].give_back()
 

@@ -22,7 +22,7 @@ from tests.dovetail.components.small_pipeline import WIDTH, Block, Model, Numpy,
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
 STEPS = 4
-RIGS = ("sim0=1GiB", "sim0=60KiB,cpu=4GiB", "sim0=60KiB,sim1=60KiB")
+RIGS = ({"rig": "sim0=1GiB"}, {"rig": "sim0=60KiB,cpu=4GiB"}, {"rig": "sim0=1GiB,sim1=1GiB", "backend": "sim0&sim1"})
 """All weights on one device, weights that come and go, and two devices."""
 
 
@@ -87,18 +87,18 @@ def made(kind: type[Block] = Numpy, cls: type[Model] = Model) -> tuple[Model, Te
     return cls(kind).eval(), torch.randn(6, WIDTH)
 
 
-def planned(model: Model, x: Tensor, rig: str, **asked: str) -> Any:
-    """The account of a plan, and what the pipeline has of the component."""
-    dry = DryPipeline(Steps(model), {"rig": rig, **asked})
+def planned(model: Model, x: Tensor, **asked: Any) -> Any:
+    """The account of a plan."""
+    dry = DryPipeline(Steps(model), asked)
     plan = dry(x)
     assert plan is not None
     return dry.account(plan)
 
 
-@pytest.mark.parametrize("rig", ["cuda0=1GiB,cpu=4GiB", "cuda0=1GiB,cuda1=1GiB", *RIGS])
-def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(rig: str) -> None:
+@pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, {"rig": "cuda0=1GiB,cuda1=1GiB"}, *RIGS])
+def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[str, str]) -> None:
     model, x = made()
-    account = planned(model, x, rig)
+    account = planned(model, x, **asked)
     (part,) = account.shown
     assert (part.title, part.programs) == ("unet", 10)
     assert {one.call.times for one in account.parts} == {STEPS}
@@ -113,14 +113,14 @@ def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(rig: str) -> N
 
 
 @pytest.mark.parametrize("kind", [Numpy, Experts, Attending])
-@pytest.mark.parametrize("rig", RIGS)
-def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(rig: str, kind: type[Block]) -> None:
+@pytest.mark.parametrize("asked", RIGS)
+def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[str, Any], kind: type[Block]) -> None:
     model, x = made(kind)
     with torch.no_grad():
         expected = Steps(copy.deepcopy(model))(x)
     pipe = Steps(model)
-    rig = rig if kind is Numpy else rig.replace("60KiB", "200KiB")
-    dovetail.compile_pipeline(pipe, rig=rig)
+    rig = asked["rig"] if kind is Numpy else asked["rig"].replace("60KiB", "200KiB")
+    dovetail.compile_pipeline(pipe, **{**asked, "rig": rig})
     plan = pipe.dovetail.plan(x)
     assert torch.equal(pipe(x), expected)
     peaks = {device: peak.total for device, peak in plan.peaks().items() if device.is_simulated}
@@ -132,17 +132,18 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(rig: str, kind
     pipe.dovetail.undo()
 
 
-@pytest.mark.parametrize("rig", ["cuda0=1GiB,cpu=4GiB", *RIGS])
-def test_a_plan_without_weights_is_that_with_weights(rig: str) -> None:
-    model, x = made()
-    with_weights = planned(model, x, rig, params_backend="diffusion=cpu").document()
-    without = planned(model.to("meta"), x, rig, params_backend="diffusion=cpu").document()
+@pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, *RIGS])
+def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> None:
+    (model, x), (hollow, _) = made(), made()
+    rests = {} if asked["rig"] == "sim0=1GiB" else {"params_backend": "diffusion=cpu"}
+    with_weights = planned(model, x, **asked, **rests).document()
+    without = planned(hollow.to("meta"), x, **asked, **rests).document()
     times = "search_seconds"
     assert {**without, times: 0} == {**with_weights, times: 0}
 
 
 def test_what_a_call_leaves_in_its_module_decides_which_parts_the_next_one_calls_in_a_plan_too() -> None:
-    account = planned(*made(cls=Turning), "cuda0=1GiB,cpu=4GiB")
+    account = planned(*made(cls=Turning), rig="cuda0=1GiB,cpu=4GiB")
     assert {one.call.title: one.call.times for one in account.parts} == {"unet.first": 2, "unet.last": 2}
 
 
@@ -155,7 +156,7 @@ def test_parts_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -
         return trace(module, *args, **options)
 
     monkeypatch.setattr(alike, "trace", noted)
-    account = planned(*made(), "cuda0=1GiB,cpu=4GiB")
+    account = planned(*made(), rig="cuda0=1GiB,cpu=4GiB")
     assert len(account.parts) == 10
     assert sorted(traced) == ["Linear", "Linear", "Linear", "Numpy"]
 
@@ -183,7 +184,7 @@ def test_a_module_without_weights_is_compiled_by_its_parts(rig: str) -> None:
     assert isinstance(compiled, CompiledByParts)
     assert len(compiled.programs) == 10
     assert len({program.program.main for program in compiled.programs}) == 2
-    with pytest.raises(NotHereError, match=r"which is not this machine|has no data for 24 of its weights"):
+    with pytest.raises(NotHereError, match=r"which is not this machine|has no data for 25 of its weights"):
         compiled(x)
     if compiled.rig.present:
         hollow.load_state_dict(model.state_dict(), assign=True)
