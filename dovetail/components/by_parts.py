@@ -156,6 +156,17 @@ class Parts(OfComponent):
         result = program(*args, **kwargs)
         return moved(result, self.frame.here) if self.frame else result
 
+    def is_at_hand(self, call: Call) -> bool:
+        """Whether a part without parts of its own is called as it is, for all that it reads lies where its caller runs.
+
+        It is an operation or two: its program, which a plan has, takes the same memory, and more time to be called.
+        """
+        frame, module = self.frame, call.module
+        if frame is None or module._modules or not call.programs or call.is_patched or dry_run() is not None:
+            return False
+        held = (*module._parameters.values(), *module._buffers.values())
+        return all(tensor is None or tensor.device == frame.here for tensor in held)
+
     def is_unsteady(self, call: Call, traced: int = 0) -> bool:
         """Whether a part has been compiled, or ``traced``, for so many kinds of calls that it is not for another."""
         return self.frame is not None and len(call.programs) + traced >= _SHAPES

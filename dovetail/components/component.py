@@ -338,7 +338,7 @@ class Component:
 
         Whatever goes wrong, an interrupt included, leaves no weight on a device that rests elsewhere.
         """
-        if self.parts.frame and self.parts.frame.plain:
+        if self.parts.frame and (self.parts.frame.plain or self.parts.is_at_hand(call)):
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)

@@ -16,16 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..compiler.ir.program import Program, tensors_of
-from ..compiler.ir.sizes import evaluate
+from ..compiler.ir.program import Program
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
 from .as_before import AsBefore, left_as_is
 from .own_work import OwnWork
+from .zeros import like, zeros_like, zeros_of
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -184,7 +183,7 @@ class DryRun:
         self._add(component, own)
         if is_left():
             moments = tuple(self.moments[first:])
-            self._known[call, key] = _Ran(component, pytree.tree_map(_like, result), moments, before, own)
+            self._known[call, key] = _Ran(component, pytree.tree_map(like, result), moments, before, own)
         return result
 
     def _add(self, component: Component, own: Counter[OpCost]) -> None:
@@ -214,7 +213,7 @@ class DryRun:
             self.moments.append(Moment(one.key, held, most, still))
             if one.key is not None:
                 self.times[one.key] += 1
-        result = pytree.tree_map(_zeros_like, ran.result)
+        result = pytree.tree_map(zeros_like, ran.result)
         self._most()  # the result is of the call
         return result
 
@@ -227,29 +226,6 @@ class DryRun:
         for device, before in self.before.items():
             found[device] = max(0, accelerator_of(device).memory()[0] - before)
         return found
-
-
-@dataclass(frozen=True)
-class _Like:
-    """What a tensor looks like, without its numbers."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _like(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return _Like(value.shape, value.stride(), value.dtype, value.device)
-
-
-def _zeros_like(value: Any) -> Any:
-    if not isinstance(value, _Like):
-        return value
-    with torch.inference_mode(False):
-        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device).zero_()
 
 
 def _moved(
@@ -304,30 +280,3 @@ def leave_dry_run() -> None:
     if run is not None:
         run.give_back()
     _GOING_ON.set(None)
-
-
-def zeros_of(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
-    """What a program returns for inputs of a call, in the module's own structure, with nothing but zeros in it."""
-    leaves = program.output.args[0]
-    assert isinstance(leaves, (tuple, list))
-    symbols = _symbols(program, inputs) if program.symbols else {}
-    return program.signature.unflatten(
-        [_zeros(leaf, symbols, device) if isinstance(leaf, Node) else leaf for leaf in leaves]
-    )
-
-
-def _symbols(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """The sizes of a call that a trace left open."""
-    found: dict[str, int] = dict(program.symbols)
-    for leaf, given in zip(program.signature.tensors, inputs, strict=True):
-        named = ((name, size) for name, size in zip(leaf.shape, given.shape, strict=True) if isinstance(name, str))
-        found.update((name, size) for name, size in named if name.isidentifier())
-    return found
-
-
-def _zeros(node: Node, symbols: dict[str, int], device: torch.device) -> torch.Tensor:
-    (kind,) = tensors_of(node)
-    shape = [evaluate(size, symbols) for size in kind.shape]
-    stride = [evaluate(step, symbols) for step in kind.stride]
-    with torch.inference_mode(False):
-        return torch.empty_strided(shape, stride, dtype=kind.dtype, device=device).zero_()

@@ -114,6 +114,15 @@ class Sites(OfComponent):
             used = [one for one in program.devices if one in program.home.values()]
             program.rig = program.rig.only(used or program.devices[:1])
 
+    def main_of(self, module: nn.Module) -> Device:
+        """The main device of a program of the component, or of a part of it."""
+        component = self.component
+        if not self.are_by_parts:
+            return component.devices[0]
+        self.settle()
+        homes = _homes(component.view.weights(module))
+        return next((one for one in component.devices if one.name in homes), component.devices[0])
+
     def settle(self) -> None:
         """Gives every weight of the component a device, once."""
         if self._units is not None:

@@ -247,7 +247,7 @@ class Planner:
                 made.append(one)
                 self.refused = one.component.name
                 held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
-                there = one.component.devices[0]
+                there = one.component.sites.main_of(one.call.module)
                 one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + held

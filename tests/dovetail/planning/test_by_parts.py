@@ -132,12 +132,18 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[st
     pipe.dovetail.undo()
 
 
-@pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, *RIGS])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"rig": "cuda0=1GiB,cpu=4GiB"},
+        {"rig": "cuda0=100KiB,cpu=4GiB"},
+        {"rig": "cuda0=1GiB,cuda1=1GiB", "backend": "cuda0&cuda1", "params_backend": "diffusion=cpu"},
+    ],
+)
 def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> None:
     (model, x), (hollow, _) = made(), made()
-    rests = {} if asked["rig"] == "sim0=1GiB" else {"params_backend": "diffusion=cpu"}
-    with_weights = planned(model, x, **asked, **rests).document()
-    without = planned(hollow.to("meta"), x, **asked, **rests).document()
+    with_weights = planned(model, x, **asked).document()
+    without = planned(hollow.to("meta"), x, **asked).document()
     times = "search_seconds"
     assert {**without, times: 0} == {**with_weights, times: 0}
 
