@@ -172,7 +172,8 @@ class Sites(OfComponent):
     def _main(self) -> Device | None:
         """Where what lies outside of blocks runs; None while nothing runs on the devices of the component."""
         component = self.component
-        return component.whole_on if component.whole_on in component.devices else None
+        is_there = component.rig.present and component.whole_on == component.devices[0]
+        return component.whole_on if is_there else None
 
     def _find_site(self, module: nn.Module, keeps: bool) -> Site:
         component, main = self.component, self._main

@@ -6,6 +6,7 @@ person may have typed them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,13 +36,32 @@ _WORTH = 0.5
 def told_of_host(
     parts: Sequence[Part], speeds: Speeds, host: Device, seconds: float, decision: Decision | None
 ) -> Iterator[str]:
-    """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too."""
+    """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too.
+
+    For a denoiser that runs by its parts it is one line.
+    """
+    if all(device.is_host for device in speeds.devices):
+        return
+    by_parts: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
         blocks = _on_host(part.call.program, host) if part.call.role == "diffusion" else ""
-        if blocks and any(not device.is_host for device in speeds.devices):
+        if part.call.part_of and part.call.role == "diffusion":
+            by_parts[part.call.component].append(part)
+        elif blocks:
             there = part.call.times * timeline(part.call.program, speeds).busy(str(host))
-            takes = f"which takes {_seconds(there)} of the {_seconds(seconds)} s of a picture"
-            yield f"{blocks} of {part.title} are computed on {host}, {takes}: {_cure(part.call.component, decision)}"
+            yield _told(blocks, part.title, part.call.component, host, there, seconds, decision)
+    for name, some in by_parts.items():
+        slow = [part for part in some if _on_host(part.call.program, host)]
+        there = sum(part.call.times * timeline(part.call.program, speeds).busy(str(host)) for part in slow)
+        if slow:
+            yield _told(f"{len(slow)} of {len(some)} parts", name, name, host, there, seconds, decision)
+
+
+def _told(
+    what: str, title: str, component: str, host: Device, there: float, seconds: float, decision: Decision | None
+) -> str:
+    takes = f"which takes {_seconds(there)} of the {_seconds(seconds)} s of a picture"
+    return f"{what} of {title} are computed on {host}, {takes}: {_cure(component, decision)}"
 
 
 def _on_host(program: Program, host: Device) -> str:

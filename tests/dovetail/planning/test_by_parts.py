@@ -22,7 +22,11 @@ from tests.dovetail.components.small_pipeline import WIDTH, Block, Model, Numpy,
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
 STEPS = 4
-RIGS = ({"rig": "sim0=1GiB"}, {"rig": "sim0=60KiB,cpu=4GiB"}, {"rig": "sim0=1GiB,sim1=1GiB", "backend": "sim0&sim1"})
+RIGS = (
+    {"rig": "sim0=1GiB"},
+    {"rig": "sim0=60KiB,cpu=4GiB", "backend": "sim0", "params_backend": "diffusion=cpu"},
+    {"rig": "sim0=1GiB,sim1=1GiB", "backend": "sim0&sim1"},
+)
 """All weights on one device, weights that come and go, and two devices."""
 
 
@@ -136,8 +140,8 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[st
     "asked",
     [
         {"rig": "cuda0=1GiB,cpu=4GiB"},
-        {"rig": "cuda0=100KiB,cpu=4GiB"},
-        {"rig": "cuda0=1GiB,cuda1=1GiB", "backend": "cuda0&cuda1", "params_backend": "diffusion=cpu"},
+        {"rig": "cuda0=100KiB,cpu=4GiB", "backend": "cuda0", "params_backend": "diffusion=cpu"},
+        {"rig": "cuda0=1GiB,cuda1=1GiB,cpu=4GiB", "backend": "cuda0&cuda1", "params_backend": "diffusion=cpu"},
     ],
 )
 def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> None:
@@ -146,6 +150,13 @@ def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> N
     without = planned(hollow.to("meta"), x, **asked).document()
     times = "search_seconds"
     assert {**without, times: 0} == {**with_weights, times: 0}
+
+
+def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
+    model, x = made()
+    account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0&cpu", tensor_split="1,1")
+    (warning,) = account.warnings
+    assert "5 of 10 parts of unet are computed on cpu" in warning
 
 
 def test_what_a_call_leaves_in_its_module_decides_which_parts_the_next_one_calls_in_a_plan_too() -> None:
