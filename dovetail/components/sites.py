@@ -52,6 +52,8 @@ class Sites(OfComponent):
         """Whether something of the component runs by its parts, so that all weights get their devices by name."""
         self._units: dict[StoredWeight, str] | None = None
         self._unsettle: Callable[[], None] | None = None
+        self.read_as_is: set[StoredWeight] = set()
+        """The weights that modules read which run their own Python, and that no program brings for them."""
         self._sites: tuple[MutableMapping[nn.Module, Site], ...] = (
             weakref.WeakKeyDictionary(),
             weakref.WeakKeyDictionary(),
@@ -76,13 +78,15 @@ class Sites(OfComponent):
     def forget(self) -> None:
         """Looks at the module anew at the next call; weights keep their devices."""
         self._units = self._unsettle = None
+        self.read_as_is.clear()
         self._clear()
 
     def unsettle(self) -> None:
         """Takes the devices back that weights were given by name, for the component gets other ones."""
         if self._unsettle is not None:
             self._unsettle()
-        self.forget()
+        self._units = self._unsettle = None
+        self._clear()
 
     def _clear(self) -> None:
         for sites in self._sites:
@@ -136,7 +140,8 @@ class Sites(OfComponent):
         assignment = split_by_name(weights, rig, component.shares, given, residency)
         self.check(assignment)
         self._unsettle = component.assigned.decisions()
-        component.assigned.commit({held[name]: one for name, one in assignment.items()})
+        component.assigned.commit({held[name]: one for name, one in assignment.items()}, staged=False)
+        component.assigned.count_staged(self.read_as_is)
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}
 
@@ -166,6 +171,8 @@ class Sites(OfComponent):
             if self._main is not None:
                 self.settle()
             sites[module] = self._find_site(module, keeps)
+            self.read_as_is.update(sites[module].needs)
+            self.component.assigned.count_staged(sites[module].needs)
         return sites[module]
 
     @property

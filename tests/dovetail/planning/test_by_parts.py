@@ -146,17 +146,18 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[st
 )
 def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> None:
     (model, x), (hollow, _) = made(), made()
-    with_weights = planned(model, x, **asked).document()
-    without = planned(hollow.to("meta"), x, **asked).document()
-    times = "search_seconds"
-    assert {**without, times: 0} == {**with_weights, times: 0}
+    with_weights, without = planned(model, x, **asked), planned(hollow.to("meta"), x, **asked)
+    assert [row[:-1] for row in without.rows()] == [row[:-1] for row in with_weights.rows()]
+    assert without.devices() == with_weights.devices()
+    assert without.settings == with_weights.settings
+    assert without.seconds == pytest.approx(with_weights.seconds, rel=1e-9)
 
 
 def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
     model, x = made()
     account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0&cpu", tensor_split="1,1")
     (warning,) = account.warnings
-    assert "5 of 10 parts of unet are computed on cpu" in warning
+    assert "4 of 10 parts of unet are computed on cpu" in warning
 
 
 def test_what_a_call_leaves_in_its_module_decides_which_parts_the_next_one_calls_in_a_plan_too() -> None:
