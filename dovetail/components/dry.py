@@ -115,7 +115,8 @@ class DryRun:
         key = one.dtype, device
         if key not in self._stand_ins:
             used = accelerator_of(device).memory()[0] if device in self.before else 0
-            self._stand_ins[key] = torch.zeros((), dtype=one.dtype, device=device)
+            with self.beside():
+                self._stand_ins[key] = torch.zeros((), dtype=one.dtype, device=device)
             if device in self.before:
                 self.before[device] += accelerator_of(device).memory()[0] - used
         return self._stand_ins[key].expand(one.shape)
