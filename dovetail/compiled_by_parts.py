@@ -6,8 +6,9 @@ import contextlib
 import copy
 import logging
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .compiler.checkpoints.index import WeightIndex
-from .compiler.errors import DovetailError, TraceError
+from .compiler.errors import DovetailError, NotHereError, TraceError
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
@@ -25,6 +26,7 @@ from .components import by_parts
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
 from .components.component import Component
+from .components.dry import CannotBePlannedError, DryRun, running_dry
 from .conventions.device_map import split_by_map
 from .runtime.store.origin import HOST, FileOrigin
 from .runtime.store.seen import ModuleWeights
@@ -65,12 +67,28 @@ class CompiledByParts(CompiledModule):
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the module's own forward, whose parts answer with their programs.
 
-        Raises what the module raises, ExecutionError, and DoesNotFitError.
+        Raises what the module raises, ExecutionError, and DoesNotFitError; NotHereError where the rig is not this
+        machine, or weights have no data.
         """
         if self._given.is_changed():
             self._take_over()
+        self._check_here()
         with torch.no_grad():
             return self._component.module(*args, **kwargs)
+
+    def _check_here(self) -> None:
+        if not self.rig.present:
+            raise NotHereError(
+                f"{self._title} was compiled for {self.rig}, which is not this machine: its programs can be printed, "
+                "verified and saved here, and it can be called where those devices are"
+            )
+        lacking = [one.name for one in self._component.view.weights() if not one.has_data]
+        if lacking:
+            raise NotHereError(
+                f"{self._title} has no data for {len(lacking)} of its weights ({', '.join(lacking[:3])}"
+                f"{', …' if len(lacking) > 3 else ''}): have its module hold real weights before it is called, or name "
+                "the files that have them (weights=…)"
+            )
 
     def _take_over(self) -> None:
         """Takes over what somebody changed in the module that was compiled; files have what they have."""
@@ -135,7 +153,8 @@ def compile_by_parts(
 ) -> CompiledByParts:
     """Compiles a module that could not be traced, by running an example call: only a call shows what its parts get.
 
-    The module itself stays as it is: a copy of its structure, which shares its weights, is what runs.
+    The module itself stays as it is: a copy of its structure, which shares its weights, is what runs. Where weights or
+    arguments have no data, or the devices are not here, its own Python runs on the host, and everything is zeros.
 
     Args:
         module, args, kwargs: as for ``compile``.
@@ -145,7 +164,8 @@ def compile_by_parts(
         index: files that have its weights.
         places: the devices of modules by their path.
 
-    Raises TraceError where it cannot run: its weights or arguments have no data, or the devices are not here.
+    Raises TraceError where the module refuses the example call, where its calls cannot be known without computing them,
+    and where there is nothing to compile and something has no data.
     """
     given = ModuleWeights(module)
     given.look()
@@ -153,11 +173,11 @@ def compile_by_parts(
     origins = None if index is None else _on_files(twin, index)
     lacking = [name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (index or ())]
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    if lacking or not rig.present or any(leaf.is_meta for leaf in leaves):
-        raise why
+    is_rehearsed = bool(lacking) or not rig.present or any(leaf.is_meta for leaf in leaves)
     component = Component(
-        "", "", twin, offered, finish=finish, origins=origins, residency=residency, rows=rows, shares=shares
-    )
+        "", "", twin, offered, finish=finish, origins=origins, residency=residency, rows=rows, shares=shares,
+        whole_on=rig.host if is_rehearsed else None,
+    )  # fmt: skip
     if places is not None:
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
@@ -167,8 +187,11 @@ def compile_by_parts(
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
         with _told_afterwards():
-            copy_context().run(compiled, *args, **kwargs)
+            call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
+            copy_context().run(call, *args, **kwargs)
         before.give_back()
+    except CannotBePlannedError as error:
+        raise TraceError(f"{error}, so that what its parts are called with is not known without computing") from error
     except DovetailError:
         raise
     except Exception as error:  # the module's own Python ran: it is what it raises by itself
@@ -179,6 +202,30 @@ def compile_by_parts(
             advice += f". It runs by its parts because it could not be traced: {why}"
         raise TraceError(f"{refused}: {advice}") from error
     return compiled
+
+
+def _rehearse(compiled: CompiledByParts, /, *args: object, **kwargs: object) -> None:
+    """Compiles the parts that an example call calls, with zeros for all weights and for arguments without data.
+
+    Raises what tracing the whole said where it calls none that can be traced.
+    """
+    component, run = compiled._component, DryRun()
+    given, named = pytree.tree_map(_with_data, (args, kwargs))
+    try:
+        with running_dry(run), torch.no_grad():
+            component.module(*given, **named)
+    finally:
+        run.give_back()
+    if not run.calls:
+        raise compiled._why
+    component.sites.unsettle()
+    component.whole_on = component.devices[0]
+    for one in run.calls.values():
+        component.finish(one.call, one.key, one.traced)
+
+
+def _with_data(value: Any) -> Any:
+    return torch.zeros_like(value, device=HOST) if isinstance(value, torch.Tensor) and value.is_meta else value
 
 
 @contextlib.contextmanager

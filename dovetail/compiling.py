@@ -91,7 +91,8 @@ def compile(
         callbacks: called after each pass with the pass, the program and what changed.
 
     Raises:
-        TraceError: the module cannot be traced, and cannot run by its parts because something has no data.
+        TraceError: the module cannot be traced, and cannot run by its parts either; or nothing of it can be traced, and
+            it cannot run because something has no data.
         WeightError: files are missing or damaged, or are not for this module.
         UsageError: arguments contradict each other, are no call of the module, or a device map leaves a weight out.
         SpecError: a spec is wrong; the message points at the place.

@@ -27,13 +27,10 @@ _TYPES = {torch.bfloat16: "BF16", torch.int64: "I64", torch.float32: "F32"}
 
 def flux_folder(folder: Path) -> Path:
     """FLUX.1-dev in bfloat16 over sparse files, 31.4 GiB of them."""
-    with _empty():
+    with empty():
         parts = {
             "transformer": diffusers.FluxTransformer2DModel(guidance_embeds=True),
-            "vae": diffusers.AutoencoderKL(
-                **_VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1159,
-                scaling_factor=0.3611,
-            ),
+            "vae": diffusers.AutoencoderKL(**wide_vae()),
             "text_encoder": transformers.CLIPTextModel(_clip()),
             "text_encoder_2": transformers.T5EncoderModel(
                 transformers.T5Config(
@@ -47,12 +44,12 @@ def flux_folder(folder: Path) -> Path:
         "tokenizer_2": tiny_text.t5_tokenizer(512),
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
     }
-    return _save(folder, diffusers.FluxPipeline, parts, others, _write_sparse)
+    return save(folder, diffusers.FluxPipeline, parts, others, write_sparse)
 
 
 def sd15_folder(folder: Path) -> Path:
     """Stable Diffusion 1.5 in bfloat16 with random weights, 2.0 GiB of them."""
-    with _empty():
+    with empty():
         parts = {
             "unet": diffusers.UNet2DConditionModel(
                 sample_size=64, cross_attention_dim=768, attention_head_dim=8, block_out_channels=(320, 640, 1280, 1280)
@@ -66,12 +63,12 @@ def sd15_folder(folder: Path) -> Path:
         "safety_checker": None,
         "feature_extractor": None,
     }
-    return _save(folder, diffusers.StableDiffusionPipeline, parts, others, _write_random)
+    return save(folder, diffusers.StableDiffusionPipeline, parts, others, _write_random)
 
 
 def ltx2_folder(folder: Path) -> Path:
     """LTX-2 in bfloat16 over sparse files, with Gemma 3 of 12 billion weights; images and sound come out."""
-    with _empty():
+    with empty():
         parts = {
             "transformer": diffusers.LTX2VideoTransformer3DModel(),
             "vae": diffusers.AutoencoderKLLTX2Video(),
@@ -95,7 +92,7 @@ def ltx2_folder(folder: Path) -> Path:
         "tokenizer": tiny_text.t5_tokenizer(1024),
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=2.05, use_dynamic_shifting=True),
     }
-    return _save(folder, diffusers.LTX2Pipeline, parts, others, _write_sparse)
+    return save(folder, diffusers.LTX2Pipeline, parts, others, write_sparse)
 
 
 _VAE: dict[str, Any] = {
@@ -107,17 +104,26 @@ _VAE: dict[str, Any] = {
 }
 
 
+def wide_vae() -> dict[str, Any]:
+    """The configuration of an autoencoder of 16 channels, which several pipelines share."""
+    return {
+        **_VAE, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.1159,
+        "scaling_factor": 0.3611,
+    }  # fmt: skip
+
+
 def _clip() -> Any:
     return transformers.CLIPTextConfig(
         vocab_size=49408, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12
     )
 
 
-def _empty() -> Any:
+def empty() -> Any:
+    """Within it, modules are made without data for their parameters."""
     return accelerate.init_empty_weights()
 
 
-def _save(
+def save(
     folder: Path,
     pipeline: Any,
     parts: dict[str, nn.Module],
@@ -149,7 +155,7 @@ def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
     return {f"{before}{name}": one for name, one in state.items() if id(one) not in seen and not seen.add(id(one))}  # type: ignore[func-returns-value]
 
 
-def _write_sparse(module: nn.Module, file: Path) -> None:
+def write_sparse(module: nn.Module, file: Path) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in _weights(module).items():

@@ -62,7 +62,9 @@ def _dry(
     answering: CompiledModule | Program | ByParts | None = call.programs.get(key) or call.whole
     if answering is None and component.parts.is_unsteady(call, len(call.traced)):
         answering = BY_PARTS
-    answering = answering or component.compiler.trace(call, key, args, others, branches)
+    if answering is None:
+        with dry.beside():
+            answering = component.compiler.trace(call, key, args, others, branches)
     if isinstance(answering, CompiledModule):
         answering = answering.base or answering.program
     if not isinstance(answering, Program):

@@ -6,14 +6,14 @@ Globals, which other threads may write meanwhile, stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..compiler.frontend.fakes import has_numbers
-from ..compiler.frontend.rollback import contents_beside, contents_of, restore
+from ..compiler.frontend.rollback import contents, contents_beside, contents_of, restore
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
 
@@ -36,6 +36,25 @@ class AsBefore:
             if version is None or _version(tensor) != version:
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(moved(numbers, tensor.device))
+
+
+def left_as_is(module: nn.Module) -> Callable[[], bool]:
+    """What says, later, whether a module keeps the same objects as now, and has written to none of its tensors."""
+    held = [*contents_of(module), *contents_beside(module)]
+    versions = [(one, _version(one)) for one in _tensors(module, held)]
+
+    def is_so() -> bool:
+        same = all(_is_same(contents(container), before) for container, before in held)
+        return same and all(version is not None and _version(one) == version for one, version in versions)
+
+    return is_so
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether two copies of a container hold the same objects in the same order."""
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(now[key] is before[key] for key in now)
+    return len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
 
 
 def _tensors(module: nn.Module, held: list[tuple[Any, Any]]) -> Iterator[torch.Tensor]:

@@ -1,7 +1,8 @@
 """A component that cannot be traced whole is compiled by its parts.
 
 Its own Python runs, and each part that it calls answers with a program, or, if it cannot be traced either, by its own
-parts; down to blocks, the units of placement: one that cannot be traced runs as it is on the device of its weights.
+parts. That is so on one device too, so that a plan has what the parts take. Where a call hands on objects that keep
+state, or makes one token after another, nothing is compiled, and a block runs as it is on the device of its weights.
 
 What a module computes between its parts it computes on one device, where the weights that belong to it alone lie: the
 main device, or for what lies within one block that block's (``sites.py``). So a value comes back there after each part,
@@ -28,7 +29,6 @@ from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.transfers import home_of
-from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
 from .arguments.homeward import Homeward
@@ -126,22 +126,22 @@ class Parts(OfComponent):
         return self._run_dry(dry, call, args, kwargs)
 
     def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
+        """Runs a call in a dry run, with zeros for weights, once for each kind where it leaves nothing behind."""
         dry.keep(self.component)
-        if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
-            dry.whole[self.component.name] = self.component
+        if self.frame or is_stateful((*args, *kwargs.values())):
             return self._run(call, args, kwargs)
         return dry.once(self.component, call, call_key(args, kwargs, call.asked), lambda: self._run(call, args, kwargs))
 
     def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        site, frame = self.component.sites.of(call.module), self.frame
-        main = self.component.whole_on
+        frame, main = self.frame, self.component.whole_on
+        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
+        is_unsteady = self.is_unsteady(call, len(call.traced) if dry_run() else 0)
+        site = self.component.sites.of(call.module, keeps or is_unsteady)
         # What others put in place of a part's forward may share state with their other functions: all run in one place.
         stays = frame is not None and (call.is_patched or not site.device)
         there = frame.here if frame is not None and stays else (site.device or main).torch
         back = frame.here if frame else _home(args, kwargs) or there
         crossing = Crossing(there, frame.here if frame else None, back)
-        keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
@@ -155,6 +155,17 @@ class Parts(OfComponent):
         """What a program returns, on the device where the module that calls it runs."""
         result = program(*args, **kwargs)
         return moved(result, self.frame.here) if self.frame else result
+
+    def is_at_hand(self, call: Call) -> bool:
+        """Whether a part without parts of its own is called as it is, for all that it reads lies where its caller runs.
+
+        It is an operation or two: its program, which a plan has, takes the same memory, and more time to be called.
+        """
+        frame, module = self.frame, call.module
+        if frame is None or module._modules or not call.programs or call.is_patched or dry_run() is not None:
+            return False
+        held = (*module._parameters.values(), *module._buffers.values())
+        return all(tensor is None or tensor.device == frame.here for tensor in held)
 
     def is_unsteady(self, call: Call, traced: int = 0) -> bool:
         """Whether a part has been compiled, or ``traced``, for so many kinds of calls that it is not for another."""
@@ -178,12 +189,15 @@ class Parts(OfComponent):
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
         away = [held for held in site.needs if not held.is_on(there)]
-        is_dry = dry_run() is not None
-        for held in away if not is_dry else ():
+        dry = dry_run()
+        for held in away if dry is None else ():
             if site.device and (held.home or site.device).torch == there:
                 view.lend(held, site.device)
         lacking = [held for held in away if not held.is_on(there)]
-        others = {id(one.tensor): _no_data(one, there) if is_dry else view.store.copy_on(one, there) for one in lacking}
+        others = {
+            id(one.tensor): dry.stand_in(one.tensor, there) if dry else view.store.copy_on(one, there)
+            for one in lacking
+        }
         replaced = list(_replace(module, others))
         try:
             yield
@@ -192,28 +206,24 @@ class Parts(OfComponent):
                 place[key] = tensor
 
     def _tell(self, call: Call, why: str) -> None:
-        title, main = self.component.title(call), self.component.whole_on
+        component = self.component
+        title, main = component.title(call), component.whole_on
+        main = main if main in component.devices else component.devices[0]
         first = not self.reasons
         self.reasons[str(call)] = why
-        if self.component.sites.of(call.module).opens:
-            how = (
-                f"cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
-                f"{main}, so that values cross about twice as often"
-            )
-            how += "; its blocks are placed whole, for rows cannot be split by parts" if self.component.rows else ""
+        if component.sites.of(call.module).opens:
+            how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
+            how += str(main)
+            how += ", so that values cross about twice as often" if len(component.devices) > 1 else ""
+            how += "; its blocks are placed whole, for rows cannot be split by parts" if component.rows else ""
         else:
-            where = self.component.sites.of(call.module).device or main
+            where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
         logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
 
 
 def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
     return home_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-
-
-def _no_data(one: StoredWeight, device: torch.device) -> torch.Tensor:
-    """What stands for a weight on a device while nothing is computed: one number that looks like all of it."""
-    return torch.zeros((), dtype=one.tensor.dtype, device=device).expand(one.tensor.shape)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..lora.adapters import Branches
 from ..passes.rewrites.chunk import chunks_of
+from .alike import TracedAlike
 from .arguments.call_key import call_key
 from .arguments.lengths import Form
 from .calls import Answering, ByParts, Call, OfComponent, refuse_what_is_no_function, without_caches
@@ -66,6 +67,7 @@ class CallCompiler(OfComponent):
         self._why = why
         self._dynamic_shapes = dynamic_shapes
         self._told = False
+        self.alike = TracedAlike()
 
     def make(
         self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches
@@ -219,19 +221,21 @@ class CallCompiler(OfComponent):
     ) -> Program:
         """Traces a call, with the shapes that were given as dynamic, or those in which it differs from earlier ones."""
         kind, named = self.component.devices[0].traced_as, self.component.kept_traces
-        if call.module is not self.component.module or call.method != "forward" or self._dynamic_shapes is not None:
-            shapes = self._shapes(kwargs) if call.module is self.component.module and call.method == "forward" else None
+        is_part = call.module is not self.component.module
+        if not is_part and (call.method != "forward" or self._dynamic_shapes is not None):
+            shapes = self._shapes(kwargs) if call.method == "forward" else None
             return trace(module, args, kwargs, dynamic_shapes=shapes, kind=kind, named=named)
+        tracing = self.alike.trace if is_part else trace
         form = Form.of(module.forward, args, kwargs)
         varying = call.lengths.varying(state, form)
         if varying:
             try:
-                program = trace(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind, named=named)
+                program = tracing(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind, named=named)
                 if call.lengths.is_of_use(varying, program):
                     return program
             except TraceError as error:
                 call.lengths.fix(varying, str(error))
-        return trace(module, args, kwargs, kind=kind, named=named)
+        return tracing(module, args, kwargs, kind=kind, named=named)
 
     def _shapes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The dynamic shapes; torch.export wants one for each leaf of an argument that is a container."""

@@ -168,6 +168,7 @@ class Component:
         amounts: Amounts = ALIKE,
     ) -> None:  # fmt: skip
         """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
+        self.sites.unsettle()
         self.rig, self.devices = rig, rig.devices
         self.whole_on = whole_on
         self.shares = shares
@@ -343,7 +344,7 @@ class Component:
 
         Whatever goes wrong, an interrupt included, leaves no weight on a device that rests elsewhere.
         """
-        if self.parts.frame and self.parts.frame.plain:
+        if self.parts.frame and (self.parts.frame.plain or self.parts.is_at_hand(call)):
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
@@ -383,6 +384,7 @@ class Component:
         for call in self.calls:
             call.end()
         self.calls.clear()
+        self.compiler.alike.forget()
         self.watch.clear()
         take_methods_out(self.module)
         for module in self._generating:

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..compiler.ir.program import Program, tensors_of
-from ..compiler.ir.sizes import evaluate
+from ..compiler.ir.program import Program
+from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
-from .as_before import AsBefore
+from .as_before import AsBefore, left_as_is
+from .own_work import OwnWork
+from .zeros import like, zeros_like, zeros_of
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -64,18 +65,32 @@ class Moment:
     still: frozenset[Hashable]
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A call that ran its own Python and left nothing behind: what it returned, and the calls of parts within it.
+
+    ``before`` is what the pipeline held when it began, ``own`` what it computed itself.
+    """
+
+    component: Component
+    result: Any
+    moments: tuple[Moment, ...]
+    before: Counter[torch.device]
+    own: Counter[OpCost]
+
+
 @dataclass
 class DryRun:
     """What a dry run has met: each kind of call once, in the order of the first ones, and how often there was one.
 
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
     devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
-    device on which it lay, None where that differed. ``whole`` are the components of which something runs as it is,
-    whose weights are all needed. ``still`` says what `Moment` has. ``is_on_host`` says that the pipeline's own tensors
-    were on the host, because devices were open or are not here.
+    device on which it lay, None where that differed. ``still`` says what `Moment` has. ``is_on_host`` says that the
+    pipeline's own tensors were on the host, because devices were open or are not here. ``own`` has by component what
+    its own Python computes between the parts that it calls.
     """
 
-    before: Mapping[torch.device, int] = field(default_factory=dict)
+    before: dict[torch.device, int] = field(default_factory=dict)
     still: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
@@ -83,14 +98,28 @@ class DryRun:
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
-    whole: dict[str, Component] = field(default_factory=dict)
-    _known: dict[tuple[Call, Any], Any] = field(default_factory=dict)
+    own: dict[str, Counter[OpCost]] = field(default_factory=dict)
+    _work: OwnWork | None = None
+    _stand_ins: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(default_factory=dict)
+    _known: dict[tuple[Call, Any], _Ran] = field(default_factory=dict)
     _left: dict[frozenset[Hashable], Counter[torch.device]] = field(default_factory=dict)
     _alive: weakref.WeakKeyDictionary[torch.Tensor, None] = field(default_factory=weakref.WeakKeyDictionary)
     _before: dict[Component, AsBefore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.before = dict(self.before)
         self._most()  # from now on
+
+    def stand_in(self, one: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """What stands for a weight on a device: one number that looks like all of it; the pipeline does not hold it."""
+        key = one.dtype, device
+        if key not in self._stand_ins:
+            used = accelerator_of(device).memory()[0] if device in self.before else 0
+            with self.beside():
+                self._stand_ins[key] = torch.zeros((), dtype=one.dtype, device=device)
+            if device in self.before:
+                self.before[device] += accelerator_of(device).memory()[0] - used
+        return self._stand_ins[key].expand(one.shape)
 
     def answer(self, made: DryCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Notes a call, and answers it with zeros where the program would leave its results."""
@@ -135,16 +164,59 @@ class DryRun:
             self._before[component] = AsBefore(component.module)
 
     def give_back(self) -> None:
-        """Makes the modules that ran as they are what they were before."""
+        """Makes the modules that ran as they are what they were before, and holds nothing on devices any more."""
+        self._stand_ins.clear()
         while self._before:
             self._before.popitem()[1].give_back()
 
     def once(self, component: Component, call: Call, key: Any, run: Callable[[], Any]) -> Any:
-        """What a call returns that runs as it is, which it does once for each kind: zeros from the second time on."""
-        self.whole[component.name] = component
-        if (call, key) not in self._known:
-            self._known[call, key] = run()
-        return pytree.tree_map_only(torch.Tensor, torch.zeros_like, self._known[call, key])
+        """What a call returns whose own Python runs: once for each kind, unless it leaves something in its module.
+
+        From the second time on it is zeros, and the calls of parts within it are noted as they were.
+        """
+        known = self._known.get((call, key))
+        if known is not None:
+            return self._again(known)
+        is_left, before, first = left_as_is(component.module), self._bytes_alive(), len(self.moments)
+        own = Counter[OpCost]()
+        with self._noting(own):
+            result = run()
+        self._add(component, own)
+        if is_left():
+            moments = tuple(self.moments[first:])
+            self._known[call, key] = _Ran(component, pytree.tree_map(like, result), moments, before, own)
+        return result
+
+    def _add(self, component: Component, own: Counter[OpCost]) -> None:
+        self.own[component.name] = self.own.get(component.name, Counter()) + own
+
+    @contextlib.contextmanager
+    def _noting(self, own: Counter[OpCost]) -> Iterator[None]:
+        """Notes what is computed meanwhile, but for what is `beside` it."""
+        before, self._work = self._work, OwnWork(own)
+        try:
+            with self._work:
+                yield
+        finally:
+            self._work = before
+
+    def beside(self) -> contextlib.AbstractContextManager[None]:
+        """Within it nothing is noted of what is computed: a part is traced, say."""
+        return self._work.paused() if self._work is not None else contextlib.nullcontext()
+
+    def _again(self, ran: _Ran) -> Any:
+        """Notes the calls within a call once more, by what the pipeline holds now, and returns zeros."""
+        self._add(ran.component, ran.own)
+        now, since, still = self._bytes_alive(), self._most(), self.still()
+        for one in ran.moments:
+            held = _moved(one.held, ran.before, now)
+            most = held | since if one is ran.moments[0] else _moved(one.since, ran.before, now)
+            self.moments.append(Moment(one.key, held, most, still))
+            if one.key is not None:
+                self.times[one.key] += 1
+        result = pytree.tree_map(zeros_like, ran.result)
+        self._most()  # the result is of the call
+        return result
 
     def _bytes_alive(self) -> Counter[torch.device]:
         """The bytes that the pipeline holds, by device."""
@@ -155,6 +227,14 @@ class DryRun:
         for device, before in self.before.items():
             found[device] = max(0, accelerator_of(device).memory()[0] - before)
         return found
+
+
+def _moved(
+    held: Mapping[torch.device, int], before: Mapping[torch.device, int], now: Mapping[torch.device, int]
+) -> Counter[torch.device]:
+    """The bytes that were held at a moment, if what was there ``before`` is what is there ``now``."""
+    devices = {*held, *before, *now}
+    return +Counter({one: held.get(one, 0) - before.get(one, 0) + now.get(one, 0) for one in devices})
 
 
 _GOING_ON: ContextVar[DryRun | None] = ContextVar("dovetail dry run", default=None)
@@ -201,30 +281,3 @@ def leave_dry_run() -> None:
     if run is not None:
         run.give_back()
     _GOING_ON.set(None)
-
-
-def zeros_of(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
-    """What a program returns for inputs of a call, in the module's own structure, with nothing but zeros in it."""
-    leaves = program.output.args[0]
-    assert isinstance(leaves, (tuple, list))
-    symbols = _symbols(program, inputs) if program.symbols else {}
-    return program.signature.unflatten(
-        [_zeros(leaf, symbols, device) if isinstance(leaf, Node) else leaf for leaf in leaves]
-    )
-
-
-def _symbols(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """The sizes of a call that a trace left open."""
-    found: dict[str, int] = dict(program.symbols)
-    for leaf, given in zip(program.signature.tensors, inputs, strict=True):
-        named = ((name, size) for name, size in zip(leaf.shape, given.shape, strict=True) if isinstance(name, str))
-        found.update((name, size) for name, size in named if name.isidentifier())
-    return found
-
-
-def _zeros(node: Node, symbols: dict[str, int], device: torch.device) -> torch.Tensor:
-    (kind,) = tensors_of(node)
-    shape = [evaluate(size, symbols) for size in kind.shape]
-    stride = [evaluate(step, symbols) for step in kind.stride]
-    with torch.inference_mode(False):
-        return torch.empty_strided(shape, stride, dtype=kind.dtype, device=device).zero_()

@@ -6,8 +6,9 @@ Which device each weight gets is decided once for the whole component, from the 
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,16 @@ class Sites(OfComponent):
     def __init__(self, component: Component) -> None:
         super().__init__(component)
         self.left: frozenset[nn.Module] = frozenset()
+        self.are_by_parts = False
+        """Whether something of the component runs by its parts, so that all weights get their devices by name."""
         self._units: dict[StoredWeight, str] | None = None
-        self._sites: MutableMapping[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._unsettle: Callable[[], None] | None = None
+        self.read_as_is: set[StoredWeight] = set()
+        """The weights that modules read which run their own Python, and that no program brings for them."""
+        self._sites: tuple[MutableMapping[nn.Module, Site], ...] = (
+            weakref.WeakKeyDictionary(),
+            weakref.WeakKeyDictionary(),
+        )
         self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._adapters: tuple[Any, ...] = ()
 
@@ -64,22 +73,33 @@ class Sites(OfComponent):
         were compiled before keep what they were compiled from: forget those of modules that contain one.
         """
         self.left = frozenset(modules)
-        self._sites.clear()
-        self._around.clear()
+        self._clear()
 
     def forget(self) -> None:
         """Looks at the module anew at the next call; weights keep their devices."""
-        self._units = None
-        self._sites.clear()
+        self._units = self._unsettle = None
+        self.read_as_is.clear()
+        self._clear()
+
+    def unsettle(self) -> None:
+        """Takes the devices back that weights were given by name, for the component gets other ones."""
+        if self._unsettle is not None:
+            self._unsettle()
+        self._units = self._unsettle = None
+        self._clear()
+
+    def _clear(self) -> None:
+        for sites in self._sites:
+            sites.clear()
         self._around.clear()
 
     def decisions(self) -> Callable[[], None]:
         """What is settled now: what is returned makes it so again."""
-        units = self._units
+        units, unsettle = self._units, self._unsettle
 
         def restore() -> None:
-            self._units = units
-            self._sites.clear()
+            self._units, self._unsettle = units, unsettle
+            self._clear()
 
         return restore
 
@@ -89,6 +109,8 @@ class Sites(OfComponent):
         What other parts hold of a device is not offered again.
         Once the component runs by its parts, a program gets only the devices that its weights are on.
         """
+        if self.are_by_parts:
+            self.settle()
         assigned = self.component.assigned
         program.rig = self.component.offer(assigned.read_by(module, program))
         assigned.constrain(module, program)
@@ -96,67 +118,124 @@ class Sites(OfComponent):
             used = [one for one in program.devices if one in program.home.values()]
             program.rig = program.rig.only(used or program.devices[:1])
 
+    def main_of(self, module: nn.Module) -> Device:
+        """The main device of a program of the component, or of a part of it."""
+        component = self.component
+        if not self.are_by_parts:
+            return component.devices[0]
+        self.settle()
+        homes = _homes(component.view.weights(module))
+        return next((one for one in component.devices if one.name in homes), component.devices[0])
+
     def settle(self) -> None:
         """Gives every weight of the component a device, once."""
         if self._units is not None:
             return
         component = self.component
         held = {one.name: one for one in component.view.weights()}
-        weights = {name: _weight_of(one) for name, one in held.items()}
+        weights = _described(held)
         given = {name: Assigned(one.home, (), one.residency) for name, one in held.items() if one.home is not None}
         rig = component.offer(list(held.values()))
         residency = {name: one.residency for name, one in held.items()}
         assignment = split_by_name(weights, rig, component.shares, given, residency)
         self.check(assignment)
-        component.assigned.commit({held[name]: one for name, one in assignment.items()})
+        self._unsettle = component.assigned.decisions()
+        component.assigned.commit({held[name]: one for name, one in assignment.items()}, staged=False)
+        component.assigned.count_staged(self.read_as_is)
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}
+
+    def weights_by_parts(self) -> Mapping[str, Weight]:
+        """What is known of all weights by name, if the component runs by its parts; none of another component."""
+        held = self.component.view.weights() if self.are_by_parts else []
+        return _described({one.name: one for one in held})
 
     def check(self, assignment: Assignment) -> None:
         """Raises UsageError or DoesNotFitError where all weights of the component cannot be as assigned by name."""
         component = self.component
         held = component.view.weights()
-        weights = {one.name: _weight_of(one) for one in held}
+        weights = _described({one.name: one for one in held})
         check_weights(component.name or type(component.module).__name__, weights, assignment, component.offer(held))
 
-    def of(self, module: nn.Module) -> Site:
-        """Where and how a part runs its own Python."""
+    def of(self, module: nn.Module, keeps: bool = False) -> Site:
+        """Where and how a part runs its own Python; one that ``keeps`` what it is given has nothing compiled in it.
+
+        Weights get their devices by name meanwhile, unless nothing of the component runs on its devices yet.
+        """
         if self.component.adapters.stamp is not self._adapters:
             self._adapters = self.component.adapters.stamp
-            self._sites.clear()
-        if module not in self._sites:
-            self.settle()
-            self._sites[module] = self._find_site(module)
-        return self._sites[module]
+            self._clear()
+        sites = self._sites[keeps]
+        if module not in sites:
+            self.are_by_parts = True
+            if self._main is not None:
+                self.settle()
+            sites[module] = self._find_site(module, keeps)
+            self.read_as_is.update(sites[module].needs)
+            self.component.assigned.count_staged(sites[module].needs)
+        return sites[module]
 
-    def _find_site(self, module: nn.Module) -> Site:
-        assert self._units is not None
+    @property
+    def _main(self) -> Device | None:
+        """Where what lies outside of blocks runs; None while nothing runs on the devices of the component."""
         component = self.component
+        is_there = component.rig.present and component.whole_on == component.devices[0]
+        return component.whole_on if is_there else None
+
+    def _find_site(self, module: nn.Module, keeps: bool) -> Site:
+        component, main = self.component, self._main
         inside = component.view.weights(module)
-        own = _own_weights(component, module)
-        units = {self._units[one] for one in inside if one in self._units}
-        homes = _homes(inside)
-        main = component.whole_on if component.whole_on in component.devices else None
-        stays = all(one.residency is Residency.DEVICE for one in inside)
-        several = len(homes) > 1 or not stays or self.contain_left(module)
-        packed = any(one.quant for one in inside)
-        opens = next(module.children(), None) is not None and (
-            packed or (several and (len(units) > 1 or main is None or module in self.left))
-        )
-        device = component.whole_on if main is None else _only(homes) or _only(_homes(own)) or main
+        has_parts = next(module.children(), None) is not None
+        opens = has_parts and ((not keeps and _calls_its_parts(module)) or self._has_to_open(module, inside))
         if not inside:
             return Site(None, opens, ())
+        own, homes = _own_weights(component, module), _homes(inside)
+        if main is None:
+            return Site(component.whole_on, opens, tuple(own if opens else inside))
+        device = _only(homes) or _only(_homes(own)) or main
         if not opens:
             return Site(device, False, tuple(inside))
-        shared = [] if not stays or packed or main is None else inside
-        loose = [one for one in shared if one not in self._units and _homes([one]).keys() <= {device.name}]
+        loose = self._loose(inside, device)
         return Site(device, True, tuple(dict.fromkeys([*own, *loose])))
+
+    def _has_to_open(self, module: nn.Module, inside: Sequence[StoredWeight]) -> bool:
+        """Whether a part cannot run as it is: its weights are packed, lie on several devices, or come and go."""
+        if any(one.quant for one in inside):
+            return True
+        stays = all(one.residency is Residency.DEVICE for one in inside)
+        several = len(_homes(inside)) > 1 or not stays or self.contain_left(module)
+        units = {self._units[one] for one in inside if self._units and one in self._units}
+        return several and (len(units) > 1 or self._main is None or module in self.left)
+
+    def _loose(self, inside: Sequence[StoredWeight], device: Device) -> list[StoredWeight]:
+        """The weights of a part that lie outside of all blocks and stay on its device: its own Python may read them."""
+        if self._units is None or any(one.quant or one.residency is not Residency.DEVICE for one in inside):
+            return []
+        return [one for one in inside if one not in self._units and _homes([one]).keys() <= {device.name}]
 
     def contain_left(self, module: nn.Module) -> bool:
         """Whether something in a part runs as it is."""
         if module not in self._around:
             self._around[module] = bool(self.left) and any(child in self.left for child in module.modules())
         return self._around[module]
+
+
+def _calls_its_parts(module: nn.Module) -> bool:
+    """Whether a module reads weights of its parts by calling them; else it runs as it is, with all of them at hand.
+
+    PyTorch's attention reads those of its last projection itself, as does a forward that names them.
+    """
+    if type(module).__module__.startswith("torch.nn."):
+        return isinstance(module, nn.Sequential)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and not _WEIGHTS.intersection(code.co_names)
+
+
+_WEIGHTS = frozenset({"weight", "bias"})
+
+
+def _described(held: Mapping[str, StoredWeight]) -> dict[str, Weight]:
+    return {name: _weight_of(one) for name, one in held.items()}
 
 
 def _weight_of(held: StoredWeight) -> Weight:

@@ -12,6 +12,7 @@ from ..compiler.spec.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
+from ..planning.parts import Part
 from ..planning.table import Account
 from .facts import sentences_of
 from .what_if import what_if
@@ -25,8 +26,11 @@ def explain_plan(account: Account) -> Iterator[str]:
     programs = counted(len(account.parts), "program")
     yield from (f"Warning: {one}." for one in account.warnings)
     yield f"A picture takes {duration(account.seconds, account.spread)}, without reading files, in {programs}."
-    for part in account.parts:
+    for part in account.shown:
         call = part.call
+        if call.part_of:
+            yield _by_parts(part)
+            continue
         told = [*sentences_of(part.title, call.program, call.times, account.speeds), reason_for(account, part)]
         yield " ".join(told)
     rig = account.generation.rig
@@ -40,6 +44,19 @@ def explain_plan(account: Account) -> Iterator[str]:
         yield from what_if(account.decision)
     elif account.line:
         yield f"No other placement was searched, for devices were given: {account.line}."
+
+
+def _by_parts(part: Part) -> str:
+    """What each device has of a component that runs by its parts."""
+    each = (
+        f"{row.device} has {row.what} of it, with {format_bytes(row.weights + row.streamed)} of weights and at most "
+        f"{format_bytes(row.activations)} of values"
+        for row in part.rows
+    )
+    return (
+        f"{part.title} ({part.call.part_of}) cannot be traced as a whole and runs by its parts, in "
+        f"{counted(part.programs, 'program')}, which take {duration(part.seconds, part.spread)}: {'; '.join(each)}."
+    )
 
 
 def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:

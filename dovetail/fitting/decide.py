@@ -6,11 +6,12 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
+from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.measured_speeds import measured_host
 from ..compiler.spec.speeds import Speed, Speeds, speeds_of
@@ -22,9 +23,10 @@ from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, taken_off
+from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
-from .chains import COUNTS, chains_in_chunks, joined_chain
+from .chains import COUNTS, CallOfPart, chain_by_parts, chains_in_chunks, joined_chain
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +35,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A program of a component as it was traced, and how often a picture calls it."""
+    """A program of a component, or of the part at a path of one, as it was traced; and how often a picture calls it."""
 
     component: str
     program: Program
     times: int = 1
+    path: str = ""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A component of a pipeline: its role, its phase, the bytes of all its weights, and whether these are in files."""
+    """A component of a pipeline: its role, its phase, the bytes of all its weights, and whether these are in files.
+
+    ``weights`` are those of one that runs by its parts, by name, and ``own`` is what its own Python computes in a
+    picture.
+    """
 
     role: str
     phase: str
     nbytes: int
     in_files: bool = True
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    own: Mapping[OpCost, float] = field(default_factory=dict)
 
 
 def loads_of(
@@ -58,15 +67,21 @@ def loads_of(
     ``counts`` are numbers of chunks that may be tried of each beside what was asked.
     """
     traces: dict[str, list[tuple[Program, float]]] = defaultdict(list)
+    of_parts: dict[str, list[CallOfPart]] = defaultdict(list)
     for call in calls:
         traces[call.component].append((call.program, call.times))
+        of_parts[call.component].append(CallOfPart(call.path, call.program, call.times))
     loads = []
     encoders = [name for name, one in members.items() if one.role == "te"]
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
-        chain, times = joined_chain(traces[name]) if traces[name] else (_uncalled(name), 0.0)
+        by_parts = member.weights and traces[name]
+        if by_parts:
+            chain, times = chain_by_parts(name, member.weights, of_parts[name], member.own)
+        else:
+            chain, times = joined_chain(traces[name]) if traces[name] else (_uncalled(name), 0.0)
         asked = asked_of(request, name, member.role)
-        wanted = {*counts, *(COUNTS if asked.chunks is None else (asked.chunks,))} - {1}
+        wanted = set() if by_parts else {*counts, *(COUNTS if asked.chunks is None else (asked.chunks,))} - {1}
         chunked = dict(chains_in_chunks(chain, traces[name], sorted(wanted)))
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
             asked = replace(asked, devices=asked.devices[:1], shares=(), rows=False)  # as `share_out` has it

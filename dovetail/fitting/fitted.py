@@ -22,17 +22,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def members_of(components: Mapping[str, Component], phase_of: Callable[[str], str]) -> dict[str, Member]:
-    """The components as the search wants to know them."""
+def members_of(components: Mapping[str, Component], phase_of: Callable[[str], str], run: DryRun) -> dict[str, Member]:
+    """The components as the search wants to know them, with what a dry run has of those that run by their parts."""
     return {
-        name: Member(one.role, phase_of(name), one.view.nbytes, one.view.is_in_files)
+        name: Member(
+            one.role, phase_of(name), one.view.nbytes, one.view.is_in_files,
+            one.sites.weights_by_parts(), run.own.get(name, {}),
+        )
         for name, one in components.items()
-    }
+    }  # fmt: skip
 
 
 def calls_of(run: DryRun) -> list[TracedCall]:
     """The programs that a dry run has met."""
-    return [TracedCall(one.component.name, one.traced, run.times[one.call, one.key]) for one in run.calls.values()]
+    return [
+        TracedCall(one.component.name, one.traced, run.times[one.call, one.key], one.call.path)
+        for one in run.calls.values()
+    ]
 
 
 def fitted(
@@ -57,7 +63,7 @@ def fitted(
 
     Raises DoesNotFitError where no plan fits; the message names what would.
     """
-    members = members_of(components, phase_of)
+    members = members_of(components, phase_of, run)
     roles = {one: member.role for one, member in members.items()}
     loads = loads_of(members, calls_of(run), request)
 

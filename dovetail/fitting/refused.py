@@ -68,7 +68,7 @@ def explained(
         place: gives the components the devices and the residency of a request; without it ways out are searched only.
         tried: how ways out are tried.
     """
-    members = members_of(components, phase_of)
+    members = members_of(components, phase_of, run)
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:

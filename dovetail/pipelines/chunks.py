@@ -89,7 +89,7 @@ def _with_least_chunks(
         put: has components lowered as a request says.
         tried: lowers what was traced, and keeps nothing; raises DoesNotFitError.
     """
-    members, speeds = members_of(components, phase_of), machine_of(request).speeds
+    members, speeds = members_of(components, phase_of, run), machine_of(request).speeds
     roles = {name: one.role for name, one in members.items()}
 
     def lowered(counts: Counts) -> Lowered | None:

@@ -318,10 +318,20 @@ class PlacedPipeline(Deciding):
             self._place(self._request)
             self._settle()
 
+    def _keeps(self, component: Component) -> bool:
+        """Whether what is brought for a component stays for its phase; of one by parts, where there is room for all.
+
+        For parts are lowered one after another, and the first would leave no room for the last.
+        """
+        if component.streams or not self._phases.keeps(component.name):
+            return False
+        free = sum(memory.free for device, memory in component.rig.memory.items() if not device.is_host)
+        return not component.sites.are_by_parts or component.view.nbytes <= free
+
     def _finish(
         self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
     ) -> CompiledModule:
-        traced.keeps_staged = not component.streams and self._phases.keeps(component.name)  # until its phase ends
+        traced.keeps_staged = self._keeps(component)  # until its phase ends
         component.sites.place(module, traced)
         program = traced.copy()
         if not self._phases.keeps(component.name):

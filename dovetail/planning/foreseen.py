@@ -18,6 +18,7 @@ from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import DryRun
+from ..runtime.store.stored_weight import StoredWeight
 from .generation import Piece, PlannedCall
 from .walk import Visit
 
@@ -44,15 +45,23 @@ def pieces_of(component: Component, module: nn.Module, program: Program) -> Iter
 
 def others_of(components: Mapping[str, Component]) -> Iterator[Piece]:
     """What stays on devices of weights that programs of earlier plans read, or that lies there already."""
-    for name, component in components.items():
+    for component in components.values():
         for call in list(component.calls):
             for program in list(call.programs.values()):
                 if isinstance(program, CompiledModule):
                     found = pieces_of(component, call.module, program.program)
                     yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
-        for one in component.view.weights():
-            if one.home is not None and not one.residency.stages_on(one.home) and component.parts.reasons:
-                yield Piece((id(one), None, one.quant, one.home), name, one.home, one.nbytes, Lifetime.PROGRAM)
+        for one in component.view.weights() if component.parts.reasons else ():
+            if one.home is not None:  # whether a part of it is called may depend on numbers
+                yield _piece_of(component, one, one.home)
+
+
+def _piece_of(component: Component, one: StoredWeight, home: Device) -> Piece:
+    """A weight of a component that runs by its parts; what its own Python reads stays until its phase ends."""
+    stages = one.residency.stages_on(home)
+    rests = one.nbytes if stages and one.residency is Residency.HOST else 0
+    lasts = Lifetime.STAGE if stages and one not in component.sites.read_as_is else Lifetime.PROGRAM
+    return Piece((id(one), None, one.quant, home), component.name, home, one.nbytes, lasts, rests)
 
 
 def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:

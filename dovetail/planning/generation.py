@@ -19,6 +19,7 @@ from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.memory import Memory
 from ..compiler.spec.units import counted, format_bytes
+from ..passes.simulate.cost import OpCost
 from ..passes.simulate.memory import simulate
 from .tiling import Tile
 from .walk import Moment, Visit, Walk, visits_of
@@ -48,7 +49,8 @@ class PlannedCall:
     """A program of the plan: where it belongs, how often it is called, and what it takes beside weights.
 
     ``values`` are the bytes on each device at the fullest moment that are no weights that stay or are kept for the
-    phase; ``held`` the bytes of earlier results that the pipeline holds meanwhile.
+    phase; ``held`` the bytes of earlier results that the pipeline holds meanwhile. ``part_of`` is the class of the
+    component where that runs by its parts, of which this is one.
     """
 
     title: str
@@ -59,6 +61,7 @@ class PlannedCall:
     pieces: Sequence[Piece]
     times: int = 1
     held: Mapping[Device, int] = field(default_factory=dict)
+    part_of: str = ""
 
     def __repr__(self) -> str:
         return f"<PlannedCall of {self.title} while {self.phase}, {counted(self.times, 'time')}>"
@@ -126,6 +129,8 @@ class Generation:
         self.rig = rig
         self.tiles: Mapping[str, Tile] = {}
         """The tiles in which VAEs encode and decode, by component."""
+        self.own: Mapping[str, Mapping[OpCost, float]] = {}
+        """What the own Python of components that run by their parts computes, by component."""
         self.is_told = False
         """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
@@ -137,10 +142,14 @@ class Generation:
         peaks = ", ".join(f"{format_bytes(peak.total)} on {device}" for device, peak in self.peaks().items())
         return f"<Generation of {calls or 'no calls'}; at most {peaks or 'nothing'}>"
 
+    def main_of(self, component: str) -> Device:
+        """The main device of a component."""
+        return self._rigs[component].devices[0]
+
     def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
-        other.tiles = self.tiles
+        other.tiles, other.own = self.tiles, self.own
         return other
 
     @cached_property

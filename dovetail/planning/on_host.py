@@ -6,6 +6,7 @@ person may have typed them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -35,15 +36,28 @@ def told_of_host(
 ) -> Iterator[str]:
     """A line for each program of a denoiser of which the host computes blocks, where it has an accelerator too.
 
-    ``picture`` are the seconds of a picture in words.
+    For a denoiser that runs by its parts it is one line. ``picture`` are the seconds of a picture in words.
     """
+    if all(device.is_host for device in speeds.devices):
+        return
+    by_parts: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
-        program = part.call.program
-        blocks = _on_host(program, host) if part.call.role == "diffusion" else ""
-        if blocks and any(not device.is_host for device in speeds.devices):
-            there = seconds_text(part.call.times * timeline(program, speeds).busy(str(host)), speeds.spread([host]))
-            takes = f"which takes {there} of the {picture} s of a picture"
-            yield f"{blocks} of {part.title} are computed on {host}, {takes}: {_cure(part.call.component, decision)}"
+        if part.call.role == "diffusion" and part.call.part_of:
+            by_parts[part.call.component].append(part)
+        elif part.call.role == "diffusion" and (blocks := _on_host(part.call.program, host)):
+            cure = _cure(part.call.component, decision)
+            yield _told(f"{blocks} of {part.title}", [part], host, speeds, picture, cure)
+    for name, some in by_parts.items():
+        slow = [part for part in some if _on_host(part.call.program, host)]
+        if slow:
+            what = f"{len(slow)} of {len(some)} parts of {name}"
+            yield _told(what, slow, host, speeds, picture, _cure(name, decision))
+
+
+def _told(what: str, parts: Sequence[Part], host: Device, speeds: Speeds, picture: str, cure: str) -> str:
+    there = sum(part.call.times * timeline(part.call.program, speeds).busy(str(host)) for part in parts)
+    takes = f"which takes {seconds_text(there, speeds.spread([host]))} of the {picture} s of a picture"
+    return f"{what} are computed on {host}, {takes}: {cure}"
 
 
 def _on_host(program: Program, host: Device) -> str:

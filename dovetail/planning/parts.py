@@ -32,6 +32,7 @@ class Part:
     """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
 
     ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
+    For a component that runs by its parts this stands for so many ``programs``, and ``call`` is the slowest.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Part:
     bringing: float
     chunks: int = 1
     spread: float = 0.0
+    programs: int = 1
 
     def __repr__(self) -> str:
         return (

@@ -287,7 +287,7 @@ class Planner:
                 made.append(one)
                 self.refused = one.component.name
                 held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
-                there = one.component.devices[0]
+                there = one.component.sites.main_of(one.call.module)
                 one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
                 compiled = one.component.finish(one.call, one.key, one.traced)
                 values = Counter(values_of(compiled.program)) + held
@@ -331,13 +331,18 @@ class Planner:
                 list(pieces_of(one.component, one.call.module, program.program)),
                 run.times[key],
                 held_in(run, key, handle.rig, handle.placed_main),
+                type(one.component.module).__name__ if one.component.parts.reasons else "",
             )
             for key, one in run.calls.items()
             if isinstance(program := one.call.programs.get(one.key), CompiledModule)
         }
         rigs = {name: one.rig for name, one in handle.components.items()}
         visits = list(visits_in(run, planned, handle.rig, handle.placed_main))
-        return Generation(list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits)
+        generation = Generation(
+            list(planned.values()), rigs, handle.granted, list(others_of(handle.components)), visits
+        )
+        generation.own = run.own
+        return generation
 
 
 def _most_of(one: Mapping[str, Counter[Device]], other: Mapping[str, Counter[Device]]) -> dict[str, Counter[Device]]:

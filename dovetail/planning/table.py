@@ -26,6 +26,7 @@ from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered
 from .on_host import told_of_host
 from .parts import Part, Row
+from .together import together
 from .warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class Account:
         titles = numbered(call.title if kinds[call.component] > 1 else call.component for call in calls)
         return tuple(map(self._part, titles, calls))
 
+    @cached_property
+    def shown(self) -> tuple[Part, ...]:
+        """The same as a table has them: one entry for a component that runs by its parts."""
+        return tuple(together(self.parts, self.generation, self.speeds))
+
     def _part(self, title: str, call: PlannedCall) -> Part:
         line = timeline(call.program, self.speeds)
         bringing = sum(line.bringing.values())
@@ -103,12 +109,12 @@ class Account:
     @property
     def seconds(self) -> float:
         """The predicted seconds of a picture, without reading files; the middle where they are a range."""
-        return sum(part.seconds for part in self.parts)
+        return sum(part.seconds for part in self.shown)
 
     @property
     def spread(self) -> float:
         """The part of these seconds that they may be off by; 0 where all devices were measured."""
-        return sum(part.seconds * part.spread for part in self.parts) / self.seconds if self.seconds else 0.0
+        return sum(part.seconds * part.spread for part in self.shown) / self.seconds if self.seconds else 0.0
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -126,7 +132,7 @@ class Account:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
-        return [_text(part, row) for part in self.parts for row in part.rows]
+        return [_text(part, row) for part in self.shown for row in part.rows]
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
@@ -153,7 +159,7 @@ class Account:
             **_seconds(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
             "options": dict(self.settings),
-            "components": {part.title: _facts(part) for part in self.parts},
+            "components": {part.title: _facts(part) for part in self.shown},
             "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
@@ -278,7 +284,8 @@ def _places(row: Row) -> str:
 
 def _facts(part: Part) -> dict[str, Any]:
     return {
-        "class": part.call.program.name,
+        "class": part.call.part_of or part.call.program.name,
+        "programs": part.programs,
         "role": part.call.role,
         "phase": part.call.phase,
         "rests": part.call.program.kept.value,

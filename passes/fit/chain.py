@@ -21,7 +21,7 @@ from ..placement.place import blocks_of_nodes
 from ..simulate.cost import OpCost, cost_of
 
 REST = -1
-Work = tuple[tuple[OpCost, int], ...]
+Work = tuple[tuple[OpCost, float], ...]
 _ANY = Rig.of(cpu=1)
 
 
@@ -84,9 +84,9 @@ class Chain:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    work: Counter[OpCost] = Counter()
-    for part in parts:
-        work.update(dict(part.work))
+    work: defaultdict[OpCost, float] = defaultdict(float)
+    for cost, count in (item for part in parts for item in part.work):
+        work[cost] += count
     return Part(
         parts[0].name if len(parts) == 1 else f"{parts[0].name} … {parts[-1].name}",
         sum(part.nbytes for part in parts),

@@ -156,12 +156,19 @@ def check(
 def check_weights(name: str, weights: Mapping[str, Weight], assignment: Assignment, rig: Rig) -> None:
     """Accepts an assignment of weights of which no graph is known, or refuses it as `check` does; changes nothing.
 
-    Weights are counted where they are assigned, as if all were there together, and no values.
+    Weights that stay are counted where they are assigned, as if all were there together; of those that come and go the
+    largest, and no values.
     """
     _check_devices(name, weights, assignment, rig)
     load: Counter[Device] = Counter()
+    largest: dict[Device, int] = {}
     for key, weight in weights.items():
-        load[assignment[key].device] += weight.nbytes
+        one = assignment[key]
+        if one.residency.stages_on(one.device):
+            largest[one.device] = max(largest.get(one.device, 0), weight.nbytes)
+        else:
+            load[one.device] += weight.nbytes
+    load.update(largest)
     _check_room(name, rig, {device: Need(nbytes) for device, nbytes in load.items()}, rig.free)
 
 

@@ -128,14 +128,24 @@ class AssignedWeights:
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
     @locked
-    def commit(self, assignment: Mapping[StoredWeight, Assigned]) -> None:
-        """Settles what weights get, and brings none there; one that is sliced has no home of its own."""
+    def commit(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
+        """Settles what weights get, and brings none there; one that is sliced has no home of its own.
+
+        Those that come and go are counted where they are brought, unless others are to count what is ``staged``.
+        """
         self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
         self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
         for one, given in assignment.items():
             one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
             if given.residency.stages_on(given.device):
-                self._planned[one, None, given.device.name] = one.nbytes
+                self._planned[one, None, given.device.name] = one.nbytes if staged else 0
+
+    @locked
+    def count_staged(self, weights: Iterable[StoredWeight]) -> None:
+        """Counts weights that come and go where they are brought, for a module that runs as it is reads them there."""
+        for one in weights:
+            if one.home is not None and one.residency.stages_on(one.home):
+                self._planned[one, None, one.home.name] = one.nbytes
 
     @contextlib.contextmanager
     def trying(self, assignment: Assignment) -> Iterator[None]:

@@ -25,7 +25,7 @@ def _let_go() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rig", RIGS)
-@pytest.mark.parametrize("name", slow_but(["sd"], ["sd", "sdxl", "flux"]))
+@pytest.mark.parametrize("name", slow_but(["sd"], ["sd", "sdxl", "flux", "lumina2"]))
 def test_the_peaks_of_devices_that_were_found_are_the_planned_ones(name: str, rig: str) -> None:
     pipe, call = EVERY_PIPELINE[name]()
     pipe.set_progress_bar_config(disable=True)
