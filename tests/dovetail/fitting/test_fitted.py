@@ -107,19 +107,19 @@ def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
 
 
 def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
-    pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=12MiB")
+    pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=1MiB")
     with pytest.raises(DoesNotFitError) as caught:
         paint(pipe)
     message = str(caught.value)
     assert "transformer needs at least" in message
-    assert "--max-vram sim0=12MiB leaves 12.0 MiB" in message
+    assert "--max-vram sim0=1MiB leaves 1.0 MiB" in message
     assert "what fits, best first:\n  " in message
     assert "(--backend" in message
     assert sim.memory_allocated(SIM0.torch) == 0
 
 
 def test_after_a_refusal_another_call_is_planned_anew() -> None:
-    pipe = opened("sim0=3MiB,cpu=3GiB", backend="diffusion=sim0")
+    pipe = opened("sim0=1MiB,cpu=3GiB", backend="diffusion=sim0")
     for _ in range(2):
         with pytest.raises(DoesNotFitError):
             paint(pipe)
