@@ -36,6 +36,14 @@ class Grain:
         rest = chain.rest.least if self.has_rest and is_alone else 0
         return replace(chain, parts=tuple(replace(one, largest=max(0, one.least - rest)) for one in chain.parts))
 
+    def least(self, chain: Chain, is_alone: bool) -> int:
+        """The bytes without which the main device has no room for a chain of this grain: a bound that is quick."""
+        rest = chain.rest.least if self.has_rest else chain.rest.nbytes
+        if not is_alone:
+            return rest + chain.rest.live
+        slots = self.slots * max((part.largest for part in chain.parts), default=0)
+        return rest + min(slots, sum(part.nbytes for part in chain.parts)) + chain.live
+
 
 BLOCKS = Grain()
 GRAINS = (BLOCKS, Grain(1, 1.0, True), Grain(1, 1.0, True, True))

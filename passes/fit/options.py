@@ -188,6 +188,8 @@ def option(
     chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
     for grain in GRAINS if residency.stages_on(devices[0]) else GRAINS[:1]:
         coming = grain.of(chain, len(devices) == 1)
+        if grain.is_fine and grain.least(coming, len(devices) == 1) > budgets.of(devices[0]):
+            continue
         in_memory = min(amounts.in_memory, chain.nbytes) if residency is Residency.DISK else 0
         split = _split(load, whole, machine, budgets, devices, residency, in_memory, coming, grain)
         if split is not None:
