@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -116,6 +117,20 @@ def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
     assert "what fits, best first:\n  " in message
     assert "(--backend" in message
     assert sim.memory_allocated(SIM0.torch) == 0
+
+
+def test_the_least_of_a_refusal_is_accepted_and_little_less_is_refused() -> None:
+    def within(kib: float) -> DryPipeline:
+        return searched("cuda0=64MiB,cpu=3GiB", backend="cuda0", max_vram=f"cuda0={kib:.0f}KiB")
+
+    with pytest.raises(DoesNotFitError) as refused:
+        within(1024)
+    said = re.search(r"transformer needs at least ([0-9.]+) MiB on cuda0", str(refused.value))
+    assert said is not None, str(refused.value)
+    least = 1024 * float(said[1])
+    assert within(1.15 * least).decision is not None
+    with pytest.raises(DoesNotFitError, match="needs at least"):
+        within(0.85 * least)
 
 
 def test_after_a_refusal_another_call_is_planned_anew() -> None:
