@@ -119,6 +119,7 @@ def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
     assert sim.memory_allocated(SIM0.torch) == 0
 
 
+@pytest.mark.slow
 def test_the_least_of_a_refusal_is_accepted_and_little_less_is_refused() -> None:
     def within(kib: float) -> DryPipeline:
         return searched("cuda0=64MiB,cpu=3GiB", backend="cuda0", max_vram=f"cuda0={kib:.0f}KiB")
