@@ -279,7 +279,8 @@ def problem_of(
     for index, device in enumerate(devices):
         rooms.append(_room(load, chain, machine, budgets, device, residency, index == 0, part))
     if grain.has_rest:
-        rooms[0] = replace(rooms[0], rest=rooms[0].rest + (rest.nbytes - load.unread) * rooms[0].loads[residency])
+        comes = max(0, rest.nbytes - load.unread)
+        rooms[0] = replace(rooms[0], rest=rooms[0].rest + comes * rooms[0].loads[residency])
         rest = replace(rest, nbytes=chain.rest.least)
     return Problem(
         list(map(piece, chain.parts, left.parts)),

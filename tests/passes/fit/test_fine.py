@@ -107,8 +107,12 @@ def accepts(module: nn.Module, budget: int) -> bool:
 def finds(load: Load, budget: int) -> bool:
     given = Budgets({SIM: budget, CPU: GIB}, CPU)
     found = search([load], machine(SIM, CPU), given)
-    assert found is None or fits(found, given)
-    return found is not None
+    if found is None:
+        return False
+    assert fits(found, given)
+    way = found.ways["module"]
+    assert sum(way.weights.values()) + sum(way.streamed.values()) == load.nbytes
+    return True
 
 
 @pytest.mark.parametrize("kind", MODULES)
