@@ -59,7 +59,7 @@ def profile(name: str) -> dict[str, object]:
 def read_profile(folder: Path, name: str) -> tuple[Chain, int]:
     """The profile of a part: from the folder, or made in another process first."""
     file = folder / f"{name}.json"
-    if not file.exists() or '"attention"' not in file.read_text():  # one of before attention was told apart
+    if not file.exists() or '"finest"' not in file.read_text():  # one of before stages were finer than a block
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, "-m", "benchmarks.plans", "--profile", name, str(file)], check=True)
     data = json.loads(file.read_text())

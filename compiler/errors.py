@@ -5,7 +5,7 @@ A message names what was asked, what is there and the way out. `exit_code` is wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .printable import printable
@@ -82,15 +82,31 @@ class DoesNotFitError(DovetailError):
     """What was asked needs more memory than a device, a budget or the machine has.
 
     ``over`` has by how many bytes each device is exceeded, as far as that is known. ``problem`` is the message without
-    what it proposes, which is ``ways``.
+    what it proposes, which is ``ways``. A problem that takes long to find is given as a function, which is called when
+    the message is read, once: most refusals are caught, and something else is tried.
     """
 
     exit_code = 3
 
-    def __init__(self, problem: str, over: Mapping[Any, int] | None = None, ways: str = "") -> None:
+    def __init__(self, problem: str | Callable[[], str], over: Mapping[Any, int] | None = None, ways: str = "") -> None:
         self.over: Mapping[Any, int] = over or {}
-        self.problem, self.ways = problem, ways
-        super().__init__(f"{problem}: {ways}" if ways else problem)
+        self.ways = ways
+        self._problem = problem
+        super().__init__(problem)
+
+    @property
+    def problem(self) -> str:
+        """What was asked, what there is, and why it does not fit."""
+        if not isinstance(self._problem, str):
+            self._problem = self._problem()
+        return self._problem
+
+    def __str__(self) -> str:
+        """The problem and the ways out."""
+        return printable(f"{self.problem}: {self.ways}" if self.ways else self.problem)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class VerificationError(DovetailError):

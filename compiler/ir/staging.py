@@ -18,9 +18,13 @@ ALIGNMENT = 256
 
 def offsets(weights: Sequence[Weight]) -> tuple[list[int], int]:
     """At which byte of a slot each weight begins, and how many bytes all of them take; a number takes none."""
-    sizes = [-(-weight.device_bytes // ALIGNMENT) * ALIGNMENT for weight in weights]
-    ends = list(accumulate(sizes, initial=0))
+    ends = list(accumulate(map(aligned, weights), initial=0))
     return ends[:-1], ends[-1]
+
+
+def aligned(weight: Weight) -> int:
+    """The bytes from where a weight begins in a slot to where the next one does."""
+    return -(-weight.device_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def slot_bytes(program: Program, schedule: Schedule | None = None) -> dict[Device, list[int]]:

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from ..compiler.errors import DoesNotFitError
@@ -145,11 +146,15 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Dev
     budgets = replace(granted, devices=tight)
     solution = search(loads, machine, budgets)
     if solution is None:
-        total = {device: request.rig[device].total for device in machine.devices}
-        lack = lacking(loads, machine, budgets)
-        raise DoesNotFitError(f"{name} does not fit: {problem_of(lack, loads, budgets, total)}")
+        raise DoesNotFitError(partial(_problem, name, tuple(loads), machine, budgets, request.rig))
     searched = time.perf_counter() - started
     return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution, granted)
+
+
+def _problem(name: str, loads: Sequence[Load], machine: Machine, budgets: Budgets, rig: Rig) -> str:
+    """The sentence of a refusal, for which what takes the space is searched."""
+    total = {device: rig[device].total for device in machine.devices}
+    return f"{name} does not fit: {problem_of(lacking(loads, machine, budgets), loads, budgets, total)}"
 
 
 def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:

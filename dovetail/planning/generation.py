@@ -15,7 +15,6 @@ from functools import cached_property
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.memory import Memory
 from ..compiler.spec.units import counted, format_bytes
@@ -264,9 +263,9 @@ class Generation:
 
 
 def _fullest(program: Program, device: Device) -> str:
-    """The operation at which a program of which weights come and go has most on a device."""
-    node = simulate(program)[device].node if device in slot_bytes(program) else None
-    return f" (%{node.name})" if node is not None else ""
+    """The operation at which a program whose weights rest elsewhere has most on a device."""
+    fullest = simulate(program).get(device) if program.residency else None
+    return f" (%{fullest.node.name})" if fullest is not None and fullest.node is not None else ""
 
 
 def _rests(generation: Generation, host: Device) -> bool:

@@ -11,14 +11,15 @@ ends between a view of a weight and what reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import weight_on
-from ...compiler.ir.staging import offsets
+from ...compiler.ir.staging import aligned
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
 from .replicated import SMALL
@@ -50,24 +51,22 @@ class Stages:
         if not self.program.residency:
             return [tuple(nodes)]
         found: list[list[Node]] = [[]]
-        held: dict[str, Weight] = {}
+        held: set[str] = set()
+        nbytes = 0
         block: str | None = None
         for group in self._inseparable(nodes) if device in self.most else ([node] for node in nodes):
             staged = {one.name: one for node in group for one in self._staged(node, device)}
             read = [self._block_of.get(one.whole, "") for one in staged.values() if self._counts(one)]
-            if (read and block is not None and set(read) != {block}) or self._is_full(device, held, staged):
+            more = _more(staged, held)
+            is_full = bool(held and more) and nbytes + more > self.most.get(device, math.inf)
+            if is_full or (read and block is not None and set(read) != {block}):
                 found.append([])
-                held = {}
+                held, nbytes, more = set(), 0, _more(staged, set())
             block = read[-1] if read else block
-            held |= staged
+            held |= staged.keys()
+            nbytes += more
             found[-1].extend(group)
         return [tuple(stage) for stage in found]
-
-    def _is_full(self, device: Device, held: dict[str, Weight], staged: dict[str, Weight]) -> bool:
-        """Whether a fine stage that has some weights has no room for more."""
-        if device not in self.most or not held or staged.keys() <= held.keys():
-            return False
-        return offsets(list({**held, **staged}.values()))[1] > self.most[device]
 
     def _staged(self, node: Node, device: Device) -> Iterator[Weight]:
         """The weights that a node reads and that come and go on its device."""
@@ -100,3 +99,8 @@ class Stages:
     def _is_of_weight(self, node: Node) -> bool:
         """Whether a node's result lies in the memory of a weight."""
         return any(tensor.storage in self._of_weights for tensor in tensors_of(node))
+
+
+def _more(staged: Mapping[str, Weight], held: Collection[str]) -> int:
+    """The bytes that some weights take of a slot beside those that it holds."""
+    return sum(aligned(weight) for name, weight in staged.items() if name not in held)

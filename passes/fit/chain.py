@@ -14,9 +14,12 @@ from itertools import accumulate
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.staging import aligned
 from ...compiler.spec.devices import Rig
+from ...compiler.spec.residency import Residency
 from ...compiler.spec.speeds import Speed
 from ..analysis.liveness import live_bytes
+from ..analysis.memory_needs import Count
 from ..placement.place import blocks_of_nodes
 from ..simulate.cost import OpCost, cost_of
 
@@ -30,7 +33,8 @@ class Part:
     """Some consecutive blocks, in bytes: weights, the largest block, values alive, and what crosses behind it.
 
     ``work`` are the costs of its operations, each with how often it occurs. ``boundary`` is what a device behind this
-    part needs of what was made by its end.
+    part needs of what was made by its end. ``finest`` are the weights that a device must have room for where they come
+    and go in stages that are as fine as they can be; None where that is not known, and they come block by block.
     """
 
     name: str
@@ -39,6 +43,12 @@ class Part:
     live: int
     boundary: int
     work: Work
+    finest: int | None = None
+
+    @property
+    def least(self) -> int:
+        """The bytes of weights that a device must have room for where they come and go."""
+        return self.largest if self.finest is None else self.finest
 
     def seconds(self, speed: Speed) -> float:
         """The time of its operations on a device, one after another."""
@@ -62,6 +72,11 @@ class Chain:
     def live(self) -> int:
         """The most bytes of values alive at once, on one device."""
         return max(part.live for part in (self.rest, *self.parts))
+
+    @property
+    def least(self) -> int:
+        """The bytes of weights that one device must have room for where they all come and go."""
+        return max(part.least for part in (self.rest, *self.parts))
 
     def seconds(self, speed: Speed) -> float:
         """The time of one call on one device that holds all weights."""
@@ -94,6 +109,7 @@ def _joined(parts: Sequence[Part]) -> Part:
         max(part.live for part in parts),
         parts[-1].boundary,
         tuple(work.items()),
+        max(part.least for part in parts),
     )
 
 
@@ -114,14 +130,31 @@ def chain_of(program: Program) -> Chain:
     weights: Counter[int] = Counter()
     for weight in program.weights.values():
         weights[of_block.get(weight.name, REST)] += weight.nbytes
-    boundary = _boundaries(program, block, count)
+    boundary, finest = _boundaries(program, block, count), _finest(program, block)
 
     def part(index: int, name: str) -> Part:
         nbytes = weights[index]
-        return Part(name, nbytes, nbytes, live[index], boundary[index], tuple(work[index].items()))
+        return Part(name, nbytes, nbytes, live[index], boundary[index], tuple(work[index].items()), finest[index])
 
     parts = tuple(part(index, one.name) for index, one in enumerate(program.blocks))
     return Chain(program.name, part(REST, "outside blocks"), parts)
+
+
+def _finest(program: Program, block: dict[Node, int]) -> dict[int, int]:
+    """For each block, and for the rest, the bytes of its largest stage where all are as fine as can be on one device.
+
+    With those of the weights that stay whatever is streamed, which are next to nothing.
+    """
+    device, copy = program.main, replace(program)
+    copy.keep(Residency.DISK)
+    counted = Count(copy, dict.fromkeys(program.ops(), device))
+    counted.refine(devices=[device])
+    stays = counted.resident_bytes(device)
+    sizes = {number: sum(map(aligned, some)) for number, some in counted.staged.get(device, {}).items()}
+    found: dict[int, int] = defaultdict(lambda: stays)
+    for (node, _), number in counted.stage.items():
+        found[block[node]] = max(found[block[node]], stays + sizes.get(number, 0))
+    return found
 
 
 def _boundaries(program: Program, block: dict[Node, int], count: int) -> dict[int, int]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ...compiler.spec.devices import Device
+from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
-from .options import SLOTS, Machine, residencies
+from .chain import Chain
+from .options import Machine, residencies
 from .search import peaks, search
 from .workload import Budgets, Load
 
@@ -84,16 +86,19 @@ def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
     for residency in residencies(load, devices, machine.host):
         for tiled, chunks in product(load.ways(), load.counts()):
             chain, _ = load.way(tiled, chunks)
-            streams = residency.stages_on(devices[0])
-            held = (
-                SLOTS * max((part.largest for part in chain.parts), default=0)
-                if streams
-                else sum(part.nbytes for part in chain.parts)
-            )
-            others = sum(budgets.of(device) for device in devices[1:]) if not streams else 0
-            found.append((chain.rest.nbytes + max(0, held - others), chain.live))
+            found.append((_held(chain, residency, devices, budgets), chain.live))
     weights, values = min(found, key=sum)
     return Lack(load.name, devices[0], weights + values, weights, values, budgets.of(devices[0]))
+
+
+def _held(chain: Chain, residency: Residency, devices: Sequence[Device], budgets: Budgets) -> int:
+    """The least bytes of weights on the main device: of the finest stages where they come and go."""
+    if not residency.stages_on(devices[0]):
+        others = sum(budgets.of(device) for device in devices[1:])
+        return chain.rest.nbytes + max(0, sum(part.nbytes for part in chain.parts) - others)
+    if len(devices) == 1:
+        return chain.least
+    return chain.rest.least + max((part.least for part in chain.parts), default=0)
 
 
 def problem_of(lack: Lack, loads: Sequence[Load], budgets: Budgets, total: Mapping[Device, int]) -> str:

@@ -18,10 +18,10 @@ from ..placement.place import Part as Placed
 from ..placement.place import Room as Offer
 from ..placement.place import split_parts
 from .chain import Chain, Part
+from .grains import BLOCKS, GRAINS, SLOTS, Grain
 from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load
 
-SLOTS = 2
 LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
 PARTS = 16
 """Of a chain that is split over several devices while ways are looked for."""
@@ -35,9 +35,6 @@ _PARTS_ON_DEVICE = (0.5, 0.75, 0.95)
 
 WHOLE = 10**9
 """More parts than any chain has."""
-
-EXPOSED = 0.1
-"""The part of loading, or of computing where that is shorter, that does not go on beside the other."""
 
 _LISTS = 24  # of devices that are tried for one component
 
@@ -185,27 +182,44 @@ def option(
     """The best way under some budgets with devices, a residency, in tiles or not, in chunks; None if it does not fit.
 
     ``amounts`` of the weights rest on the devices for good, or in the host's memory where the others rest on disk.
-    Those on disk stay for the phase before those in memory do, so that how much of what is streamed comes from disk
+    Weights come and go in stages finer than a block only where they have no room for blocks.
+    """
+    whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or load.asked.is_split else most, chunks)
+    chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
+    for grain in GRAINS if residency.stages_on(devices[0]) else GRAINS[:1]:
+        coming = grain.of(chain, len(devices) == 1)
+        if grain.is_fine and grain.least(coming, len(devices) == 1) > budgets.of(devices[0]):
+            continue
+        in_memory = min(amounts.in_memory, chain.nbytes) if residency is Residency.DISK else 0
+        split = _split(load, whole, machine, budgets, devices, residency, in_memory, coming, grain)
+        if split is not None:
+            on_device = min(amounts.on_device, whole.nbytes) if chain is not whole else 0
+            given, times = Amounts(on_device, in_memory), load.way(tiled)[1]
+            way = _option(load, whole, times, machine, devices, residency, tiled, split, counts, given, coming, grain)
+            return replace(way, chunks=chunks)
+    return None
+
+
+def _split(
+    load: Load, whole: Chain, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency,
+    in_memory: int, chain: Chain, grain: Grain,
+) -> Split | None:  # fmt: skip
+    """What lies where, with weights that come in some grain.
+
+    Those on disk stay for the phase before those ``in_memory`` do, so that how much of what is streamed comes from disk
     follows from how much stays; that is found in turns.
     """
-    is_asked = bool(load.asked.shares or load.asked.rows) or len(load.asked.devices) > 1
-    whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or is_asked else most, chunks)
-    chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
-    in_memory = min(amounts.in_memory, chain.nbytes) if residency is Residency.DISK else 0
     part, split = 1 - in_memory / max(1, chain.nbytes), None
     for _ in range(2 if in_memory else 1):
-        problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain)
-        split = _asked(load, whole, problem) if is_asked else None
+        problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
+        split = _asked(load, whole, problem) if load.asked.is_split else None
         if not (load.asked.shares or load.asked.rows):
             split = split or partition(problem)
         if split is None:
             return None
-        streamed = _streamed(chain, split)
+        streamed = _streamed(chain, split, grain)
         part = max(0, chain.nbytes - in_memory - (chain.nbytes - streamed)) / max(1, streamed)
-    assert split is not None
-    given = Amounts(min(amounts.on_device, whole.nbytes) if chain is not whole else 0, in_memory)
-    way = _option(load, whole, load.way(tiled)[1], machine, devices, residency, tiled, split, counts, given, chain)
-    return replace(way, chunks=chunks)
+    return split
 
 
 def _coming(chain: Chain, on_device: int) -> Chain:
@@ -224,10 +238,11 @@ def _coming(chain: Chain, on_device: int) -> Chain:
     return replace(chain, rest=rest, parts=tuple(parts))
 
 
-def _streamed(chain: Chain, split: Split) -> int:
+def _streamed(chain: Chain, split: Split, grain: Grain) -> int:
     """The bytes that are brought in every call."""
     places = zip(chain.parts, split.residency, strict=True)
-    return sum(part.nbytes for part, rests in places if rests is not Residency.DEVICE)
+    rest = chain.rest.nbytes if grain.has_rest else 0
+    return rest + sum(part.nbytes for part, rests in places if rests is not Residency.DEVICE)
 
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
@@ -246,11 +261,12 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
 
 def problem_of(
     load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency,
-    part: float = 1.0, coming: Chain | None = None,
+    part: float = 1.0, coming: Chain | None = None, grain: Grain = BLOCKS,
 ) -> Problem:  # fmt: skip
     """The chain on a list of devices as a problem of partition; ``part`` of what comes from disk does so.
 
-    ``coming`` is the chain with the weights that come and go, where others stay on the devices whatever is streamed.
+    ``coming`` is the chain with the weights that come and go, in some grain, where others stay on the devices whatever
+    is streamed.
     """
     speeds = machine.speeds
     left = chain if coming is None else coming
@@ -259,15 +275,22 @@ def problem_of(
         stays = all_of.nbytes - comes.nbytes
         return Piece(comes.nbytes, comes.largest, comes.live, comes.boundary, stays)
 
+    rest, rooms = piece(chain.rest, left.rest), []
+    for index, device in enumerate(devices):
+        rooms.append(_room(load, chain, machine, budgets, device, residency, index == 0, part))
+    if grain.has_rest:
+        comes = max(0, rest.nbytes - load.unread)
+        rooms[0] = replace(rooms[0], rest=rooms[0].rest + comes * rooms[0].loads[residency])
+        rest = replace(rest, nbytes=chain.rest.least)
     return Problem(
         list(map(piece, chain.parts, left.parts)),
-        [_room(load, chain, machine, budgets, one, residency, index == 0, part) for index, one in enumerate(devices)],
-        piece(chain.rest, left.rest),
+        rooms,
+        rest,
         {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
         host=chain.nbytes,
-        slots=SLOTS,
+        slots=grain.slots,
         latency=LATENCY,
-        exposed=EXPOSED,
+        exposed=grain.exposed,
     )
 
 
@@ -318,16 +341,18 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
 def _option(
     load: Load, whole: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
     tiled: bool, split: Split, counts: Sequence[int], amounts: Amounts = ALIKE, coming: Chain | None = None,
+    grain: Grain = BLOCKS,
 ) -> Option:  # fmt: skip
     """A split as a way to place a component, with its bytes; devices that have nothing are left out.
 
     ``counts`` says how many blocks each part of the chain has, ``coming`` is the chain without the weights that stay
-    whatever is streamed.
+    whatever is streamed, which comes in some grain.
     """
     chain = whole if coming is None else coming
     stays: Counter[Device] = Counter({devices[0]: whole.rest.nbytes - chain.rest.nbytes})
-    kept: Counter[Device] = Counter({devices[0]: chain.rest.nbytes})
-    streamed: Counter[Device] = Counter()
+    kept: Counter[Device] = Counter({devices[0]: 0 if grain.has_rest else chain.rest.nbytes})
+    streamed: Counter[Device] = Counter({devices[0]: chain.rest.nbytes} if grain.has_rest else {})
+    held = Counter({devices[0]: chain.rest.least} if grain.has_rest else {})
     slots: Counter[Device] = Counter()
     live: Counter[Device] = Counter({devices[0]: chain.rest.live})
     for device, (start, end) in zip(devices, split.ranges, strict=True):
@@ -339,7 +364,7 @@ def _option(
                 kept[device] += part.nbytes
             else:
                 streamed[device] += part.nbytes
-                slots[device] = max(slots[device], SLOTS * part.largest)
+                slots[device] = max(slots[device], grain.slots * part.largest)
     moves = {device: residency.stages_on(device) for device in devices}
     for_phase = sum(nbytes for device, nbytes in kept.items() if moves[device])
     on_disk = min(1.0, max(0, chain.nbytes - amounts.in_memory) / max(1, for_phase))  # they do before the others
@@ -356,7 +381,7 @@ def _option(
         load.name, load.phase, tuple(devices[index] for index in used), tuple(ranges), tuple(places), residency, tiled,
         times * split.seconds + bringing, bringing,
         stays=dict(+stays),
-        comes=dict(brought + slots),
+        comes=dict(brought + slots + held),
         live=dict(+live), streamed=dict(streamed), weights=dict(brought + stays),
         host=resting if residency is Residency.HOST else amounts.in_memory,
         amounts=amounts,

@@ -207,7 +207,8 @@ def in_packed_type(loads: Sequence[Load], some: set[str], quant: str) -> list[Lo
 
     def smaller(part: Part) -> Part:
         scale = factor if part.nbytes > _SMALL else 1.0
-        return replace(part, nbytes=int(part.nbytes * scale), largest=int(part.largest * scale))
+        finest = None if part.finest is None else int(part.finest * scale)
+        return replace(part, nbytes=int(part.nbytes * scale), largest=int(part.largest * scale), finest=finest)
 
     def packed(load: Load) -> Load:
         chain = replace(load.chain, parts=tuple(map(smaller, load.chain.parts)))

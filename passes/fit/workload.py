@@ -35,6 +35,11 @@ class Asked:
     amounts: Amounts = ALIKE
     chunks: int | None = 1
 
+    @property
+    def is_split(self) -> bool:
+        """Whether it is spread over several devices as was said."""
+        return bool(self.shares or self.rows) or len(self.devices) > 1
+
 
 @dataclass(frozen=True)
 class Load:
@@ -153,14 +158,19 @@ def joined(calls: Sequence[tuple[Chain, float]]) -> tuple[Chain, float]:
 def _alike(chains: Sequence[Chain], index: int, count: int) -> list[Part]:
     """The parts of a number in all chains; of one of another form the most that is alive in any of its parts."""
     return [
-        chain.parts[index] if len(chain.parts) == count else replace(chain.rest, live=chain.live, boundary=0)
+        chain.parts[index]
+        if len(chain.parts) == count
+        else replace(chain.rest, live=chain.live, boundary=0, finest=chain.least)
         for chain in chains
     ]
 
 
 def _covering(part: Part, others: Sequence[Part]) -> Part:
     return replace(
-        part, live=max(one.live for one in others), boundary=max(part.boundary, *(one.boundary for one in others))
+        part,
+        live=max(one.live for one in others),
+        boundary=max(part.boundary, *(one.boundary for one in others)),
+        finest=max(one.least for one in others),
     )
 
 

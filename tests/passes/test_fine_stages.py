@@ -12,8 +12,14 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.schedule import Lifetime, Load, Run
+from dovetail.compiler.ir.staging import aligned
+from dovetail.compiler.ir.weight import Weight
+from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.spec.residency import Residency
 from dovetail.components.compiled import CompiledModule
+from dovetail.passes.analysis import stages
 from dovetail.passes.analysis.stages import most_together
 from dovetail.passes.lowering import lower
 from dovetail.runtime import sim
@@ -123,3 +129,20 @@ def test_a_byte_less_than_an_operation_needs_is_refused_with_the_bytes_and_the_o
     assert within(blocks(), least).schedule
     with pytest.raises(DoesNotFitError, match=r"needs at least [0-9.]+ KiB on sim0.*\(%matmul\).*\(%\w+\)"):
         within(blocks(), least - 1)
+
+
+def test_how_full_a_stage_is_takes_one_look_at_each_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def looked(weight: Weight) -> int:
+        looks.append(weight.name)
+        return aligned(weight)
+
+    monkeypatch.setattr(stages, "aligned", looked)
+    for count in (8, 16):
+        program = trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(count))).eval(), (torch.ones(2, 4),))
+        program.rig = Rig.of(sim0=2**20)
+        program.keep(Residency.DISK)
+        looks.clear()
+        assert len(stages.Stages(program, {program.main: 2**20}).of(list(program.ops()), program.main)) == 1
+        assert len(looks) == 2 * count

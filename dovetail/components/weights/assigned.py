@@ -21,6 +21,9 @@ from ...passes.placement.assignment import Assigned, Assignment
 from ...runtime.store.stored_weight import StoredWeight
 from .module_view import ModuleView, locked
 
+_Piece = tuple[StoredWeight, "tuple[int, int] | None", str]
+"""A weight, which rows of it, and the name of a device."""
+
 
 class AssignedWeights:
     """The assignment of a component, weight by weight: what one program decided, those made later keep."""
@@ -28,7 +31,8 @@ class AssignedWeights:
     def __init__(self, view: ModuleView) -> None:
         self._view = view
         self.store = view.store
-        self._planned: dict[tuple[StoredWeight, tuple[int, int] | None, str], int] = {}
+        self._planned: dict[_Piece, int] = {}
+        self._supposed: dict[_Piece, int] = {}  # until a program says how its weights come
         self._slots: Counter[str] = Counter()
         self._slices: dict[tuple[StoredWeight, tuple[int, int], str], int] = {}
         self.is_planned = False
@@ -66,14 +70,14 @@ class AssignedWeights:
         """Bytes that are brought to each device for a phase, without the slots for what comes and goes."""
         placed: Counter[str] = Counter()
         left_out = set(apart_from)
-        for (one, _, name), nbytes in self._planned.items():
+        for (one, _, name), nbytes in {**self._supposed, **self._planned}.items():
             placed[name] += 0 if one in left_out else nbytes
         return placed
 
     @property
     def planned(self) -> set[StoredWeight]:
-        """The weights that some program has brought for its readings."""
-        return {one for one, _, _ in self._planned}
+        """The weights that some program has brought for its readings, or that are supposed to be."""
+        return {one for one, _, _ in (*self._supposed, *self._planned)}
 
     @property
     def slots_on(self) -> Counter[str]:
@@ -131,14 +135,16 @@ class AssignedWeights:
     def commit(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
         """Settles what weights get, and brings none there; one that is sliced has no home of its own.
 
-        Those that come and go are counted where they are brought, unless others are to count what is ``staged``.
+        One that comes for readings is supposed to stay for the phase until a program is made that reads it, unless
+        others are to count what is ``staged``.
         """
         self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
+        self._supposed = {key: value for key, value in self._supposed.items() if key[0] not in assignment}
         self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
         for one, given in assignment.items():
             one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
             if given.residency.stages_on(given.device):
-                self._planned[one, None, given.device.name] = one.nbytes if staged else 0
+                self._supposed[one, None, given.device.name] = one.nbytes if staged else 0
 
     @locked
     def count_staged(self, weights: Iterable[StoredWeight]) -> None:
@@ -161,11 +167,11 @@ class AssignedWeights:
 
     def decisions(self) -> Callable[[], None]:
         """What weights were assigned so far: what is returned makes it so again."""
-        before = dict(self._planned), dict(self._slices), Counter(self._slots), self.is_planned
+        before = dict(self._planned), dict(self._supposed), dict(self._slices), Counter(self._slots), self.is_planned
         had_before = [(one, (one.home, one.bounds, one.residency)) for one in self._view.weights()]
 
         def restore() -> None:
-            self._planned, self._slices, self._slots, self.is_planned = before
+            self._planned, self._supposed, self._slices, self._slots, self.is_planned = before
             for one, had in had_before:
                 one.home, one.bounds, one.residency = had
 
@@ -173,7 +179,7 @@ class AssignedWeights:
 
     def forget(self) -> None:
         """Forgets what is brought to devices for readings, and what is planned."""
-        self._planned, self._slices, self._slots, self.is_planned = {}, {}, Counter(), False
+        self._planned, self._supposed, self._slices, self._slots, self.is_planned = {}, {}, {}, Counter(), False
 
     def held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
         """The weights of a program that the component holds."""

@@ -112,3 +112,24 @@ def test_an_assignment_that_is_none_of_the_component_is_refused(
     changed = {**half_staged(pipe.unet), **change}
     with pytest.raises(UsageError, match=message):
         pipe.dovetail.components["unet"].assign({name: one for name, one in changed.items() if one is not None})
+
+
+def test_weights_that_come_and_go_are_reserved_no_longer_once_a_program_says_so() -> None:
+    model, x = Model().eval(), torch.randn(2, 400, WIDTH)
+    pipe, total = Pipeline(copy.deepcopy(model)), sum(one.nbytes for one in model.parameters())
+    with torch.no_grad():
+        want = model(x)
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram="sim0=1GiB")
+    sim.reset_stats(0)
+    assert torch.equal(pipe(x), want)
+    budget = sim.stats(0).peak - total // 3
+    pipe.dovetail.undo()
+    dovetail.compile_pipeline(pipe, "sim0", params_backend="cpu", max_vram=f"sim0={budget}B")
+    assert torch.equal(pipe(x), want)
+    component = pipe.dovetail.components["unet"]
+    component.assign({name: Assigned(FIRST, (), Residency.HOST) for name, _ in model.named_parameters()})
+    assert 0 < (component.assigned.staged_on() + component.assigned.slots_on)[FIRST.name] < total
+    sim.reset_stats(0)
+    assert torch.equal(pipe(x), want)
+    assert sim.stats(0).peak <= budget
+    pipe.dovetail.undo()

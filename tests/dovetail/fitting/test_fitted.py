@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -107,19 +108,34 @@ def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
 
 
 def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
-    pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=12MiB")
+    pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=1MiB")
     with pytest.raises(DoesNotFitError) as caught:
         paint(pipe)
     message = str(caught.value)
     assert "transformer needs at least" in message
-    assert "max_vram='sim0=12MiB' (--max-vram sim0=12MiB) leaves 12.0 MiB" in message
+    assert "max_vram='sim0=1MiB' (--max-vram sim0=1MiB) leaves 1.0 MiB" in message
     assert "what fits, best first:\n  " in message
     assert "(--backend" in message
     assert sim.memory_allocated(SIM0.torch) == 0
 
 
+@pytest.mark.slow
+def test_the_least_of_a_refusal_is_accepted_and_little_less_is_refused() -> None:
+    def within(kib: float) -> DryPipeline:
+        return searched("cuda0=64MiB,cpu=3GiB", backend="cuda0", max_vram=f"cuda0={kib:.0f}KiB")
+
+    with pytest.raises(DoesNotFitError) as refused:
+        within(1024)
+    said = re.search(r"transformer needs at least ([0-9.]+) MiB on cuda0", str(refused.value))
+    assert said is not None, str(refused.value)
+    least = 1024 * float(said[1])
+    assert within(1.15 * least).decision is not None
+    with pytest.raises(DoesNotFitError, match="needs at least"):
+        within(0.85 * least)
+
+
 def test_after_a_refusal_another_call_is_planned_anew() -> None:
-    pipe = opened("sim0=3MiB,cpu=3GiB", backend="diffusion=sim0")
+    pipe = opened("sim0=1MiB,cpu=3GiB", backend="diffusion=sim0")
     for _ in range(2):
         with pytest.raises(DoesNotFitError):
             paint(pipe)

@@ -14,6 +14,11 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.frontend.trace import trace
+from dovetail.conventions.request import Request
+from dovetail.fitting import decide
+from dovetail.fitting.decide import Member, TracedCall, loads_of
+from dovetail.passes.fit.lacking import lacking
 from dovetail.passes.fit.ways_out import FITS
 
 RIG = ("--rig", "cuda0=23MiB,cuda1=14.3MiB,cpu=4GiB")
@@ -67,3 +72,22 @@ def test_a_module_is_spread_over_the_cards_that_it_needs() -> None:
     assert torch.equal(spread(x), module(x))
     with pytest.raises(DoesNotFitError, match="Sequential"):
         dovetail.compile(module, (x,), rig="sim0=2MiB,sim1=2MiB,cpu=4MiB")
+
+
+def test_what_a_refusal_says_is_searched_when_it_is_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        searched.append(len(given[0]))
+        return lacking(*given)
+
+    monkeypatch.setattr(decide, "lacking", counted)
+    traced, request = trace(nn.Linear(512, 512).eval(), (torch.ones(1, 512),)), Request.parse(rig="cuda0=1KiB,cpu=4KiB")
+    loads = loads_of({"": Member("", "all", 2**20)}, [TracedCall("", traced)], request)
+    with pytest.raises(DoesNotFitError) as refused:
+        decide.decide("Linear", loads, request)
+    assert searched == []
+    assert refused.value.problem.startswith("Linear does not fit:")
+    assert str(refused.value).startswith("Linear does not fit:")
+    assert searched == [1]
+    assert repr(refused.value).startswith("DoesNotFitError('Linear does not fit:")

@@ -62,7 +62,7 @@ def test_a_decoder_that_needs_more_values_than_there_is_decodes_in_tiles() -> No
 
 
 def test_a_budget_that_was_typed_is_named_and_may_be_raised() -> None:
-    given = replace(budgets(20, 0, 40), typed="20MiB,cpu=40MiB")
+    given = replace(budgets(20, 0, 25), typed="20MiB,cpu=25MiB")
     found = outs(pipeline(), given, free=budgets(1000, 0, 1000).devices)
     assert found[0].what == "a larger budget"
     assert "--max-vram" not in found[0].settings
