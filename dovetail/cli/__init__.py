@@ -15,11 +15,9 @@ def main() -> None:
     gc.disable()
     atexit.register(_silence_leak_reports)  # before any other function is registered: it is the last that runs
     try:
-        from ..conventions.quiet_imports import without_notices
         from .app import app
 
-        with without_notices():
-            app()
+        app()
     except KeyboardInterrupt:  # before the command began, while modules were imported
         print("interrupted", file=sys.stderr)
         sys.exit(130)

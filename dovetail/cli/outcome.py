@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
+from ..conventions.quiet_imports import without_notices
 from .commands.devices import devices
 from .options.typed import VERBOSE, DevicesAskedError, asks_for_all, shown, value_in, with_switches
 from .signals import heeding, told
@@ -56,7 +57,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
         typed = [*getattr(ctx, "_protected_args", ()), *ctx.args]
-        with ending(ctx.meta), heeding():
+        with ending(ctx.meta), heeding(), without_notices():
             try:
                 return super().invoke(ctx)
             except DevicesAskedError:

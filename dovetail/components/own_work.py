@@ -71,7 +71,7 @@ def _of_zeros(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     is_large = any(one.numel() >= _LARGE and one.is_floating_point() for one in tensors)
     if not is_large or not all(one.is_cpu for one in tensors) or getattr(func, "__name__", "").endswith("_"):
         return func(*args, **kwargs)
-    hollow = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in leaves]
+    hollow = [_without_data(one) if isinstance(one, torch.Tensor) else one for one in leaves]
     try:
         given, named = pytree.tree_unflatten(hollow, spec)
         looks = func(*given, **named)
@@ -83,6 +83,10 @@ def _of_zeros(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     if not made or not is_new or not all(one.is_floating_point() for one in made):
         return func(*args, **kwargs)
     return pytree.tree_map_only(torch.Tensor, lambda one: torch.zeros_like(one, device="cpu"), looks)
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _traffic(func: Callable[..., Any], given: Sequence[Any], result: Any) -> OpCost:

@@ -140,7 +140,8 @@ class Sites(OfComponent):
         assignment = split_by_name(weights, rig, component.shares, given, residency)
         self.check(assignment)
         self._unsettle = component.assigned.decisions()
-        component.assigned.commit({held[name]: one for name, one in assignment.items()}, staged=False)
+        fresh = {held[name]: one for name, one in assignment.items() if name not in given}
+        component.assigned.commit(fresh, staged=False)  # what was given, programs may have counted already
         component.assigned.count_staged(self.read_as_is)
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}
