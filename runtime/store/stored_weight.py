@@ -247,6 +247,11 @@ class StoredWeight:
         self.numbers = Numbers(like=left.like, weight=weakref.ref(self))
         return left
 
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Has the numbers of a stand-in that belongs to no weight: what is written through either is written to both."""
+        self.numbers = numbers
+        numbers.weight = weakref.ref(self)
+
     def check(self, weight: Weight) -> None:
         """Raises WeightError where it cannot be what a program knows as a weight, which was traced with another."""
         if self.is_here or self.origin is not None:

@@ -92,6 +92,19 @@ def test_a_write_that_the_hosts_budget_has_no_room_for_names_the_weight_and_the_
     assert type(pipe.unet.conv_in.bias) is nn.Parameter
 
 
+def test_a_look_at_a_weight_that_was_put_in_as_a_parameter_is_written_with_it_within_the_hosts_budget(
+    folder: Path,
+) -> None:
+    pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk")
+    first, second = pipe.unet.mid_block.resnets
+    kept, wanted = second.conv1.weight, second.conv1.weight.transpose(0, 1).detach() * 1.5
+    first.conv1.weight = nn.Parameter(kept.detach().transpose(0, 1))
+    kept.data.mul_(1.5)
+    assert torch.equal(first.conv1.weight, wanted)
+    kept.data.mul_(2)
+    assert torch.equal(first.conv1.weight, wanted * 2)
+
+
 def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
     pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk")
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)

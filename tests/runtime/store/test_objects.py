@@ -192,3 +192,62 @@ def test_a_function_that_torch_compile_traces_reads_and_writes_a_weight(real: nn
 
     assert torch.equal(double(net[0].weight), (real[0].weight * 2).sum())
     assert torch.equal(net[0].weight, real[0].weight * 2)
+
+
+def _of_a_converted_one(net: Any) -> torch.Tensor:
+    kept = net[0].weight.data.double().float()
+    net[0].weight.data = kept
+    kept.add_(0.05)
+    net[0].weight.data.mul_(2)
+    found: torch.Tensor = kept.clone()
+    return found
+
+
+def _of_a_part_of_a_converted_one(net: Any) -> torch.Tensor:
+    row = net[0].weight.data.half().float()
+    net[0].weight.data = row
+    row[1:].t().zero_()
+    return row.clone()
+
+
+def _converted_twice(net: Any) -> torch.Tensor:
+    kept = net[0].weight.data.double().float()
+    net[0].weight.data = kept
+    net[0].weight.data = kept.double().float()
+    kept.fill_(3)
+    return kept.clone()
+
+
+def _in_two_places(net: Any) -> torch.Tensor:
+    kept = net[0].weight.data.double().float()
+    net[0].weight.data = kept
+    net[1].weight.data = kept
+    kept.mul_(3)
+    net[1].weight.data.add_(1)
+    return kept.clone()
+
+
+def _as_a_parameter(net: Any) -> torch.Tensor:
+    kept = net[0].weight.data.double().float()
+    net[0].weight = nn.Parameter(kept)
+    kept.mul_(3)
+    return kept.clone()
+
+
+CONVERTED = [
+    _of_a_converted_one, _of_a_part_of_a_converted_one, _converted_twice, _in_two_places, _as_a_parameter,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("way", CONVERTED)
+def test_a_weight_that_was_given_a_converted_one_shares_its_numbers(
+    way: Callable[[Any], torch.Tensor], is_moved: bool, real: nn.Sequential, held: tuple[nn.Sequential, Store]
+) -> None:
+    net, store = held
+    if is_moved:
+        store.bring(store.of(net[0].weight), HOST)
+    assert torch.equal(way(net), way(real))
+    store.survey()
+    wanted, got = real.state_dict(), net.state_dict()
+    assert all(torch.equal(got[key], one) and got[key].dtype == one.dtype for key, one in wanted.items())
