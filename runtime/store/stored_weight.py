@@ -248,7 +248,7 @@ class StoredWeight:
         return left
 
     def take_numbers(self, numbers: Numbers) -> None:
-        """Has the numbers of a stand-in that belongs to no weight: what is written through either is written to both."""
+        """Has the numbers of a stand-in of no weight: what is written through either is written to both."""
         self.numbers = numbers
         numbers.weight = weakref.ref(self)
 
