@@ -28,6 +28,7 @@ from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
 from ..runtime.devices.transfers import home_of
+from ..runtime.store.objects import attributes_on
 from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
@@ -232,5 +233,6 @@ def _replace(
                     data = others[id(tensor)]
                     is_parameter = isinstance(tensor, nn.Parameter)
                     place[key] = nn.Parameter(data, tensor.requires_grad) if is_parameter else data
+                    attributes_on(place[key], tensor)
                     setattr(place[key], STANDS_FOR, type(tensor))
                     yield place, key, tensor

@@ -35,6 +35,8 @@ class SimTensor(torch.Tensor):
     _buffer: Buffer
     _hold: Hold
 
+    HELD = ("_inner", "_buffer", "_hold")
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
