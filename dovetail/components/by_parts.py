@@ -145,7 +145,11 @@ class Parts(OfComponent):
         keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
-        with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
+        with (
+            self._hooks_at_hand(call.module, site),
+            self._within(_Frame(there, not site.opens, keeps)),
+            self._at_hand(call.module, site, there),
+        ):
             result = crossing.give(call.original(*there_args, **there_kwargs))
         crossing.write_back()
         if frame:
@@ -173,6 +177,22 @@ class Parts(OfComponent):
             raise
         finally:
             self._local.frame = before
+
+    @contextlib.contextmanager
+    def _hooks_at_hand(self, module: nn.Module, site: Site) -> Iterator[None]:
+        """Has the weights of parts with hooks lie where each runs, for hooks run before their part is answered."""
+        with contextlib.ExitStack() as stack:
+            for part in self._hooked(module) if site.opens and self.frame is None else ():
+                own = self.component.sites.of(part)
+                if own.device is not None:
+                    stack.enter_context(self._at_hand(part, own, own.device.torch))
+            yield
+
+    def _hooked(self, module: nn.Module) -> list[nn.Module]:
+        """The parts whose hooks are run, and not traced: those that run as they are, or are called by themselves."""
+        component = self.component
+        called = {call.module for call in component.calls if call.programs or call.whole} | component.sites.left
+        return [one for one in module.modules() if one._forward_pre_hooks and one is not module and one in called]
 
     @contextlib.contextmanager
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:

@@ -13,7 +13,6 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import canonical_name
 from ...compiler.spec.units import format_bytes
 from ..devices.out_of_memory import fetched, ran_out
-from ..devices.transfers import moved
 from .objects import has_bits
 from .origin import HOST, FileOrigin, Origin
 from .stored_weight import Part, StoredWeight

@@ -428,6 +428,8 @@ class Store:
         if one.residency is Residency.DISK and is_in_file(one):
             self.take_out(one, one.read_from)
             return
+        if one.is_here and not one.is_on(HOST):  # lent, perhaps on another stream than the one that reads it now
+            accelerator_of(one.lies_on).synchronize()
         whole = one.whole(HOST)
         data = whole if is_wrapped(whole) else accelerator_of(device).pin(whole)
         if not one.is_on(HOST) or data.data_ptr() != one.tensor.data_ptr():
