@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
+from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.objects import attributes_on
 from ..runtime.store.stored_weight import StoredWeight
@@ -47,6 +48,8 @@ _TRIES = 3
 """So often a call is traced for other shapes or constants after it could not be; then it is not tried again."""
 _SHAPES = 4
 """For so many kinds of calls a part is compiled; one whose lengths depend on data then runs as it is."""
+_TOGETHER = "_compiled_call_impl"
+"""What PyTorch calls in place of a module's hooks and function, if it is there."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,31 @@ class _Frame:
     here: torch.device
     plain: bool = False
     keeps: bool = False
+
+
+class _Hooked(Replacement):
+    """What stands in a part in place of its hooks and function, as they run together, while its component runs."""
+
+    __slots__ = ("_call", "_parts")
+
+    def __init__(self, parts: Parts, call: Call) -> None:
+        self._parts, self._call = parts, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs them where the part's weights are."""
+        frame, own = self._parts.frame, self._call.module._call_impl
+        if frame is None or frame.plain:  # the call of another thread, or of what runs as it is all the same
+            return own(*args, **kwargs)
+        return self._parts.run_own(self._call, own, args, kwargs)
+
+    def put(self) -> None:
+        """Puts it there, unless somebody has."""
+        vars(self._call.module).setdefault(_TOGETHER, self)
+
+    def take_out(self) -> None:
+        """Takes it out again."""
+        if vars(self._call.module).get(_TOGETHER) is self:
+            del self._call.module.__dict__[_TOGETHER]
 
 
 class Parts(OfComponent):
@@ -117,24 +145,30 @@ class Parts(OfComponent):
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
-        dry = dry_run()
+        return self.run_own(call, call.original, args, kwargs)
+
+    def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs what a module does itself at a call: its function, or that and the hooks around it."""
+        dry, run = dry_run(), partial(self._run, call, own, args, kwargs)
         if dry is None:
-            return self._run(call, args, kwargs)
+            return run()
         if str(call) in self._changing:
             raise CannotBePlannedError(f"{self.component.title(call)} changes itself at each call")
         if self._keeping:
             raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
-        return self._run_dry(dry, call, args, kwargs)
+        return self._run_dry(dry, call, run, args, kwargs)
 
-    def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run_dry(
+        self, dry: DryRun, call: Call, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Runs a call in a dry run, with zeros for weights; what its parts do not answer runs once for each kind."""
         dry.keep(self.component)
         if self.component.sites.of(call.module).opens or is_stateful((*args, *kwargs.values())):
             dry.whole[self.component.name] = self.component
-            return self._run(call, args, kwargs)
-        return dry.once(self.component, call, call_key(args, kwargs, call.asked), lambda: self._run(call, args, kwargs))
+            return run()
+        return dry.once(self.component, call, call_key(args, kwargs, call.asked), run)
 
-    def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         site, frame = self.component.sites.of(call.module), self.frame
         main = self.component.whole_on
         # What others put in place of a part's forward may share state with their other functions: all run in one place.
@@ -146,11 +180,11 @@ class Parts(OfComponent):
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
         with (
-            self._hooks_at_hand(call.module, site),
+            self._hooks_within(call.module, site),
             self._within(_Frame(there, not site.opens, keeps)),
             self._at_hand(call.module, site, there),
         ):
-            result = crossing.give(call.original(*there_args, **there_kwargs))
+            result = crossing.give(own(*there_args, **there_kwargs))
         crossing.write_back()
         if frame:
             return result
@@ -179,20 +213,34 @@ class Parts(OfComponent):
             self._local.frame = before
 
     @contextlib.contextmanager
-    def _hooks_at_hand(self, module: nn.Module, site: Site) -> Iterator[None]:
-        """Has the weights of parts with hooks lie where each runs, for hooks run before their part is answered."""
-        with contextlib.ExitStack() as stack:
-            for part in self._hooked(module) if site.opens and self.frame is None else ():
-                own = self.component.sites.of(part)
-                if own.device is not None:
-                    stack.enter_context(self._at_hand(part, own, own.device.torch))
-            yield
+    def _hooks_within(self, module: nn.Module, site: Site) -> Iterator[None]:
+        """Has the hooks of parts that run as they are run with these, where their weights lie, and not before them.
 
-    def _hooked(self, module: nn.Module) -> list[nn.Module]:
-        """The parts whose hooks are run, and not traced: those that run as they are, or are called by themselves."""
-        component = self.component
-        called = {call.module for call in component.calls if call.programs or call.whole} | component.sites.left
-        return [one for one in module.modules() if one._forward_pre_hooks and one is not module and one in called]
+        Of a part that has a program the weights are brought, for those of PyTorch's hooks that compute them anew.
+        """
+        parts = set(module.modules()) - {module} if site.opens and self.frame is None else ()
+        calls = [one for one in self.component.calls if one.module in parts and one.module._forward_pre_hooks]
+        placed = [_Hooked(self, one) for one in calls if self._is_left(one)]
+        for call in calls if dry_run() is None else ():
+            if call.programs:
+                self._lend(self.component.sites.of(call.module))
+        try:
+            for hooked in placed:
+                hooked.put()
+            yield
+        finally:
+            for hooked in placed:
+                hooked.take_out()
+
+    def _is_left(self, call: Call) -> bool:
+        """Whether a part runs as it is, and no part of it answers for itself."""
+        is_left = call.module in self.component.sites.left or call.whole is BY_PARTS
+        return is_left and not self.component.sites.of(call.module).opens
+
+    def _lend(self, site: Site) -> None:
+        for held in site.needs:
+            if site.device and held.home in (None, site.device) and not held.is_on(site.device.torch):
+                self.component.view.lend(held, site.device)
 
     @contextlib.contextmanager
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
