@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,7 +106,7 @@ def _hung_on(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if name not in own}
 
 
-def _hooking(tensor: torch.Tensor, before: torch.Tensor) -> list[Callable[[], None]]:
+def _hooking(tensor: torch.Tensor, before: torch.Tensor) -> list[partial[None]]:
     """What puts the hooks on a tensor's gradient that another has, or that itself has had before it was exchanged."""
     hooks = ((name, getattr(before, name)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
     return [partial(setattr, tensor, name, held) for name, held in hooks if held is not None]
