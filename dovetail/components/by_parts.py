@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -74,7 +74,8 @@ class _Hooked(Replacement):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs them where the part's weights are."""
-        frame, own = self._parts.frame, cast("Callable[..., Any]", self._call.module._call_impl)
+        frame = self._parts.frame
+        own: Callable[..., Any] = self._call.module._call_impl
         if frame is None or frame.plain:  # the call of another thread, or of what runs as it is all the same
             return own(*args, **kwargs)
         return self._parts.run_own(self._call, own, args, kwargs)

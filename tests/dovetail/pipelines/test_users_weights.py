@@ -171,3 +171,31 @@ def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_nex
             for one in (eager, pipe):
                 one.text_encoder.to(dtype or torch.float32)
             assert torch.equal(pipe.text_encoder(ids)[0].cpu(), eager.text_encoder(ids)[0])
+
+
+@pytest.mark.parametrize(("devices", "rests", "split"), slow_but(
+    (("sim0&sim1", None, "layer"),),
+    [("sim0&sim1", None, "layer"), ("sim0&sim1", None, "row"), ("sim0", "cpu", "layer"), ("cpu", None, "layer")],
+))  # fmt: skip
+def test_an_optimizer_that_was_made_before_compiling_trains_the_module_after_undo(
+    devices: str, rests: str | None, split: str, folder: Path
+) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    pipe = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    before = [(one, one.unet.conv_in.weight, torch.optim.SGD(one.unet.parameters(), 0.1)) for one in (eager, pipe)]
+    dovetail.compile_pipeline(pipe, devices, params_backend=rests, split_mode=split)
+    paint(pipe, sd()[1])
+    for one, weight, _ in before:
+        weight.tag = 1
+        one.unet.conv_in.weight.data.mul_(1.5)
+        one.unet.conv_out.weight.requires_grad_(False)
+    pipe.dovetail.undo()
+    for one, weight, optimizer in before:
+        assert one.unet.conv_in.weight is weight
+        for parameter in one.unet.parameters():
+            parameter.grad = torch.full_like(parameter, 0.05) if parameter.requires_grad else None
+        optimizer.step()
+    assert pipe.unet.conv_in.weight.tag == 1
+    mine, theirs = pipe.unet.state_dict(), eager.unet.state_dict()
+    assert all(torch.equal(mine[key], one) for key, one in theirs.items())
+    assert [id(one) for one in pipe.unet.parameters()] == [id(one) for one in before[1][2].param_groups[0]["params"]]
