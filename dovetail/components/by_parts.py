@@ -34,7 +34,7 @@ from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
 from .arguments.homeward import Homeward
-from .calls import BY_PARTS, ByParts, Call, OfComponent, moved
+from .calls import BY_PARTS, ByParts, Call, OfComponent, call_of, moved
 from .compiled import CompiledModule
 from .dry import CannotBePlannedError, DryRun, dry_run
 from .sites import Site
@@ -219,19 +219,20 @@ class Parts(OfComponent):
 
         Of a part that has a program the weights are brought, for those of PyTorch's hooks that compute them anew.
         """
-        parts = set(module.modules()) - {module} if site.opens and self.frame is None else ()
-        calls = [one for one in self.component.calls if one.module in parts and one.module._forward_pre_hooks]
+        parts = module.modules() if site.opens and self.frame is None else ()
+        hooked = [one for one in parts if one is not module and getattr(one, "_forward_pre_hooks", None)]
+        calls = list(filter(None, map(call_of, hooked)))
         placed = [_Hooked(self, one) for one in calls if self._is_left(one)]
         for call in calls if dry_run() is None else ():
             if call.programs:
                 self._lend(self.component.sites.of(call.module))
         try:
-            for hooked in placed:
-                hooked.put()
+            for one in placed:
+                one.put()
             yield
         finally:
-            for hooked in placed:
-                hooked.take_out()
+            for one in placed:
+                one.take_out()
 
     def _is_left(self, call: Call) -> bool:
         """Whether a part runs as it is, and no part of it answers for itself."""
