@@ -167,6 +167,6 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _computed_anew(module: nn.Module) -> tuple[str, ...]:
-    """The attributes that PyTorch's own hooks compute before each call (``weight_norm``, ``spectral_norm``)."""
-    hooks = module._forward_pre_hooks.values()
-    return tuple(str(getattr(one, "name", "")) for one in hooks if type(one).__module__.startswith("torch.nn.utils."))
+    """The attributes that PyTorch's own hooks compute before each call (of weight and spectral norms, and pruning)."""
+    hooks = [one for one in module._forward_pre_hooks.values() if type(one).__module__.startswith("torch.nn.utils.")]
+    return tuple(str(getattr(one, "name", getattr(one, "_tensor_name", ""))) for one in hooks)

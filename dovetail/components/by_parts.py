@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,13 @@ from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
+from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import home_of
+from ..runtime.store.objects import attributes_on
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
 from .arguments.homeward import Homeward
-from .calls import BY_PARTS, ByParts, Call, OfComponent, moved
+from .calls import BY_PARTS, ByParts, Call, OfComponent, call_of, moved
 from .compiled import CompiledModule
 from .dry import CannotBePlannedError, DryRun, dry_run
 from .sites import Site
@@ -46,6 +48,8 @@ _TRIES = 3
 """So often a call is traced for other shapes or constants after it could not be; then it is not tried again."""
 _SHAPES = 4
 """For so many kinds of calls a part is compiled; one whose lengths depend on data then runs as it is."""
+_TOGETHER = "_compiled_call_impl"
+"""What PyTorch calls in place of a module's hooks and function, if it is there."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,32 @@ class _Frame:
     here: torch.device
     plain: bool = False
     keeps: bool = False
+
+
+class _Hooked(Replacement):
+    """What stands in a part in place of its hooks and function, as they run together, while its component runs."""
+
+    __slots__ = ("_call", "_parts")
+
+    def __init__(self, parts: Parts, call: Call) -> None:
+        self._parts, self._call = parts, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs them where the part's weights are."""
+        frame = self._parts.frame
+        own: Callable[..., Any] = self._call.module._call_impl
+        if frame is None or frame.plain:  # the call of another thread, or of what runs as it is all the same
+            return own(*args, **kwargs)
+        return self._parts.run_own(self._call, own, args, kwargs)
+
+    def put(self) -> None:
+        """Puts it there, unless somebody has."""
+        vars(self._call.module).setdefault(_TOGETHER, self)
+
+    def take_out(self) -> None:
+        """Takes it out again."""
+        if vars(self._call.module).get(_TOGETHER) is self:
+            del self._call.module.__dict__[_TOGETHER]
 
 
 class Parts(OfComponent):
@@ -116,23 +146,29 @@ class Parts(OfComponent):
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
-        dry = dry_run()
+        return self.run_own(call, call.original, args, kwargs)
+
+    def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs what a module does itself at a call: its function, or that and the hooks around it."""
+        dry, run = dry_run(), partial(self._run, call, own, args, kwargs)
         if dry is None:
-            return self._run(call, args, kwargs)
+            return run()
         if str(call) in self._changing:
             raise CannotBePlannedError(f"{self.component.title(call)} changes itself at each call")
         if self._keeping:
             raise CannotBePlannedError(f"{self.component.title(call)} is called for one token after another")
-        return self._run_dry(dry, call, args, kwargs)
+        return self._run_dry(dry, call, run, args, kwargs)
 
-    def _run_dry(self, dry: DryRun, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run_dry(
+        self, dry: DryRun, call: Call, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Runs a call in a dry run, with zeros for weights, once for each kind where it leaves nothing behind."""
         dry.keep(self.component)
         if self.frame or is_stateful((*args, *kwargs.values())):
-            return self._run(call, args, kwargs)
-        return dry.once(self.component, call, call_key(args, kwargs, call.asked), lambda: self._run(call, args, kwargs))
+            return run()
+        return dry.once(self.component, call, call_key(args, kwargs, call.asked), run)
 
-    def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         frame, main = self.frame, self.component.whole_on
         keeps = self._keeping or bool(frame and frame.keeps) or is_stateful((*args, *kwargs.values()))
         is_unsteady = self.is_unsteady(call, len(call.traced) if dry_run() else 0)
@@ -144,8 +180,12 @@ class Parts(OfComponent):
         crossing = Crossing(there, frame.here if frame else None, back)
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
-        with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
-            result = crossing.give(call.original(*there_args, **there_kwargs))
+        with (
+            self._hooks_within(call.module, site),
+            self._within(_Frame(there, not site.opens, keeps)),
+            self._at_hand(call.module, site, there),
+        ):
+            result = crossing.give(own(*there_args, **there_kwargs))
         crossing.write_back()
         if frame:
             return result
@@ -183,6 +223,37 @@ class Parts(OfComponent):
             raise
         finally:
             self._local.frame = before
+
+    @contextlib.contextmanager
+    def _hooks_within(self, module: nn.Module, site: Site) -> Iterator[None]:
+        """Has the hooks of parts that run as they are run with these, where their weights lie, and not before them.
+
+        Of a part that has a program the weights are brought, for those of PyTorch's hooks that compute them anew.
+        """
+        parts = module.modules() if site.opens and self.frame is None else ()
+        hooked = [one for one in parts if one is not module and getattr(one, "_forward_pre_hooks", None)]
+        calls = list(filter(None, map(call_of, hooked)))
+        placed = [_Hooked(self, one) for one in calls if self._is_left(one)]
+        for call in calls if dry_run() is None else ():
+            if call.programs:
+                self._lend(self.component.sites.of(call.module))
+        try:
+            for one in placed:
+                one.put()
+            yield
+        finally:
+            for one in placed:
+                one.take_out()
+
+    def _is_left(self, call: Call) -> bool:
+        """Whether a part runs as it is, and no part of it answers for itself."""
+        is_left = call.module in self.component.sites.left or call.whole is BY_PARTS
+        return is_left and not self.component.sites.of(call.module).opens
+
+    def _lend(self, site: Site) -> None:
+        for held in site.needs:
+            if site.device and held.home in (None, site.device) and not held.is_on(site.device.torch):
+                self.component.view.lend(held, site.device)
 
     @contextlib.contextmanager
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
@@ -242,5 +313,6 @@ def _replace(
                     data = others[id(tensor)]
                     is_parameter = isinstance(tensor, nn.Parameter)
                     place[key] = nn.Parameter(data, tensor.requires_grad) if is_parameter else data
+                    attributes_on(place[key], tensor)
                     setattr(place[key], STANDS_FOR, type(tensor))
                     yield place, key, tensor

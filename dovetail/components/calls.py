@@ -222,6 +222,12 @@ def answering(module: nn.Module) -> Component | None:
     return found
 
 
+def call_of(module: nn.Module) -> Call | None:
+    """The call of a module's own function that a component answers, or None."""
+    placed = _placed(module, "forward")
+    return placed.call if isinstance(placed, Answer) and not placed.call.is_over else None
+
+
 @functools.cache
 def _undisturbed() -> Callable[..., Any]:
     """What answers calls, in a form that torch.compile does not look into, if a component is compiled by that too."""

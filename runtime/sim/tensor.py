@@ -35,6 +35,8 @@ class SimTensor(torch.Tensor):
     _buffer: Buffer
     _hold: Hold
 
+    HELD = ("_inner", "_buffer", "_hold")
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -82,11 +84,17 @@ class SimTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same memory without a history; assigning gives the tensor the memory of another on its device."""
+        """The same memory without a history; assigning gives the tensor the memory of another on its device.
+
+        A wrapper that was made in inference mode is another kind of tensor, though its memory is the same.
+        """
         return self.detach()
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
+        if isinstance(other, SimTensor) and other.is_inference() != self.is_inference():
+            with torch.inference_mode(self.is_inference()):
+                other = rewrap(other, other._inner)
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         if isinstance(other, SimTensor):
             self._inner, self._buffer, self._hold = other._inner, other._buffer, other._hold

@@ -13,17 +13,11 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import canonical_name
 from ...compiler.spec.units import format_bytes
 from ..devices.out_of_memory import fetched, ran_out
-from ..devices.transfers import moved
+from .objects import has_bits
 from .origin import HOST, FileOrigin, Origin
 from .stored_weight import Part, StoredWeight
 
 WAY_OUT = "list more devices, or give {device} a smaller share (tensor_split, max_vram)"
-
-
-def has_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits, also where these are no numbers."""
-    here = moved(tensor.detach(), HOST).reshape(-1).view(torch.uint8)
-    return torch.equal(here, other.reshape(-1).view(torch.uint8))
 
 
 def reread(source: Origin, like: torch.Tensor) -> torch.Tensor:

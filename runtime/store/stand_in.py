@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from ..devices.transfers import moved
 from . import stand_in_ops
-from .objects import exchange_contents
+from .objects import attributes_on, exchange_contents
 from .origin import HOST
 from .stored_weight import Numbers
 
@@ -36,6 +36,8 @@ class StandIn(torch.Tensor):
     numbers: Numbers
     steps: tuple[Step, ...]
     like: torch.Tensor
+
+    HELD = ("numbers", "steps", "like")
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -194,10 +196,13 @@ class StandIn(torch.Tensor):
         made = self.looking(torch.Tensor.detach, self.like).requires_grad_(self.requires_grad)
         if hasattr(self, "_is_param"):
             made._is_param = True
+        attributes_on(made, self)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._plain(self.read()).__reduce_ex__(protocol)
+        made = self._plain(self.read())
+        attributes_on(made, self)
+        return made.__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self._plain(self.read()))

@@ -128,7 +128,8 @@ def _run(func: OpOverload, rule: _Rule, args: Sequence[Any], kwargs: dict[str, A
     ours = {id(one) for one in _leaves((args, kwargs)) if _is_one(one)}
     beside = _device_beside([*args, *kwargs.values()])
     for one in _make_room(written):
-        one.numbers.write()
+        if _is_one(one):  # which may have got data with another, while it was looked for room
+            one.numbers.write()
     numbers = {id(one): _data_of(one) for one in written}
     _check_plain(numbers.values())
     there = beside or next((data.device for data in numbers.values()), HOST)

@@ -9,11 +9,13 @@ the segment that reads them, and stay until they are released.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
@@ -23,7 +25,7 @@ from ..devices.fork import ForkSafeLock
 from ..devices.transfers import land, moved
 from ..devices.wrapped import is_wrapped
 from .fetching import WAY_OUT, fetched_weight, is_in_file, of_one_range, once
-from .objects import can_exchange, exchange_contents
+from .objects import be_again, can_exchange, exchange_contents, hang_on
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .source import tensors_of_module
@@ -32,6 +34,18 @@ from .stored_weight import ORDINARY, Numbers, StoredWeight, data_of, stands_in, 
 
 Origins = Mapping[str, Origin]
 """Where the weights of a module come from, by the first name that it has for each."""
+
+
+class _Found(NamedTuple):
+    """What a module holds in a place, under a name, with what was said of the module's weights."""
+
+    place: dict[str, Any]
+    key: str
+    tensor: torch.Tensor
+    name: str
+    origins: Origins
+    residency: Residency
+    owner: str
 
 
 class Store:
@@ -50,6 +64,7 @@ class Store:
         self._weights: dict[int, StoredWeight] = {}
         self._readers: set[WeightReader] = set()
         self._coming: set[torch.device] = set()
+        self._is_looking = False
         self.room_for: Callable[[Sequence[StoredWeight]], None] = lambda _: None
         """Raises DoesNotFitError where host memory has no room for weights that somebody writes."""
 
@@ -81,55 +96,73 @@ class Store:
             one.residency = rests
 
     def survey(self) -> None:
-        """Looks where the modules hold weights; to be called when their structure may have changed."""
+        """Looks where the modules hold weights; to be called when their structure may have changed.
+
+        Whether the host has room for what is written meanwhile is asked when all other weights are known.
+        """
+        with self.lock:
+            if not self._is_looking:
+                self._is_looking = True
+                try:
+                    self._look()
+                finally:
+                    self._is_looking = False
+
+    def _look(self) -> None:
         known, self._weights = self._weights, {}
+        foreign = []
+        for found in self._held():
+            if isinstance(found.tensor, StandIn) and id(found.tensor) not in known:
+                foreign.append(found)
+            else:
+                self._note(known, found, found.tensor)
+        for found in foreign:
+            tensor = found.place[found.key] = self._settled(found.tensor)
+            self._note(known, found, tensor)
+        self._stand_in()
+
+    def _held(self) -> Iterator[_Found]:
+        """What the modules hold, and where."""
         for reference, origins, residency in self._modules:
             module = reference()
             for path, child in module.named_modules() if module is not None else ():
                 for place in (child._parameters, child._buffers):
-                    for key, tensor in place.items():
+                    for key, tensor in list(place.items()):
                         if tensor is not None:
                             name = self.name_of(f"{path}.{key}" if path else key)
-                            held = place[key] = self._settled(known, tensor)
-                            one = self._note(known, held, name, origins, residency, type(module).__name__)
-                            one.places.append((place, key))
-        self._stand_in()
+                            yield _Found(place, key, tensor, name, origins, residency, type(module).__name__)
 
-    def _settled(self, known: Mapping[int, StoredWeight], tensor: torch.Tensor) -> torch.Tensor:
-        """What a module shall hold that holds a tensor: of a stand-in that somebody put there, the weight's tensor.
+    def _settled(self, tensor: Any) -> torch.Tensor:
+        """What a module shall hold in which somebody put a stand-in: the weight's tensor, if it is of a whole weight.
 
         A part of a weight that was put there has memory of that weight.
         """
-        if not isinstance(tensor, StandIn) or id(tensor) in known:
-            return tensor
         one = tensor.numbers.stored
         if tensor.steps or tensor.numbers.data is not None:
-            data = tensor.write()
+            data: torch.Tensor = tensor.write()
             return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
         if one is None:
-            return tensor
-        return one.tensor if one.keeper is not None and one.keeper() is self else tensor.write()
+            return cast("torch.Tensor", tensor)
+        held: torch.Tensor = one.tensor if one.keeper is not None and one.keeper() is self else tensor.write()
+        return held
 
-    def _note(
-        self,
-        known: dict[int, StoredWeight],
-        tensor: torch.Tensor,
-        name: str,
-        origins: Origins,
-        residency: Residency,
-        owner: str,
-    ) -> StoredWeight:
-        if id(tensor) in self._weights:
-            return self._weights[id(tensor)]
-        one = known.get(id(tensor))
+    def _note(self, known: Mapping[int, StoredWeight], found: _Found, tensor: torch.Tensor) -> None:
+        """Takes in what a module holds in a place."""
+        one = self._weights.get(id(tensor))
+        if one is None:
+            one = self._weights[id(tensor)] = self._noted(known.get(id(tensor)), found, tensor)
+            one.places = []
+        one.places.append((found.place, found.key))
+
+    def _noted(self, known: StoredWeight | None, found: _Found, tensor: torch.Tensor) -> StoredWeight:
         has_data = not tensor.is_meta and not stands_in(tensor)
-        if one is None or (has_data and not one.is_here):  # other data came into the object (swap_tensors)
-            rests = residency if isinstance(tensor, nn.Parameter) else Residency.DEVICE
-            origin = origins.get(name) if tensor.is_meta else None
-            one = self.adopt(StoredWeight(name, tensor, Numbers(origin=origin), owner, rests))
-            one.keeper = weakref.ref(self)
-        one.places = []
-        self._weights[id(tensor)] = one
+        if known is not None and (known.is_here or not has_data):
+            return known
+        # other data came into the object (swap_tensors), if it was known
+        rests = found.residency if isinstance(tensor, nn.Parameter) else Residency.DEVICE
+        origin = found.origins.get(found.name) if tensor.is_meta else None
+        one = self.adopt(StoredWeight(found.name, tensor, Numbers(origin=origin), found.owner, rests))
+        one.keeper = weakref.ref(self)
         return one
 
     def _stand_in(self) -> None:
@@ -150,7 +183,8 @@ class Store:
         if not self._weights.keys() >= set(map(id, tensors.values())):
             self.survey()  # which may put the tensor of a weight in the place of what somebody put there
             tensors = tensors_of_module(module)
-        return {name: self._weights[id(tensor)] for name, tensor in tensors.items()}
+        known = self._weights  # while somebody looks, those that were found so far
+        return {name: known[id(tensor)] for name, tensor in tensors.items() if id(tensor) in known}
 
     def known(self, tensor: torch.Tensor | None) -> StoredWeight | None:
         """The weight that a tensor of a module was at the last look, or None."""
@@ -197,13 +231,14 @@ class Store:
         one.noted = None
 
     def exchange(self, one: StoredWeight, other: torch.Tensor) -> None:
-        """Has somebody else's data be a weight's; of a stand-in that belongs to no module the origin, and no data.
+        """Has somebody else's data be a weight's; of a stand-in that belongs to no module the numbers, and no data.
 
         What was detached from the weight before keeps its numbers of then.
         """
         one.staged.clear()
         if isinstance(other, StandIn) and not other.steps and other.numbers.stored is None and other.numbers.origin:
             one.leave_numbers()
+            one.take_numbers(other.numbers)
             self._lay_bare(one, other.numbers.origin, other.like)
         else:
             data = other.write() if isinstance(other, StandIn) else other
@@ -216,19 +251,44 @@ class Store:
     def _hold(self, one: StoredWeight, tensor: torch.Tensor) -> None:
         """Has modules hold a tensor in the place of the one before, as the same object once that was a stand-in.
 
-        Somebody's own tensor stays as it was, for another model may share it.
+        Somebody's own tensor stays as it was, for another model may share it; what was hung on it is on the other too.
         """
-        one.lasts = one.lasts or stands_in(one.tensor)
-        if one.places and one.lasts and tensor is not one.tensor and can_exchange(one.tensor, tensor):
-            exchange_contents(one.tensor, tensor)
-            tensor = one.tensor
-        self._weights.pop(id(one.tensor), None)
+        before, one.lasts = one.tensor, one.lasts or stands_in(one.tensor)
+        if one.places and tensor is not before and can_exchange(before, tensor):
+            if one.lasts:
+                exchange_contents(before, tensor)
+                tensor = before
+            else:
+                self._follow(one, tensor)
+        self._weights.pop(id(before), None)
         one.tensor, one.noted = tensor, (data_of(tensor), version_of(tensor))
         one.numbers.data = None if tensor.is_meta or stands_in(tensor) else tensor
         if one.places:
             self._weights[id(tensor)] = one
         for place, key in one.places:
-            place[key] = tensor
+            if place.get(key) is before:  # and nobody has put another there since
+                place[key] = tensor
+
+    def _follow(self, one: StoredWeight, tensor: torch.Tensor) -> None:
+        before = one.tensor
+        hang_on(tensor, before)
+        if one.former is None and not before.is_meta:
+            one.former, one.grad = TensorWeakRef(before), before.grad if before.is_leaf else None
+
+    def give_back(self, one: StoredWeight) -> None:
+        """Has modules hold the object again that they held before the weight was first brought, if somebody has it.
+
+        Its numbers are those of now. So an optimizer that was made before goes on with what it was made for.
+        """
+        former, grad = None if one.former is None else one.former(), one.grad
+        one.former = one.grad = None
+        if former is None and grad is not None and grad.shape == one.tensor.shape:
+            one.tensor.grad = moved(grad, one.tensor.device)
+        elif former is not None and one.is_here and former is not one.tensor and can_exchange(former, one.tensor):
+            be_again(former, one.tensor)
+            one.lasts = False
+            self._hold(one, former)
+            one.former = None
 
     def take_out(self, one: StoredWeight, origin: Origin | None) -> None:
         """Takes the data of a weight out of its tensor, and leaves a stand-in.
@@ -368,6 +428,8 @@ class Store:
         if one.residency is Residency.DISK and is_in_file(one):
             self.take_out(one, one.read_from)
             return
+        if one.is_here and not one.is_on(HOST):  # lent, perhaps on another stream than the one that reads it now
+            accelerator_of(one.lies_on).synchronize()
         whole = one.whole(HOST)
         data = whole if is_wrapped(whole) else accelerator_of(device).pin(whole)
         if not one.is_on(HOST) or data.data_ptr() != one.tensor.data_ptr():
@@ -405,4 +467,5 @@ class Store:
         for first, one in of_one_range(list(self._weights.values())):
             first.places += one.places
             self._weights.pop(id(one.tensor), None)
-            self._hold(first, first.tensor)
+            for place, key in one.places:
+                place[key] = first.tensor

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import TensorWeakRef
 
 from ...compiler.errors import WeightError
 from ...compiler.frontend.fakes import STANDS_IN
@@ -135,6 +136,8 @@ class StoredWeight:
         read_from: the origin that its data was brought from, as it was then.
         keeper: the store, for stand-ins.
         lasts: whether modules go on holding the same object, which is ours, whatever becomes of its numbers.
+        former: the object that modules held before another came in its place, while somebody has it.
+        grad: the gradient of that one.
     """
 
     name: str
@@ -152,6 +155,8 @@ class StoredWeight:
     read_from: Origin | None = None
     keeper: weakref.ref[Any] | None = None
     lasts: bool = False
+    former: TensorWeakRef | None = None
+    grad: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if stands_in(self.tensor):
@@ -246,6 +251,11 @@ class StoredWeight:
         left.weight, left.data = None, None if left.data is None else left.data.detach()
         self.numbers = Numbers(like=left.like, weight=weakref.ref(self))
         return left
+
+    def take_numbers(self, numbers: Numbers) -> None:
+        """Has the numbers of a stand-in of no weight: what is written through either is written to both."""
+        self.numbers = numbers
+        numbers.weight = weakref.ref(self)
 
     def check(self, weight: Weight) -> None:
         """Raises WeightError where it cannot be what a program knows as a weight, which was traced with another."""

@@ -21,6 +21,7 @@ from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...lora.adapters import plain_name
 from ...runtime.store.fetching import is_in_file
+from ...runtime.store.objects import attributes_on
 from ...runtime.store.origin import HOST
 from ...runtime.store.program_weights import ProgramWeights
 from ...runtime.store.staging import Staging
@@ -237,7 +238,9 @@ class ModuleView:
         if one is None or (one.is_here and not _is_elsewhere(one)):
             return tensor if one is None else one.tensor
         data = one.whole(HOST)
-        return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+        data = nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+        attributes_on(data, tensor)
+        return data
 
     @contextlib.contextmanager
     def on_file_terms(self) -> Iterator[None]:
@@ -267,6 +270,7 @@ class ModuleView:
             moves = before is not None and one.is_here and not one.is_on(target)
             if moves or (not one.is_here and one.file is not None):
                 self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
+            self.store.give_back(one)
             one.home = one.before = None
             one.bounds = ()
         self._lent.clear()

@@ -92,6 +92,19 @@ def test_a_write_that_the_hosts_budget_has_no_room_for_names_the_weight_and_the_
     assert type(pipe.unet.conv_in.bias) is nn.Parameter
 
 
+def test_a_look_at_a_weight_that_was_put_in_as_a_parameter_is_written_with_it_within_the_hosts_budget(
+    folder: Path,
+) -> None:
+    pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk")
+    first, second = pipe.unet.mid_block.resnets
+    kept, wanted = second.conv1.weight, second.conv1.weight.transpose(0, 1).detach() * 1.5
+    first.conv1.weight = nn.Parameter(kept.detach().transpose(0, 1))
+    kept.data.mul_(1.5)
+    assert torch.equal(first.conv1.weight, wanted)
+    kept.data.mul_(2)
+    assert torch.equal(first.conv1.weight, wanted * 2)
+
+
 def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
     pipe = dovetail.load_pipeline(folder, "sim0", params_backend="disk")
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
@@ -158,3 +171,31 @@ def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_nex
             for one in (eager, pipe):
                 one.text_encoder.to(dtype or torch.float32)
             assert torch.equal(pipe.text_encoder(ids)[0].cpu(), eager.text_encoder(ids)[0])
+
+
+@pytest.mark.parametrize(("devices", "rests", "split"), slow_but(
+    (("sim0&sim1", None, "layer"),),
+    [("sim0&sim1", None, "layer"), ("sim0&sim1", None, "row"), ("sim0", "cpu", "layer"), ("cpu", None, "layer")],
+))  # fmt: skip
+def test_an_optimizer_that_was_made_before_compiling_trains_the_module_after_undo(
+    devices: str, rests: str | None, split: str, folder: Path
+) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    pipe = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    before = [(one, one.unet.conv_in.weight, torch.optim.SGD(one.unet.parameters(), 0.1)) for one in (eager, pipe)]
+    dovetail.compile_pipeline(pipe, devices, params_backend=rests, split_mode=split)
+    paint(pipe, sd()[1])
+    for one, weight, _ in before:
+        weight.tag = 1
+        one.unet.conv_in.weight.data.mul_(1.5)
+        one.unet.conv_out.weight.requires_grad_(False)
+    pipe.dovetail.undo()
+    for one, weight, optimizer in before:
+        assert one.unet.conv_in.weight is weight
+        for parameter in one.unet.parameters():
+            parameter.grad = torch.full_like(parameter, 0.05) if parameter.requires_grad else None
+        optimizer.step()
+    assert pipe.unet.conv_in.weight.tag == 1
+    mine, theirs = pipe.unet.state_dict(), eager.unet.state_dict()
+    assert all(torch.equal(mine[key], one) for key, one in theirs.items())
+    assert [id(one) for one in pipe.unet.parameters()] == [id(one) for one in before[1][2].param_groups[0]["params"]]

@@ -279,3 +279,16 @@ def test_pytorch_finds_the_functions_of_a_device_module():
     assert module.get_device_name(1) == "simulated device 1"
     with torch.random.fork_rng([1], device_type="sim"):
         torch.manual_seed(0)
+
+
+def test_data_of_inference_mode_is_assigned_as_on_the_host() -> None:
+    for device in ("cpu", "sim:0"):
+        weight = torch.nn.Parameter(torch.ones(3, device=device))
+        with torch.inference_mode():
+            weight.data = weight * 1.5
+            made = torch.nn.Parameter(torch.ones(3, device=device))
+        made.data = weight.detach() * 2
+        with torch.no_grad():
+            weight.mul_(2)
+        assert weight.tolist() == made.tolist() == [3, 3, 3]
+        assert weight.requires_grad

@@ -310,3 +310,50 @@ def test_no_way_to_the_memory_of_a_stand_in_ends_the_process(name: str, held: tu
             os._exit(2)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code == (REFUSED if name == "capsule" else 0)
+
+
+def _part(net: Any) -> None:
+    kept = net[0].weight
+    net[1].weight = nn.Parameter(kept.detach()[:3])
+    _ = kept.data.mul_(1.3)
+
+
+def _turned(net: Any) -> None:
+    net[0].weight = nn.Parameter(net[0].weight.detach().t())
+
+
+def _put_elsewhere(net: Any) -> None:
+    kept = net[0].weight
+    net[0].weight = nn.Parameter(torch.ones(4, 4))
+    net[1].weight = nn.Parameter(kept.detach()[1:])
+    kept.data.mul_(2)
+
+
+def _written_when_gone(net: Any) -> None:
+    kept = net[0].weight
+    net[0].weight = nn.Parameter(torch.ones(4, 4))
+    kept.data.mul_(2)
+
+
+def _buffer_of_a_part(net: Any) -> None:
+    net[2].running_mean = net[0].weight.detach()[0, 1:]
+    net[0].weight.data.add_(1)
+
+
+@pytest.mark.parametrize("change", [_part, _turned, _put_elsewhere, _written_when_gone, _buffer_of_a_part])
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_look_at_a_weight_that_became_a_weight_of_its_own_is_written_with_it(
+    change: Callable[[Any], None], looks: bool, real: nn.Sequential, held: tuple[nn.Sequential, Store]
+) -> None:
+    """Whether the host has room is asked of all weights that the modules hold then."""
+    net, store = held
+    store.room_for = lambda _: store.of_module(net) and None
+    change(real)
+    change(net)
+    if looks:
+        store.survey()
+    wanted, got = real.state_dict(), net.state_dict()
+    assert all(torch.equal(got[key], one) for key, one in wanted.items())
+    store.survey()
+    got = net.state_dict()
+    assert all(torch.equal(got[key], one) for key, one in wanted.items())
