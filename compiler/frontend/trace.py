@@ -34,6 +34,7 @@ from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
+from .call_modes import modes_answered
 from .export_patches import lazily_exported, modes_let_go, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
@@ -133,7 +134,8 @@ def _traced(
     on_host = functools.partial(copy_on_host, mode=mode, view=view)
     with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
-        with autocast_set(HOST, autocast), answered(kind, asked, told):  # the fakes lie on the host
+        modes = modes_answered(questions.asked)
+        with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
             with noted_changes(module) as found, questions.listening(module):
                 exported = _export(module, example, dynamic_shapes, view)
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))

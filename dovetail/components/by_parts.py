@@ -22,11 +22,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..cache.patched import replaced_method
 from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
+from ..conventions.modes import are_taken_off, put_back
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
@@ -80,7 +82,8 @@ class Parts(OfComponent):
 
     @property
     def _keeping(self) -> bool:
-        return getattr(self._local, "keeping", False) or has_foreign_hooks()
+        is_kept = getattr(self._local, "keeping", False) or are_taken_off()
+        return is_kept or has_foreign_hooks() or bool(replaced_method())
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -145,7 +148,9 @@ class Parts(OfComponent):
         there_args = [crossing.take(value) for value in args]
         there_kwargs = {name: crossing.take(value) for name, value in kwargs.items()}
         with self._within(_Frame(there, not site.opens, keeps)), self._at_hand(call.module, site, there):
-            result = crossing.give(call.original(*there_args, **there_kwargs))
+            with put_back():
+                result = call.original(*there_args, **there_kwargs)
+            result = crossing.give(result)
         crossing.write_back()
         if frame:
             return result

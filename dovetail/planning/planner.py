@@ -22,6 +22,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..cache.patched import replaced_method
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
@@ -30,6 +31,7 @@ from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
+from ..conventions.modes import has_foreign_modes
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
 from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
@@ -363,8 +365,8 @@ class _Known:
 
 
 def _may_run_dry(handle: Plannable) -> bool:
-    """Whether nobody but libraries is told of calls: hooks of others would see zeros."""
-    if has_foreign_hooks():
+    """Whether nobody but libraries is told of calls: hooks, modes and methods of others would see zeros."""
+    if has_foreign_hooks() or has_foreign_modes() or replaced_method():
         return False
     modules = [one.module for one in handle.components.values()]
     hooks = [hook for one in modules for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
