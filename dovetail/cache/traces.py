@@ -30,6 +30,7 @@ from .head import NoEntry
 from .key import Key, key_of
 from .patched import replaced_method
 from .surroundings import sources
+from .written import written
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +77,13 @@ def _trace(
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = key_of(module, args, kwargs, dynamic_shapes, kind) if is_wanted else None
     if key is None:
-        made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         _tell_of_ways(made)
         return made
     program = _named(key, module, named) or (read(key, module) if most else None)
     if program is None or not program.signature.takes(args, kwargs):
         before = sources()
-        program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         most = most if before == sources() else 0
     else:
         most = 0
