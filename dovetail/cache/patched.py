@@ -10,7 +10,6 @@ of a trace, and would call it as often.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Mapping
 from types import FunctionType, GetSetDescriptorType
 from typing import Any
@@ -23,7 +22,6 @@ _CLASSES = (*TENSORS, nn.Module)
 _MEMBERS = tuple(vars(one) for one in _CLASSES)
 _FIRST: Mapping[type, Mapping[str, Any]] = {one: dict(vars(one)) for one in _CLASSES}
 _OWN = ("torch", __name__.partition(".")[0])
-_seen: tuple[list[Any], str] = ([], "")
 
 
 def members() -> Iterator[Any]:
@@ -32,14 +30,8 @@ def members() -> Iterator[Any]:
 
 
 def replaced_method() -> str:
-    """A method of tensors that somebody has put in the place of PyTorch's own, or nothing; takes two microseconds."""
-    global _seen
-    now = [one for held in _MEMBERS[: len(TENSORS)] for one in held.values()]
-    known, found = _seen
-    if len(now) != len(known) or not all(map(operator.is_, now, known)):
-        found = next((f"{cls}.{name}" for cls, name, _ in patched(TENSORS) if _is_replaced(name)), "")
-        _seen = now, found
-    return found
+    """A method of tensors that somebody has put in the place of PyTorch's own, or nothing."""
+    return next((f"{cls}.{name}" for cls, name, _ in patched(TENSORS) if _is_replaced(name)), "")
 
 
 def _is_replaced(name: str) -> bool:

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..cache.patched import replaced_method
 from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
@@ -82,8 +81,7 @@ class Parts(OfComponent):
 
     @property
     def _keeping(self) -> bool:
-        is_kept = getattr(self._local, "keeping", False) or are_taken_off()
-        return is_kept or has_foreign_hooks() or bool(replaced_method())
+        return getattr(self._local, "keeping", False) or are_taken_off() or has_foreign_hooks()
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from numpy import ndarray
 from torch import nn
 
 from ..cache.code import is_own, module_of
-from ..cache.patched import members, patched
+from ..cache.patched import members, patched, replaced_method
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
@@ -52,10 +52,14 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """How a module is: ``number`` is that of all equal states; ``live`` parts must run as they are, and why each."""
+    """How a module is: ``number`` is that of all equal states; ``live`` parts must run as they are, and why each.
+
+    All of it must where a method of tensors is ``replaced``.
+    """
 
     number: int
     live: Mapping[nn.Module, str]
+    replaced: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class Stamp:
         self._seen = seen
         if described not in self._known:
             self._count += 1
-            self._known[described] = State(self._count, walk.live)
+            self._known[described] = State(self._count, walk.live, replaced_method())
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(described)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
 _LIBRARIES = ("torch", "transformers")
-_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward")
+_CALLING = attrgetter("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward")
 """What calls each module, and its hooks: a function in the place of one is a hook of all modules too."""
 
 
@@ -24,6 +26,10 @@ def has_foreign_hooks() -> bool:
     """Whether somebody other than these libraries has hooks on all modules that there are, or calls them himself."""
     from torch.nn.modules import module
 
-    own = vars(module.Module)
     hooks = (*module._global_forward_hooks.values(), *module._global_forward_pre_hooks.values())
-    return not all(map(is_of_libraries, (*hooks, *[own[name] for name in _CALLS if name in own])))
+    return not all(map(is_of_libraries, hooks)) or _is_foreign(_CALLING(module.Module))
+
+
+@functools.lru_cache(maxsize=8)
+def _is_foreign(functions: tuple[Any, ...]) -> bool:
+    return not all(map(is_of_libraries, functions))
