@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, TraceError
+from .compiler.frontend.rollback import contents, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
@@ -162,13 +164,15 @@ def compile_by_parts(
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
         component.assigned.commit({held[name]: one for name, one in assignment.items()})
-    before = Kept(twin)
+    before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
         with _told_afterwards():
             copy_context().run(compiled, *args, **kwargs)
         before.give_back()
+        for one, held in beside:
+            restore(one, held)
     except DovetailError:
         raise
     except Exception as error:  # the module's own Python ran: it is what it raises by itself

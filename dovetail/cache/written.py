@@ -28,7 +28,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 def written(module: nn.Module) -> list[Any]:
     """Containers, variables of closures, and names of classes and globals that the code of a module may write to."""
-    reach = Reach(dict.fromkeys(_code(module)))
+    return written_by(_code(module))
+
+
+def written_by(code: Iterable[Any]) -> list[Any]:
+    """The same of some classes and functions."""
+    reach = Reach(dict.fromkeys(code))
     found: list[Any] = [Named(cls) for cls in reach.classes if is_own(module_of(cls))]
     found += [Named(held, names) for held, names, own in reach.globals if own and isinstance(held, dict)]
     seen: set[int] = set()

@@ -22,8 +22,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..cache.code import is_own, module_of
 from ..cache.patched import replaced_method
+from ..cache.written import written_by
 from ..compiler.errors import DoesNotFitError, DovetailError
+from ..compiler.frontend.rollback import contents, restore
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..components.calls import Call
@@ -195,6 +198,8 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
+        code = [kind for kind in (cls, *map(type, vars(pipe).values())) if is_own(module_of(kind))]
+        beside = [(one, contents(one)) for one in written_by(code)]
         try:
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
@@ -213,6 +218,8 @@ class Planner:
         finally:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
             run.give_back()
+            for one, held in beside:
+                restore(one, held)
         return run
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:

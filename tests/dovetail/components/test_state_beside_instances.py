@@ -170,8 +170,9 @@ def cleared() -> Iterator[None]:
     _clear()
 
 
-@pytest.mark.parametrize("way", KEEPS)
-@pytest.mark.parametrize("kind", [Noting, Looking])
+@pytest.mark.parametrize(
+    ("kind", "way"), [*((Noting, way) for way in KEEPS), *((Looking, way) for way in ("class", "table", "closure"))]
+)
 def test_what_a_call_leaves_in_classes_and_globals_is_what_eager_leaves(
     kind: type[Noting], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +180,9 @@ def test_what_a_call_leaves_in_classes_and_globals_is_what_eager_leaves(
     torch.manual_seed(0)
     models = [Model(kind).eval() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    inputs = [torch.randn(rows, 32) for rows in (4, 4, 2)]
+    for model in models:
+        model.blocks = model.blocks[:2]
+    inputs = [torch.randn(rows, 32) for rows in (4, 4)]
     with torch.no_grad():
         wanted = [(models[0](x), _said()) for x in inputs]
     _clear()
@@ -190,3 +193,37 @@ def test_what_a_call_leaves_in_classes_and_globals_is_what_eager_leaves(
     for x, (result, said) in zip(inputs, wanted, strict=True):
         assert torch.equal(pipe(x), result)
         assert _said() == said
+
+
+class Counting(Pipeline):
+    """A pipeline of the user's own whose code counts beside it."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def __call__(self, *args: Any) -> Any:
+        Counting.calls += 1
+        ITEMS.append(0.0)
+        return self.unet(*args)
+
+
+def test_what_the_code_of_a_pipeline_counts_in_its_class_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "calls", 0)
+    pipe, x = Counting(Model().eval()), torch.randn(4, 32)
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
+    for count in (1, 2):
+        pipe(x)
+        assert (Counting.calls, len(ITEMS)) == (count, count)
+
+
+@pytest.mark.parametrize("kind", [Noting, Looking])
+def test_compiling_a_module_leaves_nothing_in_classes_and_globals(
+    kind: type[Noting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Noting, "way", "class")
+    module, x = kind().eval(), torch.randn(4, 32)
+    before = _said()
+    compiled = dovetail.compile(module, (x,), backend="sim0")
+    assert _said() == before
+    compiled(x)
+    assert Processor.count == 1
