@@ -10,6 +10,7 @@ of a trace, and would call it as often.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from types import FunctionType, GetSetDescriptorType
 from typing import Any
@@ -22,6 +23,7 @@ _CLASSES = (*TENSORS, nn.Module)
 _MEMBERS = tuple(vars(one) for one in _CLASSES)
 _FIRST: Mapping[type, Mapping[str, Any]] = {one: dict(vars(one)) for one in _CLASSES}
 _OWN = ("torch", __name__.partition(".")[0])
+_seen: tuple[list[Any], str] = ([], "")
 
 
 def members() -> Iterator[Any]:
@@ -30,8 +32,14 @@ def members() -> Iterator[Any]:
 
 
 def replaced_method() -> str:
-    """A method of tensors that somebody has put in the place of PyTorch's own, or nothing."""
-    return next((f"{cls}.{name}" for cls, name, _ in patched(TENSORS) if _is_replaced(name)), "")
+    """A method of tensors that somebody has put in the place of PyTorch's own, or nothing; takes some microseconds."""
+    global _seen
+    now = [value for held in _MEMBERS[: len(TENSORS)] for value in held.values()]
+    known, found = _seen
+    if len(now) != len(known) or not all(map(operator.is_, now, known)):
+        found = next((f"{cls}.{name}" for cls, name, _ in patched(TENSORS) if _is_replaced(name)), "")
+        _seen = now, found
+    return found
 
 
 def _is_replaced(name: str) -> bool:
