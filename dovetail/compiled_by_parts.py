@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, NotHereError, TraceError
+from .compiler.frontend.rollback import contents, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
@@ -182,7 +184,7 @@ def compile_by_parts(
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
         component.assigned.commit({held[name]: one for name, one in assignment.items()})
-    before = Kept(twin)
+    before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
@@ -190,6 +192,8 @@ def compile_by_parts(
             call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
             copy_context().run(call, *args, **kwargs)
         before.give_back()
+        for one, held in beside:
+            restore(one, held)
     except CannotBePlannedError as error:
         raise TraceError(f"{error}, so that what its parts are called with is not known without computing") from error
     except DovetailError:

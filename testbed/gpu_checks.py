@@ -17,12 +17,12 @@ import gguf
 import numpy as np
 import torch
 from diffusers import FluxTransformer2DModel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
 from dovetail.compiler.errors import DovetailError
 from dovetail.compiler.spec.devices import Device
+from dovetail.conventions.modes import Watching
 from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
@@ -202,7 +202,7 @@ def waits(cards: Sequence[str]) -> str:
     return "no hidden wait in the second call" if watched else f"nobody looks for hidden waits on {cards[0]}"
 
 
-class Before(TorchDispatchMode):
+class Before(Watching):
     """Calls a function before each operation, with its number, its name and the devices of its tensors."""
 
     def __init__(self, function: Callable[[int, str, set[torch.device]], None]) -> None:

@@ -11,8 +11,9 @@ import functools
 import sys
 from argparse import Namespace
 from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import copy_context
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,40 @@ _DEPTH = 5
 _DEPTH_OF_GLOBALS = 3
 _NO_MODELS = ("torch", "builtins")
 _PACKAGE = __name__.partition(".")[0] + "."
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """Names of a class, or of the globals of a Python module, that the code of a model may write to.
+
+    Without ``names`` it is what a class has that is neither code nor of Python.
+    """
+
+    held: dict[str, Any] | type
+    names: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, Any]:
+        """What they hold now."""
+        if isinstance(self.held, dict):
+            return {name: self.held[name] for name in self.names if name in self.held}
+        return {name: value for name, value in vars(self.held).items() if not name.startswith("__") and _is_data(value)}
+
+    def write(self, before: Mapping[str, Any]) -> None:
+        """Gives them back what they held, where that is another object."""
+        now = self.read()
+        for name in now.keys() - before.keys():
+            self.held.pop(name) if isinstance(self.held, dict) else delattr(self.held, name)
+        for name, value in before.items():
+            if name in now and now[name] is value:
+                continue
+            if isinstance(self.held, dict):
+                self.held[name] = value
+            else:
+                setattr(self.held, name, value)
+
+
+def _is_data(value: Any) -> bool:
+    return not callable(value) and not hasattr(type(value), "__get__")
 
 
 def reached_by_functions(module: nn.Module) -> Iterator[Any]:

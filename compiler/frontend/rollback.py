@@ -15,14 +15,14 @@ import functools
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from .outside import contents_of_cell, has_fakes, is_ours, reached_by_functions, reached_by_globals
+from .outside import Named, contents_of_cell, has_fakes, is_ours, reached_by_functions, reached_by_globals
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -32,13 +32,17 @@ _NO_MODELS = ("torch", "builtins")
 
 
 @contextlib.contextmanager
-def rolled_back(module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def rolled_back(
+    module: nn.Module, on_host: Callable[[torch.Tensor], torch.Tensor], known: Iterable[Any] = ()
+) -> Iterator[None]:
     """Gives attributes, containers and plain objects that a module reaches their contents back at the end.
 
+    So it does what is ``known`` beside, that its code writes to.
     ``on_host`` makes what stands for a tensor that is no parameter or buffer meanwhile. Caches of functions that hold
     tensors are cleared at both ends: their entries are computed again when needed. Takes time linear in the attributes.
     """
     held, beside, shared = contents_of(module), contents_beside(module), contents_of_globals(module)
+    beside += [(one, contents(one)) for one in known]
     on_host = _once_each(on_host)
     caches = list(_caches(module))
     _clear(caches)
@@ -91,6 +95,8 @@ def contents(container: Any) -> Any:
     """A copy of what a container or a variable of a closure holds, as a dict or a list."""
     if isinstance(container, CellType):
         return contents_of_cell(container)
+    if isinstance(container, Named):
+        return container.read()
     return dict(dict.items(container)) if isinstance(container, dict) else list(container)
 
 
@@ -142,6 +148,8 @@ def restore(container: Any, before: Any) -> None:
     """Puts the contents of a container back in place, unless they are the same objects in the same order."""
     if isinstance(container, dict):
         _restore_keys(container, before)
+    elif isinstance(container, Named):
+        container.write(before)
     elif isinstance(container, CellType):
         _restore_variable(container, before)
     elif len(container) != len(before) or not all(map(_is_same, container, before)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from types import CellType
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ..errors import SideEffectError
+from .outside import Named
 from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
 
 _NUMBERS = (int, float, complex, str)
@@ -29,9 +30,9 @@ _NUMBERS = (int, float, complex, str)
 class Kept:
     """What the attributes of a module and of its parts, and what they reach beside, hold at one moment."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, beside: Iterable[Any] = ()) -> None:
         self._held = [*contents_of(module), *contents_beside(module)]
-        self._shared = contents_of_globals(module)
+        self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in beside)]
         self._context = dict(copy_context())
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
 
@@ -43,7 +44,9 @@ class Kept:
         """What has another value since then, and whether it is sure that the next call would change it again."""
         found: dict[Any, bool] = {}
         for container, before in [*self._held, *self._shared]:
-            if isinstance(container, dict):
+            if isinstance(container, Named):
+                found |= _changed_keys(container.read(), before, ())
+            elif isinstance(container, dict):
                 found |= _changed_keys(container, before, self._computed.get(id(container), ()))
             elif not _alike(now := contents(container), before):
                 name = (
@@ -73,7 +76,7 @@ def _are_numbers(now: list[Any], before: list[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def noted_changes(module: nn.Module) -> Iterator[dict[Any, bool]]:
+def noted_changes(module: nn.Module, beside: Sequence[Any] = ()) -> Iterator[dict[Any, bool]]:
     """Fills the dictionary with what the calls of a module change meanwhile; a trace itself takes most of it back.
 
     Raises SideEffectError where a call changes a list or dict that it was given.
@@ -82,7 +85,7 @@ def noted_changes(module: nn.Module) -> Iterator[dict[Any, bool]]:
     if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and is no module to be traced
         yield found
         return
-    before, given = Kept(module), list[tuple[Any, Any]]()
+    before, given = Kept(module, beside), list[tuple[Any, Any]]()
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
         before.begin()
@@ -120,13 +123,15 @@ def _note(given: list[tuple[Any, Any]], value: Any) -> None:
             _note(given, one)
 
 
-def refuse_side_effects(module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object]) -> None:
+def refuse_side_effects(
+    module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object], beside: Sequence[Any] = ()
+) -> None:
     """Raises SideEffectError for a module that a call has changed so, if every other call changes it again."""
     if not found:
         return
     try:
         call()
-        between = Kept(module)
+        between = Kept(module, beside)
         call()
         again = list(between.changes())
     except Exception:  # what looks at values cannot be called with fakes

@@ -34,6 +34,7 @@ from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
+from .call_modes import modes_answered
 from .export_patches import lazily_exported, modes_let_go, quietly_exported
 from .fakes import copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
@@ -70,6 +71,7 @@ def trace(
     *,
     dynamic_shapes: Mapping[str, Any] | None = None,
     kind: str = HOST,
+    beside: Sequence[Any] = (),
 ) -> Program:
     """Traces a module in eval mode to a Program of ATen ops.
 
@@ -77,6 +79,7 @@ def trace(
         module: any module; its weights may be real, on any device, or on meta. It is left as it was.
         args, kwargs: an example call. Tensors may be on any device, meta included; only shapes and dtypes matter.
         dynamic_shapes: as torch.export takes it, keyed by the names of the arguments.
+        beside: containers, and names of classes and globals (``outside.Named``), that the module's code may write to.
         kind: of the main device, which the module sees when it asks where its tensors lie; none needs to be here.
 
     Raises:
@@ -92,7 +95,7 @@ def trace(
     def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
         with no_raw_errors(type(module).__name__):
-            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told)
+            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside)
 
     told: tuple[str, ...] = ()
     while True:
@@ -121,6 +124,7 @@ def _traced(
     kind: str,
     asked: Mapping[str, set[str]],
     told: Collection[str],
+    beside: Sequence[Any],
 ) -> Program:
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs)
@@ -132,12 +136,13 @@ def _traced(
     questions = Questions()
     view = ModelView(type(module).__name__, kind, questions)
     on_host = functools.partial(copy_on_host, mode=mode, view=view)
-    with alone(), rolled_back(module, on_host), frozen(module), faked(module, mode):
+    with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
-        with autocast_set(HOST, autocast), answered(kind, asked, told):  # the fakes lie on the host
-            with noted_changes(module) as found, questions.listening(module), applied_once(module):
+        modes = modes_answered(questions.asked)
+        with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
+            with noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
                 exported = _export(module, example, dynamic_shapes, view)
-            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind))
+            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
             refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))

@@ -1,5 +1,7 @@
 """What a model asks of a tensor beside its elements: how it lies in memory, and what it is to autograd.
 
+It may also ask whether gradients are enabled, or inference mode, which is a matter of the call.
+
 A trace has one answer to each question, and a program computes what followed from it. Its inputs have the strides of
 the example; beside that they are what tensors usually are: each begins memory of its own, and needs no gradient. So a
 program remembers which questions were asked, and a call is refused for which an answer would be another one.
@@ -36,8 +38,20 @@ _USUAL: Mapping[str, tuple[Callable[[torch.Tensor], bool], str]] = {
 
 _NO_TENSORS = frozenset((bool, int, float, str, type(None), list, tuple, dict, torch.dtype, torch.device))
 
+_MODES: Mapping[str, tuple[Callable[[], bool], str]] = {
+    "grad_mode": (torch.is_grad_enabled, "enabled: call it outside of torch.no_grad()"),
+    "no_grad_mode": (lambda: not torch.is_grad_enabled(), "disabled: call it under torch.no_grad()"),
+    "inference_mode": (torch.is_inference_mode_enabled, "on: call it under torch.inference_mode()"),
+    "no_inference_mode": (
+        lambda: not torch.is_inference_mode_enabled(),
+        "off: call it outside of torch.inference_mode()",
+    ),
+}
+"""What a model asked of the call's modes, with the answer that it got: whether that is so now, and what was so."""
+
 UNUSUAL = {question: what for question, (_, what) in _USUAL.items()}
-QUESTIONS = frozenset((LAYOUT, STRIDES, TRACED, *_USUAL))
+MODES = frozenset(_MODES)
+QUESTIONS = frozenset((LAYOUT, STRIDES, TRACED, *_USUAL, *_MODES))
 
 
 def one_tensor(values: Iterable[object]) -> tuple[int, ...]:
@@ -50,6 +64,22 @@ def one_tensor(values: Iterable[object]) -> tuple[int, ...]:
         return ()
     given = [id(value) for value in found if isinstance(value, torch.Tensor)]
     return tuple(map(given.index, given)) if len(set(given)) < len(given) else ()
+
+
+def modes_of_call(asked: Collection[str]) -> tuple[str, ...]:
+    """What is so of the modes of a call now, of a model that asks for one of them."""
+    if MODES.isdisjoint(asked):
+        return ()
+    return tuple(question for question, (is_so, _) in _MODES.items() if is_so())
+
+
+def other_mode(asked: Collection[str]) -> str:
+    """How a mode was when a model was traced that asks for it, and is not now; empty where there is none."""
+    for question in MODES.intersection(asked):
+        is_so, was = _MODES[question]
+        if not is_so():
+            return f"the model asks for {'inference mode' if 'inference' in question else 'gradients'}, traced {was}"
+    return ""
 
 
 def unusual(tensor: torch.Tensor, asked: Collection[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CallError
-from .asked import TRACED, difference
+from .asked import TRACED, difference, other_mode
 from .sizes import evaluate, holds, symbol_names, symbols_of, with_numbers
 from .structure import read_structure
 
@@ -148,6 +148,8 @@ class Signature:
 
     def _check_asked(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> None:
         """Raises CallError where the model would have another answer to something that it asks of its inputs."""
+        if problem := other_mode(self.asked):
+            raise CallError(f"{problem}, or compile it for such a call")
         for tensor, leaf in zip(tensors, self.tensors, strict=True):
             problem = difference(tensor, [evaluate(step, symbols) for step in leaf.stride], self.asked)
             if problem:

@@ -10,9 +10,9 @@ call. All of it is written into one digest, in three ways:
 - what lies in files (``files.py``): all of every file that these functions come from, and of what these import. So an
   edit changes the digest by whatever way a forward reaches what was edited.
 
-The code of PyTorch outside of ``torch.nn``, of Python's own library, of dovetail, and of installed packages that no
-class of the model comes from is not followed: a function of these is told by its own bytecode, for their versions are
-in the key beside this.
+The code of PyTorch outside of ``torch.nn`` and ``torch.distributions``, of Python's own library, of dovetail, and of
+installed packages that no class of the model comes from is not followed: a function of these is told by its own
+bytecode, for their versions are in the key beside this.
 
 What has no content that can be told (an open file, a generator of random numbers), a function that reads the world
 beside the model (``world.py``), and code that was typed into a session or is of the script that runs, raises
@@ -136,7 +136,7 @@ class Content(Values):
         """Whether the code of a module is told by content all the way, and not by the version of its package."""
         root = module.partition(".")[0]
         if root == "torch":
-            return module.startswith("torch.nn.")
+            return module.startswith(("torch.nn.", "torch.distributions."))
         return root in self._homes or not (root == "dovetail" or is_of_python(module) or is_installed(root))
 
     def _module(self, module: nn.Module) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 from ..compiler.ir.asked import one_tensor
 from ..conventions.hooks import has_foreign_hooks
 from .content import Content
-from .surroundings import call_settings, foreign_methods, is_within_modes, surroundings
+from .patched import TENSORS, patched
+from .surroundings import call_settings, is_within_modes, surroundings
 from .values import HasNoContent
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ def key_of(
         content.arguments((list(args), dict(kwargs)))
         content.say("one tensor", *one_tensor((*args, *kwargs.values())))
         content.arguments(dynamic_shapes)
-        for name, method in foreign_methods():
-            content.say("method of tensors", name)
+        for kind, name, method in patched(TENSORS):  # those of modules are among the code that is followed
+            content.say("method of", kind, name)
             content.arguments(method)
         told = content.finish()
     except HasNoContent as why:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,8 @@ def surroundings() -> tuple[Any, ...]:
 
 def call_settings(kind: str) -> tuple[Any, ...]:
     """The settings of PyTorch under which a call is traced for a kind of device, in plain words."""
-    return (*read_switches(), torch.is_inference_mode_enabled(), autocast_state(kind), kind)
-
-
-def foreign_methods() -> Iterator[tuple[str, Any]]:
-    """The methods of tensors that are not PyTorch's own: somebody has put them there."""
-    for name, value in vars(torch.Tensor).items():
-        home = getattr(value, "__module__", None) or ""
-        if callable(value) and home.partition(".")[0] not in ("", "torch", "dovetail", "builtins", "typing"):
-            yield name, value
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return (*read_switches(), *modes, autocast_state(kind), kind)
 
 
 def is_within_modes() -> bool:

@@ -18,15 +18,19 @@ from typing import Any
 
 from torch import nn
 
+from ..compiler.errors import TraceError
 from ..compiler.frontend import trace as tracing
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.asked import TRACED
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import HOST
+from ..conventions import modes
 from . import entry, folder
 from .head import NoEntry
 from .key import Key, key_of
+from .patched import replaced_method
 from .surroundings import sources
+from .written import written
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +53,37 @@ def trace(
 ) -> Program:
     """What ``compiler.frontend.trace.trace`` yields of the same arguments, from disk where it is kept there.
 
-    Raises TraceError where it does.
+    It is a trace without modes that somebody has put around this. Raises TraceError where that does.
     """
+    with modes.taken_off():
+        return _trace(module, args, kwargs or {}, dynamic_shapes, kind, named or {})
+
+
+def _trace(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | None,
+    kind: str,
+    named: Named,
+) -> Program:
+    if method := replaced_method():
+        raise TraceError(
+            f"{type(module).__name__} cannot be traced while {method} is somebody's own, which PyTorch calls once more "
+            "for each mode of a trace: give it back, or subclass the layers that call it"
+        )
     most = folder.limit() if folder.is_on() and _is_believed() else 0
     is_wanted = most or named or _collecting.get() is not None
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
-        key = key_of(module, args, kwargs or {}, dynamic_shapes, kind) if is_wanted else None
+        key = key_of(module, args, kwargs, dynamic_shapes, kind) if is_wanted else None
     if key is None:
-        made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         _tell_of_ways(made)
         return made
-    program = _named(key, module, named or {}) or (read(key, module) if most else None)
-    if program is None or not program.signature.takes(args, kwargs or {}):
+    program = _named(key, module, named) or (read(key, module) if most else None)
+    if program is None or not program.signature.takes(args, kwargs):
         before = sources()
-        program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind)
+        program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         most = most if before == sources() else 0
     else:
         most = 0

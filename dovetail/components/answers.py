@@ -32,6 +32,9 @@ def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mappin
         component.enter(component)
     factor, others = component.adapters.without_factor(kwargs)
     branches = component.adapters.read(call.module, factor)
+    if state.replaced:  # which no trace takes, of a part neither
+        with component.parts.keeping():
+            return component.parts.run(call, *args, **kwargs)
     if component.parts.takes(call, args, kwargs):
         return component.parts.run(call, *args, **kwargs)
     key = state.number, *ambient(component.devices[0].traced_as), branches.key, call_key(args, others, call.asked)

@@ -1,7 +1,7 @@
 """Makes a module what it was, after its own Python ran in a dry run: what it keeps of a call, the next one reads.
 
-A counter, a cache of keys and values and a buffer that is written would otherwise begin a call with what zeros left.
-Globals, which other threads may write meanwhile, stay as they are.
+A counter, a cache of keys and values and a buffer that is written would otherwise begin a call with what zeros left. So
+would what its code counts and collects in classes and globals of the user's (``cache/written.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..cache.written import written
 from ..compiler.frontend.fakes import has_numbers
 from ..compiler.frontend.rollback import contents, contents_beside, contents_of, restore
 from ..runtime.devices.transfers import moved
@@ -22,10 +23,11 @@ _LARGEST = 1 << 24
 
 
 class AsBefore:
-    """What a module, its parts and the functions on them keep at one moment, apart from parameters."""
+    """What a module, its parts, the functions on them and its code keep at one moment, apart from parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._held = [*contents_of(module), *contents_beside(module)]
+        self._held += [(one, contents(one)) for one in written(module)]
         self._tensors = [(one, _version(one), _copied(one)) for one in _tensors(module, self._held)]
 
     def give_back(self) -> None:

@@ -28,6 +28,7 @@ from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
+from ..conventions.modes import are_taken_off, put_back
 from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.objects import attributes_on
@@ -110,7 +111,7 @@ class Parts(OfComponent):
 
     @property
     def _keeping(self) -> bool:
-        return getattr(self._local, "keeping", False) or has_foreign_hooks()
+        return getattr(self._local, "keeping", False) or are_taken_off() or has_foreign_hooks()
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -185,7 +186,9 @@ class Parts(OfComponent):
             self._within(_Frame(there, not site.opens, keeps)),
             self._at_hand(call.module, site, there),
         ):
-            result = crossing.give(own(*there_args, **there_kwargs))
+            with put_back():
+                result = own(*there_args, **there_kwargs)
+            result = crossing.give(result)
         crossing.write_back()
         if frame:
             return result

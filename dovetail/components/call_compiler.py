@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..cache.traces import trace
 from ..compiler.errors import TraceError
 from ..compiler.frontend.trace_lock import alone
-from ..compiler.ir.asked import UNUSUAL, one_tensor
+from ..compiler.ir.asked import MODES, UNUSUAL, one_tensor
 from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..lora.adapters import Branches
@@ -252,5 +252,5 @@ def _key_of(
     program = made.program if isinstance(made, CompiledModule) else made
     if not isinstance(program, Program):
         return key
-    call.asked |= program.signature.asked & UNUSUAL.keys()
+    call.asked |= program.signature.asked & (UNUSUAL.keys() | MODES)
     return *key[:-1], call_key(args, kwargs, call.asked)

@@ -22,6 +22,7 @@ from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import counted
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
+from ..conventions.modes import foreign_modes, has_foreign_modes
 from ..progress.phases import READING, note_read, phase
 from ..runtime.devices.accelerator import Event, accelerator_of
 from ..runtime.devices.fork import ForkSafeLock
@@ -90,13 +91,18 @@ class CompiledModule:
         Raises:
             CallError: the call differs from the traced one in structure, shape, dtype or a constant, in what else the
                 model asks of its inputs (``is_contiguous``, ``requires_grad``), or in strides where these decide what
-                it writes.
+                it writes; or it is made within a mode of somebody's own (``TorchFunctionMode``).
             NotHereError: the program was compiled for another machine, or its weights have no data.
             ExecutionError: an operation failed; the message names the node and the model's source line.
             DoesNotFitError: a call of other sizes than the example's would exceed a device; or memory ran out, for an
                 operation, inputs, results or weights.
             WeightError: a file of which weights are views was written to, before the call or while it went on.
         """
+        if has_foreign_modes():
+            raise CallError(
+                f"{self.program.name} is called within {foreign_modes()}, a mode that acts on each operation, and a "
+                "program computes without: leave the mode, or call the module itself within it"
+            )
         if self._weights and self._weights.is_changed():
             self._renew(self._weights)
         if not self._executor.is_bound:

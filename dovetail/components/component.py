@@ -25,6 +25,7 @@ from ..compiler.frontend import trace_lock
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
+from ..conventions import modes
 from ..conventions.libraries import OWN_METHODS, VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
 from ..lora.adapters import Adapters
@@ -348,6 +349,9 @@ class Component:
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):
             return call.original(*args, **kwargs)
+        if modes.has_foreign_modes():
+            with modes.taken_off():
+                return self.run(call, args, kwargs)
         with self.turn, self.turn:
             try:
                 with self.view.using():

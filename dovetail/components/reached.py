@@ -57,6 +57,10 @@ _CONTAINERS = (list, tuple, set, frozenset, dict, deque, MappingProxyType, bytea
 _SAYS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 2
+_OF_MODELS = frozenset(
+    ("", "nn", "fft", "linalg", "special", "functional", "distributions", "sparse", "nested", "masked", "signal")
+)
+"""Where PyTorch has functions that models call; what else it keeps changes as it works."""
 
 
 class Reached:
@@ -148,7 +152,8 @@ def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
 
 def _counts(module: str) -> bool:
     """Whether somebody patches what is in a module: of PyTorch's own functions, those that models call."""
-    return module == "torch" or module.startswith("torch.nn") or module.partition(".")[0] != "torch"
+    package, _, rest = module.partition(".")
+    return package != "torch" or rest.partition(".")[0] in _OF_MODELS
 
 
 def _is_ambient(value: Any) -> bool:

@@ -24,6 +24,7 @@ from numpy import ndarray
 from torch import nn
 
 from ..cache.code import is_own, module_of
+from ..cache.patched import members, patched, replaced_method
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
@@ -51,10 +52,14 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """How a module is: ``number`` is that of all equal states; ``live`` parts must run as they are, and why each."""
+    """How a module is: ``number`` is that of all equal states; ``live`` parts must run as they are, and why each.
+
+    All of it must where a method of tensors is ``replaced``.
+    """
 
     number: int
     live: Mapping[nn.Module, str]
+    replaced: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,10 @@ class Stamp:
         walk = _Walk()
         parts = tuple(walk.module(one, one is root, instead) for one in modules)
         roots = dict.fromkeys((*map(type, modules), *walk.code))
-        members = tuple(walk.members(one) for one in _of_classes(map(type, modules)))
+        told = tuple(walk.members(one) for one in _of_classes(map(type, modules)))
         self._reached, beside = self._reached.renewed(roots, _Walk)
-        described = parts, members, self._reached.described
+        every = tuple((kind, name, serial(value)) for kind, name, value in patched())
+        described = parts, told, self._reached.described, every
         dicts: list[Mapping[Any, Any]] = [
             *(vars(one) for one in modules[1:]),
             *(one._modules for one in modules),
@@ -138,7 +144,7 @@ class Stamp:
         self._seen = seen
         if described not in self._known:
             self._count += 1
-            self._known[described] = State(self._count, walk.live)
+            self._known[described] = State(self._count, walk.live, replaced_method())
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(described)
@@ -165,7 +171,7 @@ def _values(root: nn.Module, seen: _Seen) -> Iterator[Any]:
         if not isinstance(value, Replacement) and name not in _NOTED_ELSEWHERE
     )
     dicts, lists = (held.values() for held in seen.dicts), chain(seen.sequences)
-    return itertools.chain(own, chain(dicts), chain(seen.keyed), lists, seen.reached.values(), (_END,))
+    return itertools.chain(own, chain(dicts), chain(seen.keyed), lists, seen.reached.values(), members(), (_END,))
 
 
 def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:

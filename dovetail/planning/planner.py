@@ -20,13 +20,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, cast
 
+from ..cache.code import is_own, module_of
+from ..cache.patched import replaced_method
+from ..cache.written import written_by
 from ..compiler.errors import DoesNotFitError, DovetailError
+from ..compiler.frontend.rollback import contents, restore
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
+from ..conventions.modes import has_foreign_modes
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
 from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
@@ -233,6 +238,8 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
+        code = [kind for kind in (cls, *map(type, vars(pipe).values())) if is_own(module_of(kind))]
+        beside = [(one, contents(one)) for one in written_by(code)]
         try:
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
@@ -251,6 +258,8 @@ class Planner:
         finally:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
             run.give_back()
+            for one, held in beside:
+                restore(one, held)
         return run
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
@@ -383,8 +392,8 @@ def _orders(calls: Sequence[DryCall]) -> list[list[DryCall]]:
 
 
 def _may_run_dry(handle: Plannable) -> bool:
-    """Whether nobody but libraries is told of calls: hooks of others would see zeros."""
-    if has_foreign_hooks():
+    """Whether nobody but libraries is told of calls: hooks, modes and methods of others would see zeros."""
+    if has_foreign_hooks() or has_foreign_modes() or replaced_method():
         return False
     modules = [one.module for one in handle.components.values()]
     hooks = [hook for one in modules for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]

@@ -18,6 +18,7 @@ from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
 from ..compiling import compile
 from ..components.compiled import CompiledModule
+from ..conventions.modes import taken_off
 from .lifted import DynamoGraph, origins_of, weights_of
 from .shared_weights import SharedWeights
 
@@ -80,7 +81,8 @@ class CompiledGraph:
         sizes = tuple(one.shape if isinstance(one, torch.Tensor) else one for one in others)
         key = tuple(id(inputs[index]) for index in self._names), sizes
         compiled = self._bound.get(key) or self._bind(key, inputs, others)
-        return compiled(*others)
+        with taken_off():  # what modes do to functions is in the graph
+            return compiled(*others)
 
     def _bind(self, key: tuple[Identities, Sizes], inputs: Sequence[Any], others: Sequence[Any]) -> CompiledModule:
         """The program for some sizes over some weights, which it keeps alive."""

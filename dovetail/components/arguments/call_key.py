@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ...compiler.ir.asked import one_tensor, unusual
+from ...compiler.ir.asked import modes_of_call, one_tensor, unusual
 from ...compiler.ir.signature import constant_key
 
 _PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))
@@ -24,7 +24,7 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any], asked: frozenset[st
     if not asked:
         return *key, same
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    return *key, tuple(unusual(tensor, asked) for tensor in tensors), same
+    return *key, modes_of_call(asked), tuple(unusual(tensor, asked) for tensor in tensors), same
 
 
 def _key(value: Any) -> Hashable:

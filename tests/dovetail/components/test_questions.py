@@ -197,3 +197,98 @@ def test_an_argument_that_is_known_by_its_number_alone_runs_as_it_is() -> None:
         some.clear()
         some.add(by)
         assert torch.equal(pipe(x, some), eager[by])
+
+
+class AskingModes(diffusers.ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Asks for the modes of a call."""
+
+    @register_to_config
+    def __init__(self, way: str = "gradients") -> None:
+        super().__init__()
+        self.first, self.way, self.gradient_checkpointing = nn.Linear(8, 8), way, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x * WAYS[self.way](self)
+
+
+def _within(model: Any) -> int:
+    with torch.no_grad():
+        first = 2 if torch.is_grad_enabled() else 3
+    return first + (10 if torch.is_grad_enabled() else 20)
+
+
+def _around(model: Any) -> int:
+    with torch.enable_grad():
+        first = 2 if torch.is_grad_enabled() else 3
+    return first + (10 if torch.is_grad_enabled() else 20)
+
+
+@torch.no_grad()
+def _decorated(model: Any) -> int:
+    return 2 if torch.is_grad_enabled() else 3
+
+
+def _checkpointed(model: Any) -> int:
+    if torch.is_grad_enabled() and model.gradient_checkpointing:
+        return 5
+    return 4
+
+
+WAYS: dict[str, Callable[[Any], int]] = {
+    "gradients": lambda model: 2 if torch.is_grad_enabled() else 3,
+    "inference": lambda model: 2 if torch.is_inference_mode_enabled() else 3,
+    "by and": lambda model: 2 if torch.is_grad_enabled() and model.way else 3,
+    "within": _within,
+    "around": _around,
+    "decorated": _decorated,
+    "checkpointed": _checkpointed,
+}
+CALL_MODES: list[Any] = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_asks_for_the_mode_of_a_call_is_answered_as_eager_is(way: str) -> None:
+    module, x = AskingModes(way).eval().requires_grad_(False), torch.ones(2, 8)
+    pipe = Pipeline(module)
+    eager = [[mode()(module)(x) for mode in CALL_MODES] for _ in range(2)]
+    dovetail.compile_pipeline(pipe, backend="sim0")
+    for wanted in eager:
+        for mode, want in zip(CALL_MODES, wanted, strict=True):
+            assert torch.equal(mode()(pipe.unet)(x), want)
+    if way in ("decorated", "checkpointed"):
+        assert len(pipe._dovetail.components["unet"].programs) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", CALL_MODES)
+def test_a_module_compiled_in_a_mode_that_it_asks_for_refuses_calls_in_another(way: str, mode: Any) -> None:
+    module, x = AskingModes(way).eval().requires_grad_(False), torch.ones(2, 8)
+    compiled = mode()(dovetail.compile)(module, (x,), backend="sim0")
+    assert torch.equal(mode()(compiled)(x), mode()(module)(x))
+    refused = 0
+    for other in CALL_MODES:
+        try:
+            assert torch.equal(other()(compiled)(x), other()(module)(x))
+        except CallError as error:
+            refused += 1
+            assert "the model asks for" in str(error)
+            assert "call it" in str(error)
+    assert (refused > 0) == (way not in ("decorated", "checkpointed"))
+
+
+def test_a_kept_trace_and_a_saved_plan_know_the_mode_that_the_model_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "kept"))
+    module, x = AskingModes().eval().requires_grad_(False), torch.ones(2, 8)
+    first = dovetail.compile(module, (x,), backend="cpu")
+    traces.wait()
+    first.save(tmp_path / "plan.json")
+    loaded = dovetail.load(tmp_path / "plan.json", module)
+    assert torch.equal(loaded(x), module(x))
+    with torch.no_grad():
+        assert torch.equal(dovetail.compile(module, (x,), backend="cpu")(x), module(x))
+        with pytest.raises(CallError, match=r"asks for gradients, traced enabled: call it outside of torch\.no_grad"):
+            loaded(x)
