@@ -329,7 +329,10 @@ def test_a_module_that_can_neither_be_traced_nor_run_is_named_with_its_line_and_
                 return self.embed(ids)
             raise ValueError("there are no ids")
 
-    with pytest.raises(TraceError, match=r"there are no ids: .*Branching cannot be traced past .*_compile\.py:\d+ .*compile a submodule"):
+    with pytest.raises(
+        TraceError,
+        match=r"there are no ids: .*Branching cannot be traced past .*_compile\.py:\d+ .*compile a submodule",
+    ):
         dovetail.compile(Branching(), (ids.to("meta"),))
 
 
