@@ -21,7 +21,7 @@ import torch
 from .diagnostics import is_of_model
 
 _SILENT = frozenset(("PRECALL", "CACHE", "NOP", "TO_BOOL", "EXTENDED_ARG", "NOT_TAKEN"))
-_LOADS = ("LOAD_FAST", "LOAD_ATTR")
+_LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")
 _WRAPPER = "decorate_context"
 """The function that PyTorch puts around one that is decorated with ``torch.no_grad()``."""
 
