@@ -72,6 +72,11 @@ def attributes_on(tensor: torch.Tensor, before: torch.Tensor) -> None:
     vars(tensor).update(_hung_on(before))
 
 
+def can_be(former: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether a tensor can take the numbers of another: not where one lies on a simulated device and one does not."""
+    return can_exchange(former, now) and torch._has_compatible_shallow_copy_type(former, now)
+
+
 def be_again(former: torch.Tensor, now: torch.Tensor) -> None:
     """Makes the tensor that a weight was before what the weight is now: its numbers, and what was hung on it since.
 

@@ -25,7 +25,7 @@ from ..devices.fork import ForkSafeLock
 from ..devices.transfers import land, moved
 from ..devices.wrapped import is_wrapped
 from .fetching import WAY_OUT, fetched_weight, is_in_file, of_one_range, once
-from .objects import be_again, can_exchange, exchange_contents, hang_on
+from .objects import be_again, can_be, can_exchange, exchange_contents, hang_on
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .source import tensors_of_module
@@ -284,7 +284,7 @@ class Store:
         one.former = one.grad = None
         if former is None and grad is not None and grad.shape == one.tensor.shape:
             one.tensor.grad = moved(grad, one.tensor.device)
-        elif former is not None and one.is_here and former is not one.tensor and can_exchange(former, one.tensor):
+        elif former is not None and one.is_here and former is not one.tensor and can_be(former, one.tensor):
             be_again(former, one.tensor)
             one.lasts = False
             self._hold(one, former)
