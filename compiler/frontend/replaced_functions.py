@@ -2,7 +2,8 @@
 
 A function that PyTorch has in Python (``F.silu``) asks first whether a mode is active, as several are during a trace,
 and has the mode call what stands under its own name now. That is the replacement, which calls the original, which asks
-the next mode: eager applies it once, a trace would once more for each mode.
+the next mode: eager applies it once, a trace would once more for each mode. Where methods of tensors were replaced
+nothing is traced.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
-from ..errors import TraceError
-
 _OWN = str(Path(torch.__file__).parent)
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_HOMES = (torch.nn.functional, torch.functional, torch.Tensor)
+_HOMES = (torch.nn.functional, torch.functional)
 
 
 @contextlib.contextmanager
@@ -67,25 +66,12 @@ class _AppliedOnce(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the original that asks, or calls the function as it is; raises TraceError for methods of tensors."""
-        if not _is_foreign(func):
-            return func(*args, **(kwargs or {}))
+        """Runs the original that asks, or calls the function as it is."""
         asking = sys._getframe(1)
-        is_told = asking.f_code is handle_torch_function.__code__
-        body = asking.f_back if is_told else None
-        name = next((name for name, value in vars(torch.Tensor).items() if value is func), None)
-        if name is not None and (not is_told or _is_own(body)):
-            raise TraceError(
-                f"torch.Tensor.{name} was replaced by {func.__qualname__}, which calls the original: a trace would "
-                "apply it more than once: change it back, or replace the method of a module in its place"
-            )
-        function = _original(body) if body is not None and _is_own(body) else func
+        body = asking.f_back if asking.f_code is handle_torch_function.__code__ and _is_foreign(func) else None
+        is_own = body is not None and body.f_code.co_filename.startswith(_OWN)
+        function = _original(body) if body is not None and is_own else func
         return function(*args, **(kwargs or {}))
-
-
-def _is_own(frame: FrameType | None) -> bool:
-    """Whether code of PyTorch's runs in a frame."""
-    return frame is not None and frame.f_code.co_filename.startswith(_OWN)
 
 
 def _original(body: FrameType) -> Callable[..., Any]:
