@@ -50,13 +50,15 @@ def trace(
     dynamic_shapes: Mapping[str, Any] | None = None,
     kind: str = HOST,
     named: Named | None = None,
+    key: Key | None = None,
 ) -> Program:
     """What ``compiler.frontend.trace.trace`` yields of the same arguments, from disk where it is kept there.
 
-    It is a trace without modes that somebody has put around this. Raises TraceError where that does.
+    It is a trace without modes that somebody has put around this. ``key`` is that of these arguments, if it is known.
+    Raises TraceError where that does.
     """
     with modes.taken_off():
-        return _trace(module, args, kwargs or {}, dynamic_shapes, kind, named or {})
+        return _trace(module, args, kwargs or {}, dynamic_shapes, kind, named or {}, key)
 
 
 def _trace(
@@ -66,6 +68,7 @@ def _trace(
     dynamic_shapes: Mapping[str, Any] | None,
     kind: str,
     named: Named,
+    key: Key | None,
 ) -> Program:
     if method := replaced_method():
         raise TraceError(
@@ -75,7 +78,7 @@ def _trace(
     most = folder.limit() if folder.is_on() and _is_believed() else 0
     is_wanted = most or named or _collecting.get() is not None
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
-        key = key_of(module, args, kwargs, dynamic_shapes, kind) if is_wanted else None
+        key = (key or key_of(module, args, kwargs, dynamic_shapes, kind)) if is_wanted else None
     if key is None:
         made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         _tell_of_ways(made)

@@ -48,7 +48,7 @@ class TracedAlike:
         if known is not None:
             raise _of_its_own(known)
         try:
-            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, named=named)
+            program = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, named=named, key=key)
         except TraceError as error:
             self._known[key.full] = _of_its_own(error)
             raise
