@@ -76,39 +76,31 @@ def _cure(name: str, decision: Decision | None) -> str:
     if decision is None:
         return f"leave {name} out of --backend to have a placement searched, or name no cpu for it"
     most = _WORTH * decision.solution.seconds
-    return next(
-        (said for seconds, said in _cures(name, decision) if seconds <= most), "nothing that was tried is quicker"
-    )
+    for seconds, changed in _cures(name, decision):
+        if seconds <= most:
+            spread = decision.machine.speeds.spread(decision.machine.devices)
+            return f"with {changed} it takes {seconds_text(seconds, spread)} s"
+    return "nothing that was tried is quicker"
 
 
 def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
-    """The seconds of a picture with something changed, and how to have it, what costs least first."""
-    spread = decision.machine.speeds.spread(decision.machine.devices)
+    """The seconds of a picture with something changed, and what that is, what costs least first."""
     loads, budgets = decision.loads, decision.granted
     load = next(one for one in loads if one.name == name)
     anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
         found = _with(decision, _changed(loads, load, anywhere))
         if found:
-            yield (
-                found.seconds,
-                f"with {line_of(settings_of(found, loads))} it takes {seconds_text(found.seconds, spread)} s",
-            )
+            yield found.seconds, line_of(settings_of(found, loads))
     for quant in TYPES:
         found = _with(decision, in_packed_type(loads, {name}, quant))
         if found:
-            yield (
-                found.seconds,
-                f"with its weights in {quant} (dovetail convert) it takes {seconds_text(found.seconds, spread)} s",
-            )
+            yield found.seconds, f"its weights in {quant} (dovetail convert)"
     for device in decision.machine.devices:
         more = {**budgets.devices, device: budgets.devices[device] + MORE}
         found = search(loads, decision.machine, replace(budgets, devices=more))
         if found:
-            yield (
-                found.seconds,
-                f"with {format_bytes(MORE)} more of {device} it takes {seconds_text(found.seconds, spread)} s",
-            )
+            yield found.seconds, f"{format_bytes(MORE)} more of {device}"
 
 
 def _with(decision: Decision, loads: Sequence[Load]) -> Solution | None:
