@@ -32,6 +32,8 @@ _DEPTH = 5
 """So many objects are looked into, one held by another."""
 _DEPTH_OF_GLOBALS = 3
 _NO_MODELS = ("torch", "builtins")
+_WARNINGS = "__warningregistry__"
+"""Where Python notes which warnings of a file it has given."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -90,7 +92,7 @@ def reached_by_globals(module: nn.Module) -> Iterator[Any]:
         if library not in _NO_MODELS and name in sys.modules:
             held = vars(sys.modules[name])
             yield held
-            for value in list(held.values()):
+            for value in [one for key, one in list(held.items()) if key != _WARNINGS]:
                 if isinstance(value, (*CONTAINERS, *HOLDERS)) or type(value).__module__.partition(".")[0] == library:
                     yield from _reached(value, _DEPTH_OF_GLOBALS, seen)
                 yield from (vars(one) for one in _functions_of(value, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -94,3 +95,18 @@ def test_a_scripted_module_is_refused_as_such() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
     with pytest.raises(TraceError, match="ScriptModule is not supported"):
         trace(scripted, (X,))
+
+
+class Complaining(Net):
+    """Warns at each call, of which Python keeps a note in the globals of this file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            warnings.warn("this layer is slow", stacklevel=1)
+        return self.linear(x)
+
+
+def test_a_warning_that_python_notes_is_no_change() -> None:
+    warnings.warn_explicit("x", UserWarning, __file__, 1, registry=globals().setdefault("__warningregistry__", {}))
+    assert trace(Complaining().eval(), (X,)).graph.nodes
