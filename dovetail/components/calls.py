@@ -107,6 +107,11 @@ class Call:
                 program.unload()
 
     @property
+    def held(self) -> nn.Module | None:
+        """The module that is called, or None when nobody has it any more."""
+        return self._module()
+
+    @property
     def module(self) -> nn.Module:
         """The module that is called; raises ReferenceError when nobody has it any more."""
         module = self._module()

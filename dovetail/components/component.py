@@ -156,6 +156,8 @@ class Component:
         self.streams = False
         """Whether weights that rest elsewhere come and go with their blocks, and are not kept for a phase."""
         self._stays: Assignment = {}
+        self.adopted = 0
+        """How many parts were put in the place of others since it was compiled, as far as was looked."""
         self.takes_adapters = False
         """Whether an adapter is being loaded: stand-ins are in the places of all other weights."""
 
@@ -208,6 +210,19 @@ class Component:
             if callable(getattr(self.module, method, None)):
                 self._swap("", method, self.module)
         self._generating += put_methods(self)
+
+    def adopt(self, parts: Sequence[nn.Module]) -> None:
+        """Has parts that were put in the place of others answer their calls; those get their own calls back."""
+        paths = {part: path for path, part in self.module.named_modules()}
+        for call in [one for one in self.calls if one.held not in paths]:
+            call.unload()
+            call.end()
+            self.calls.remove(call)
+            self.watch.forget(call)
+        known = {call.held for call in self.calls}
+        for part in paths.keys() & set(parts) - known:
+            self._swap(paths[part], "forward", part)
+            self.adopted += 1
 
     def settle(self) -> None:
         """Reads what libraries compute with before the first call: small parameters that the module holds itself.

@@ -26,6 +26,7 @@ class Watch(OfComponent):
         super().__init__(component)
         self._stamps: dict[Call, tuple[Stamp, WeightStamp]] = {}
         self._live: dict[Call, Mapping[nn.Module, str]] = {}
+        self._parts: dict[Call, list[nn.Module]] = {}
         self._told = False
 
     def look(self, call: Call) -> State:
@@ -40,6 +41,9 @@ class Watch(OfComponent):
             for one, _ in list(self._stamps.values()):
                 one.forget()  # what was one weight may be two now
             state = stamp.look()
+        if self._parts.get(call) is not stamp.modules:
+            self._parts[call] = stamp.modules
+            component.adopt(stamp.modules)
         if weights.has_turned():
             call.unload()
         if state.live is not self._live.get(call):
@@ -83,3 +87,9 @@ class Watch(OfComponent):
         """Forgets all that was seen."""
         self._stamps.clear()
         self._live.clear()
+        self._parts.clear()
+
+    def forget(self, call: Call) -> None:
+        """Forgets a part that is gone."""
+        for seen in (self._stamps, self._live, self._parts):
+            seen.pop(call, None)

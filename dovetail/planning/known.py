@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,3 +44,18 @@ class Known:
     met: list[Met]
     tiles: Mapping[str, Tile]
     turns: Mapping[str, str]
+    adopted: int
+
+    def is_there(self, components: Iterable[Component]) -> bool:
+        """Whether its programs are there still, and no part was put in the place of one that had none."""
+        return adopted_by(components) == self.adopted and all(one.is_there() for one in self.met)
+
+
+def adopted_by(components: Iterable[Component]) -> int:
+    """How many parts were put in the place of others in these components, after a look at those that run by parts."""
+    found = 0
+    for component in components:
+        if component.sites.are_by_parts:
+            component.watch.look(component.calls[0])
+        found += component.adopted
+    return found

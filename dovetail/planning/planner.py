@@ -38,7 +38,7 @@ from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits
 from .generation import Generation, PlannedCall, values_of
 from .isolated import isolated
 from .kinds import kind_of
-from .known import Known, Met
+from .known import Known, Met, adopted_by
 from .lasting import Lasting
 from .making import Making, PlanRequest, as_before_on_error
 from .plannable import Phased, Plannable, SetAside
@@ -131,7 +131,7 @@ class Planner:
             if known is not None:
                 self.tiles.put(handle, known.tiles)
                 self.phase_of.turns = known.turns
-                if all(one.is_there() for one in known.met) and _fits_still(handle, known.generation):
+                if known.is_there(handle.components.values()) and _fits_still(handle, known.generation):
                     self._known.move_to_end(kind)
                     return known.generation
                 del self._known[kind]
@@ -226,7 +226,8 @@ class Planner:
             return None
         generation.tiles = self.tiles.all
         met = [Met.of(one) for one in run.calls.values()]
-        self._known[asked.kind] = Known(generation, met, self.tiles.now, self.phase_of.turns)
+        adopted = adopted_by(handle.components.values())
+        self._known[asked.kind] = Known(generation, met, self.tiles.now, self.phase_of.turns, adopted)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return generation

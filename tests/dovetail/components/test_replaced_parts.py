@@ -1,0 +1,131 @@
+"""Parts of a compiled model that are replaced by others answer as eager's do, where it runs by its parts too."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.runtime import sim
+from tests.cases import slow_but
+
+from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
+
+RIGS = {
+    "one device": {"backend": "sim0"},
+    "two devices": {"backend": "sim0&sim1"},
+    "weights in RAM": {"backend": "sim0", "params_backend": "diffusion=cpu"},
+    "two devices, weights in RAM": {"backend": "sim0&sim1", "params_backend": "diffusion=cpu"},
+}
+
+
+class Unsteady(nn.Module):
+    """A layer that no trace follows, with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.shift = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) + self.shift
+        return made + torch.from_numpy(made.detach().cpu().numpy()).to(made.device)
+
+
+class Around(nn.Module):
+    """Doubles what another layer makes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) * 2
+        return made
+
+
+def _layer(model: Model) -> None:
+    model.first = nn.Linear(WIDTH, WIDTH)
+
+
+def _untraceable(model: Model) -> None:
+    model.first = Unsteady()
+
+
+def _wrapped(model: Model) -> None:
+    model.first = Around(model.first)
+
+
+def _block(model: Model) -> None:
+    model.blocks[1] = type(model.blocks[1])().eval()
+
+
+def _in_a_block(model: Model) -> None:
+    model.blocks[1].up = nn.Linear(WIDTH, 2 * WIDTH)
+
+
+def _list(model: Model) -> None:
+    model.blocks = nn.ModuleList(type(model.blocks[0])() for _ in range(3)).eval()
+
+
+def _one_more(model: Model) -> None:
+    model.blocks.append(type(model.blocks[0])().eval())
+
+
+def _same_twice(model: Model) -> None:
+    model.blocks[2] = model.blocks[0]
+
+
+CHANGES = (_layer, _untraceable, _wrapped, _block, _in_a_block, _list, _one_more, _same_twice)
+
+
+def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
+    torch.manual_seed(0)
+    model = Model(kind).eval()
+    eager, compiled = Pipeline(copy.deepcopy(model)), Pipeline(model)
+    dovetail.compile_pipeline(compiled, **RIGS[rig])
+    return eager, compiled, torch.randn(6, WIDTH)
+
+
+@pytest.mark.parametrize("rig", slow_but(["one device", "weights in RAM"], list(RIGS)))
+@pytest.mark.parametrize("kind", slow_but([Numpy], [Block, Numpy]))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None], kind: type[Block], rig: str) -> None:
+    eager, compiled, x = _made(kind, rig)
+    for calls in range(3):  # before the first call, and after one and more
+        for pipe in (eager, compiled):
+            torch.manual_seed(calls)
+            change(pipe.unet)
+        assert torch.equal(compiled(x), eager(x))
+        assert torch.equal(compiled(x), eager(x))
+    compiled.dovetail.undo()
+    assert torch.equal(compiled(x), eager(x))
+
+
+@pytest.mark.parametrize("kind", [Block, Numpy])
+def test_a_part_that_is_put_back_answers_again(kind: type[Block]) -> None:
+    eager, compiled, x = _made(kind, "weights in RAM")
+    before = compiled(x)
+    assert torch.equal(before, eager(x))
+    block = compiled.unet.blocks[1]
+    compiled.unet.blocks[1] = nn.Identity()
+    assert not torch.equal(compiled(x), before)
+    assert "forward" not in vars(block), "it is as if it had never been compiled"
+    compiled.unet.blocks[1] = block
+    assert torch.equal(compiled(x), before)
+
+
+def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
+    _, compiled, x = _made(Numpy, "one device")
+    compiled(x)
+    held = sim.stats(0).in_use
+    for _ in range(3):
+        compiled.unet.blocks[1] = Numpy().eval()
+        compiled(x)
+        gc.collect()
+    assert sim.stats(0).in_use == held
