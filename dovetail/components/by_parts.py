@@ -30,6 +30,7 @@ from ..compiler.frontend.rollback import containers_of
 from ..conventions.hooks import has_foreign_hooks
 from ..conventions.modes import are_taken_off, put_back
 from ..conventions.replacements import Replacement
+from ..lora.adapters import adds_branches
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.objects import attributes_on
 from .arguments.call_key import call_key
@@ -129,6 +130,8 @@ class Parts(OfComponent):
     def takes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call goes by its parts without being traced first."""
         if self._keeping or (self.frame and (self.frame.keeps or not _has_weights(call.module))):
+            return True
+        if adds_branches(call.module):
             return True
         return self.component.sites.contain_left(call.module) or is_stateful((*args, *kwargs.values()))
 

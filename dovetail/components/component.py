@@ -211,7 +211,7 @@ class Component:
                 self._swap("", method, self.module)
         self._generating += put_methods(self)
 
-    def adopt(self, parts: Sequence[nn.Module]) -> None:
+    def adopt(self) -> None:
         """Has parts that were put in the place of others answer their calls; those get their own calls back."""
         paths = {part: path for path, part in self.module.named_modules()}
         for call in [one for one in self.calls if one.held not in paths]:
@@ -220,7 +220,7 @@ class Component:
             self.calls.remove(call)
             self.watch.forget(call)
         known = {call.held for call in self.calls}
-        for part in paths.keys() & set(parts) - known:
+        for part in paths.keys() - known:
             self._swap(paths[part], "forward", part)
             self.adopted += 1
 

@@ -179,6 +179,11 @@ class Adapters:
         return kwargs[name].get("scale", 1.0), {**kwargs, name: others or None}
 
 
+def adds_branches(module: nn.Module) -> bool:
+    """Whether a module wraps another and adds plain branches of adapters: a program of it alone would not have them."""
+    return _BASE in module._modules and hasattr(module, "active_adapters") and _is_plain(module)
+
+
 def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
     for path, parent in module.named_modules():
         for key, child in parent._modules.items():
