@@ -351,6 +351,15 @@ def has_lora(layer: Any, adapter: str) -> bool:
     return adapter in layer._modules["lora_A"]._modules
 
 
+_DRAWN = (True, False, "gaussian", "orthogonal")
+"""How peft initializes adapters without looking at the weights that they belong to."""
+
+
+def is_computed_from_weights(config: Any) -> bool:
+    """Whether peft computes a new adapter of such a configuration from the weights that it is added to."""
+    return bool(getattr(config, "use_dora", False)) or getattr(config, "init_lora_weights", True) not in _DRAWN
+
+
 FUSES = ("fuse_lora", "unfuse_lora")
 """The methods of pipelines and of their models that merge adapters into weights, and take them out."""
 

@@ -24,7 +24,8 @@ from ..conventions.replacements import put_method
 from ..runtime.devices.fork import ForkSafeLock
 from .adapters import Adapters
 
-_OF_MODULES = ("load_lora_adapter", "load_adapter", "add_adapter", libraries.LOAD_IP_ADAPTER)
+_NEW = "add_adapter"
+_OF_MODULES = ("load_lora_adapter", "load_adapter", _NEW, libraries.LOAD_IP_ADAPTER)
 
 
 class Merging(Protocol):
@@ -66,9 +67,19 @@ def on_stand_ins(components: Sequence[Adaptable], original: Callable[..., Any], 
     """Loads an adapter while stand-ins take the weights' places; one that is refused changes nothing."""
     if not components:
         return original(*args, **kwargs)
+    if getattr(original, "__name__", "") == _NEW:
+        _refuse_what_reads_weights(components[0].module, (*args, *kwargs.values()))
     turn = components[0]  # which is that of all
     with turn.turn, turn.turn, alone():  # nothing is compiled meanwhile, and nothing runs
         return _load(components, original, args, kwargs)
+
+
+def _refuse_what_reads_weights(module: nn.Module, configs: Sequence[Any]) -> None:
+    if any(map(libraries.is_computed_from_weights, configs)):
+        raise UsageError(
+            f"this adapter is computed from the weights of {type(module).__name__}, which are elsewhere now (use_dora, "
+            "or init_lora_weights=…): add it before the pipeline is compiled, or load it from a file"
+        )
 
 
 def _load(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import dovetail
 from dovetail import demo
+from dovetail.compiler.errors import UsageError
 from tests.cases import drawn, slow_but
 
 RIGS = {
@@ -82,7 +83,6 @@ COURSES: dict[str, tuple[tuple[Step, ...], ...]] = {
     "cached, then loaded": ((_cached,), (_load,), (_halved,), (_uncached,)),
     "loaded, then hooked": ((_load,), (_hooked,), (_two,), (_unloaded,)),
     "exchanged and fused": ((_load, _cached), (_exchanged,), (_fused,)),
-    "no plain branches": ((_dora, _hooked), (_unloaded,)),
 }
 FAST = ("loaded, then hooked", "weights in RAM")
 
@@ -118,13 +118,23 @@ def test_adapters_of_what_runs_by_its_parts_count(course: str, rig: str) -> None
     _equal_after(_plain(), compiled, COURSES[course])
 
 
-@pytest.mark.parametrize("step", [_cached, _hooked])
-def test_adapters_that_were_there_before_it_was_compiled_count(step: Step) -> None:
+@pytest.mark.parametrize(("added", "step"), [(_load, _cached), (_load, _hooked), (_dora, _hooked)])
+def test_adapters_that_were_there_before_it_was_compiled_count(added: Step, step: Step) -> None:
     eager, compiled = _plain(), _plain()
     for pipe in (eager, compiled):
-        _load(pipe)
+        torch.manual_seed(0)
+        added(pipe)
         step(pipe)
     dovetail.compile_pipeline(compiled, "sim0&sim1,te=sim0,vae=sim0")
     scale = {"joint_attention_kwargs": {"scale": 0.5}}
     assert torch.equal(_picture(compiled), _picture(eager))
     assert torch.equal(_picture(compiled, **copy.deepcopy(scale)), _picture(eager, **scale))
+
+
+@pytest.mark.parametrize("config", [{"use_dora": True}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"}])
+def test_an_adapter_that_is_computed_from_weights_is_added_before(config: dict[str, Any]) -> None:
+    compiled = dovetail.load_pipeline(demo.folder(), dtype=torch.float32, backend="sim0")
+    names = set(dict(compiled.transformer.named_parameters()))
+    with pytest.raises(UsageError, match="before the pipeline is compiled"):
+        compiled.transformer.add_adapter(LoraConfig(r=4, target_modules=["to_q"], **config), adapter_name="new")
+    assert set(dict(compiled.transformer.named_parameters())) == names
