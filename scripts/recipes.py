@@ -33,7 +33,7 @@ HEAD = """\
 What `dovetail plan` finds for published models at full size, in bfloat16 (in float16 where cards have no units for
 it: `--dtype float16`) and in the sizes of their own examples: pictures of 1024² pixels, clips of some seconds.
 Nothing of it was run on such cards: bytes are those of the plans, and seconds are predicted from published figures of
-common cards of that size, without reading files. A part of each card and of the RAM is
+common cards of that size, once loaded. A part of each card and of the RAM is
 [reserved](placement.md#what-fits), as in `dovetail plan --rig` and `dovetail generate`, which find the same by
 themselves; the options are what to type to have it in any case.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import count
 from typing import TypeAlias
 
@@ -50,6 +51,7 @@ def rig_items(span: Span, name_of: NameOf) -> list[Item]:
             text = f"cpu={what.value}"
         sized = None if text else _card_or_size(what)
         if sized is None:
+            _refuse_what_is_nearly_one(what, many, bool(text))
             found.append(Item(Span.whole(text) if text and text != part.value else part, part))
             taken.add(name_of(text.partition("=")[0]))
             continue
@@ -98,6 +100,15 @@ def _card_or_size(span: Span) -> tuple[str, str] | None:
         return None
     size = behind[1] if behind else sized[2] if sized else f"{card.memory:g}GiB"
     return _kind(card), f"{size}@{card.name} {way_of(name)}".strip()
+
+
+def _refuse_what_is_nearly_one(span: Span, many: int, has_name: bool) -> None:
+    """Raises SpecError for a size without its unit behind a count, and for what is like the name of a card alone."""
+    if many > 1 and re.fullmatch(NUMBER, span.value):
+        raise span.error(f"{many} devices of {span.value} what?", f"a size with its unit: {many}x{span.value}GiB")
+    names = [one.name.lower() for one in CARDS]
+    if not has_name and " " in span.value and get_close_matches(span.value.lower(), names, 1, 0.8):
+        raise span.error(f"no card {span.value!r} is known", "a card that dovetail devices --cards lists", names)
 
 
 def _kind(card: Card) -> str:

@@ -25,7 +25,7 @@ def explain_plan(account: Account) -> Iterator[str]:
     """The plan of a pipeline's call in sentences, a paragraph each component, and what would change it."""
     programs = counted(len(account.parts), "program")
     yield from (f"Warning: {one}." for one in account.warnings)
-    yield f"A picture takes {duration(account.seconds, account.spread)}, without reading files, in {programs}."
+    yield f"A picture takes {duration(account.seconds, account.spread)} {account.once}, in {programs}."
     for part in account.shown:
         call = part.call
         if call.part_of:

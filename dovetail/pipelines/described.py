@@ -40,7 +40,7 @@ def as_html(pipeline: PlacedPipeline, account: Account | None = None) -> str:
     """The same as an HTML table with the bytes of weights; of a planned call its seconds, and the peaks of devices."""
     title = _title(pipeline)
     if account is not None:
-        title += f": a picture takes {seconds_text(account.seconds)} s, without reading files"
+        title += f": a picture takes {seconds_text(account.seconds)} s {account.once}"
     head = ("component", "role", "devices", "weights", "kept in", "", "compiled")
     tables = [_table(title, head, list(_rows(pipeline)))]
     if account is not None:

@@ -108,8 +108,14 @@ class Account:
 
     @property
     def seconds(self) -> float:
-        """The predicted seconds of a picture, without reading files; the middle where they are a range."""
+        """The predicted seconds of a picture after all was loaded; the middle where they are a range."""
         return sum(part.seconds for part in self.shown)
+
+    @property
+    def once(self) -> str:
+        """When a picture takes these seconds, in words."""
+        reads = any(_reads_disk(part.call.program) for part in self.parts)
+        return "once loaded, reading what rests on disk again" if reads else "once loaded"
 
     @property
     def spread(self) -> float:
@@ -148,7 +154,7 @@ class Account:
         The warnings are left out where somebody has ``warned`` before.
         """
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
-        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s, without reading files{searched}"
+        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{searched}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         return [*warnings, takes, *self.notes]
 

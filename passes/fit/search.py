@@ -52,7 +52,7 @@ class Solution:
 
     @property
     def seconds(self) -> float:
-        """The predicted seconds of a picture, without reading files."""
+        """The predicted seconds of a picture, after all was loaded."""
         return sum(way.seconds for way in self.ways.values())
 
 

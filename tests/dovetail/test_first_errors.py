@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,7 @@ def typed(*words: str) -> Result:
     ("words", "said"),
     [
         (("plan", "plan.json"), "plan.json is a plan, and this makes one: dovetail show plan.json shows it"),
+        (("plan", "flux/model_index.json"), "flux/model_index.json says what a folder holds: name the folder, flux"),
         (("generate", "x", "--model", "m" * 3000), "no folder can be called mmmm"),
         (("generate", "x", "--model", "https://a.b/c.safetensors"), "is an address"),
         (("generate", "x", "--size", "9" * 3000), "is no size"),
@@ -214,6 +216,13 @@ def test_what_is_typed_wrongly_gets_a_short_message_and_the_exit_code_of_usage(
     assert told.exit_code == 2
     assert said in told.stderr
     assert len(told.stderr) < 500
+
+
+def test_a_tokenizer_whose_folder_is_not_there_is_named(tmp_path: Path) -> None:
+    shutil.copytree(demo.folder(), tmp_path / "demo", ignore=shutil.ignore_patterns("tokenizer"))
+    told = typed("plan", str(tmp_path / "demo"))
+    assert told.exit_code != 0
+    assert "demo has no tokenizer, which its model_index.json names" in told.stderr.replace("\n", " ")
 
 
 def test_a_gpu_that_is_not_here_is_answered_with_what_is_here_and_how_to_plan_for_it() -> None:

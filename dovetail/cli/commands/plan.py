@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...compiler.errors import UsageError
@@ -37,6 +38,8 @@ def plan(
     Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
     rest is searched. The last line is the command that paints so. `generate --dry-run` says the same of a call.
     """
+    if Path(subject).name == "model_index.json":
+        raise UsageError(f"{subject} says what a folder holds: name the folder, {Path(subject).parent}")
     if subject.endswith(".json"):
         raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
     pipeline = find_pipeline(subject, source)

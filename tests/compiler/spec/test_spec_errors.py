@@ -102,6 +102,19 @@ def test_gpu_on_a_machine_without_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rig", "said"),
+    [
+        ("2x24", "expected a size with its unit: 2x24GiB"),
+        ("RTX 4091 + RTX 3060", "did you mean 'rtx 4090'"),
+        ("2x RTX 3091, 64GiB", "did you mean 'rtx 309"),
+    ],
+)
+def test_a_rig_that_is_nearly_right_is_answered_with_what_is(rig: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Rig.parse(rig)
+
+
+@pytest.mark.parametrize(
     ("text", "nearest"),
     [
         ("difusion=cpu", "diffusion"),
