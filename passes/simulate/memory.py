@@ -113,8 +113,9 @@ class _Memory:
     def note(self, scratch: int = 0, node: Node | None = None) -> None:
         """Compares this moment with the fullest one so far."""
         now = Usage(self.weights, self.staged, self.values, scratch, node)
-        if now.total > self.fullest.total:
-            self.fullest = now
+        fullest = self.fullest
+        if now.total > fullest.total or (now.total == fullest.total and fullest.node is None):
+            self.fullest = now  # one that says which operation runs
         if self.watch is not None:
             self.watch(now)
 
