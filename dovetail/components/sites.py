@@ -202,15 +202,16 @@ class Sites(OfComponent):
         inside = component.view.weights(module)
         has_parts = next(module.children(), None) is not None
         opens = has_parts and ((not keeps and _calls_its_parts(module)) or self._has_to_open(module, inside))
-        around = component.view.weights() if module in self.left else inside  # which its hooks may read
+        is_left = module in self.left
+        around = component.view.weights() if is_left else inside  # which its hooks may read
         if not inside:
             return Site(None, opens, (), is_looked_at=bool(around))
         own, homes = _own_weights(component, module), _homes(inside)
         if main is None:
-            return Site(component.whole_on, opens, tuple(own if opens else inside), is_looked_at=True)
+            return Site(component.whole_on, opens, tuple(own if opens else inside), is_looked_at=opens or is_left)
         device = _only(homes) or _only(_homes(own)) or main
         stays = _staying(inside, device) if opens else ()
-        is_looked_at = (opens or module in self.left) and len(_staying(around, device)) < len(around)
+        is_looked_at = (opens or is_left) and len(_staying(around, device)) < len(around)
         return Site(device, opens, tuple(own if opens else inside), stays, is_looked_at)
 
     def _has_to_open(self, module: nn.Module, inside: Sequence[StoredWeight]) -> bool:
