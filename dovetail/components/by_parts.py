@@ -27,18 +27,21 @@ from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
+from ..compiler.spec.devices import Device
 from ..conventions.hooks import has_foreign_hooks
 from ..conventions.modes import are_taken_off, put_back
 from ..conventions.replacements import Replacement
 from ..lora.adapters import adds_branches
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.objects import attributes_on
+from ..runtime.store.stored_weight import StoredWeight
 from .arguments.call_key import call_key
 from .arguments.crossing import Crossing, is_stateful
 from .arguments.homeward import Homeward
 from .calls import BY_PARTS, ByParts, Call, OfComponent, call_of, moved
 from .compiled import CompiledModule
 from .dry import CannotBePlannedError, DryRun, dry_run
+from .reads import Reads, unread
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -80,7 +83,8 @@ class _Hooked(Replacement):
         own: Callable[..., Any] = self._call.module._call_impl
         if frame is None or frame.plain:  # the call of another thread, or of what runs as it is all the same
             return own(*args, **kwargs)
-        return self._parts.run_own(self._call, own, args, kwargs)
+        with unread():
+            return self._parts.run_own(self._call, own, args, kwargs)
 
     def put(self) -> None:
         """Puts it there, unless somebody has."""
@@ -188,6 +192,7 @@ class Parts(OfComponent):
             self._hooks_within(call.module, site),
             self._within(_Frame(there, not site.opens, keeps)),
             self._at_hand(call.module, site, there),
+            self._looking(site, there),
         ):
             with put_back():
                 result = own(*there_args, **there_kwargs)
@@ -252,9 +257,10 @@ class Parts(OfComponent):
                 one.take_out()
 
     def _is_left(self, call: Call) -> bool:
-        """Whether a part runs as it is, and no part of it answers for itself."""
-        is_left = call.module in self.component.sites.left or call.whole is BY_PARTS
-        return is_left and not self.component.sites.of(call.module).opens
+        """Whether a part is left as it is, or cannot be traced and has no parts that answer for themselves."""
+        if call.module in self.component.sites.left:
+            return True
+        return call.whole is BY_PARTS and not self.component.sites.of(call.module).opens
 
     def _lend(self, site: Site) -> None:
         for held in site.needs:
@@ -265,10 +271,10 @@ class Parts(OfComponent):
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
         """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
         view = self.component.view
-        away = [held for held in site.needs if not held.is_on(there)]
         dry = dry_run()
-        for held in away if dry is None else ():
-            if site.device and (held.home or site.device).torch == there:
+        away = [held for held in site.needs if not held.is_on(there)]
+        for held in (*away, *site.stays) if dry is None else ():
+            if site.device and (held.home or site.device).torch == there and not held.is_on(there):
                 view.lend(held, site.device)
         lacking = [held for held in away if not held.is_on(there)]
         others = {
@@ -281,6 +287,30 @@ class Parts(OfComponent):
         finally:
             for place, key, tensor in replaced:
                 place[key] = tensor
+
+    def _looking(self, site: Site, there: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Has weights be brought that the Python of a module reads of parts that it does not call.
+
+        In a dry run nothing lies where it will.
+        """
+        if not site.is_looked_at and not (site.opens and dry_run()):
+            return contextlib.nullcontext()
+        devices = self.component.devices
+        device = next((one for one in devices if one.torch == there), self.component.whole_on)
+        return Reads(self.component.view.store, partial(self._bring, device, there))
+
+    def _bring(self, device: Device, there: torch.device, held: StoredWeight) -> torch.Tensor:
+        """A weight as it is read on a device."""
+        view, dry = self.component.view, dry_run()
+        if device.torch == there:
+            self.component.sites.note_read(held, device)
+        if held.is_on(there):
+            return held.tensor
+        if dry is not None:
+            return dry.stand_in(held.tensor, there)
+        if device.torch == there and held.home in (None, device) and not held.quant:
+            view.lend(held, device)
+        return held.tensor if held.is_on(there) else view.store.copy_on(held, there)
 
     def _tell(self, call: Call, why: str) -> None:
         component = self.component

@@ -44,6 +44,7 @@ from .calls import (
 from .compiled import CompiledModule
 from .merging import Merges
 from .module_methods import put_methods
+from .reads import reading
 from .sites import Sites
 from .turn import Turn
 from .watch import Watch
@@ -366,6 +367,9 @@ class Component:
             return call.original(*args, **kwargs)
         if modes.has_foreign_modes():
             with modes.taken_off():
+                return self.run(call, args, kwargs)
+        if (reads := reading()) is not None:
+            with reads.paused():
                 return self.run(call, args, kwargs)
         with self.turn, self.turn:
             try:

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 class Site:
     """Where and how a module runs its own Python: ``opens`` if its parts answer for themselves, else all as it is.
 
-    ``needs`` are the weights that must lie there, ``device`` is None where it has none.
+    ``needs`` are the weights that must lie there, ``device`` is None where it has none. If it opens, ``stays`` are
+    those that are there from then on. ``is_looked_at`` says that it, or a hook, may read others, which lie elsewhere.
     """
 
     device: Device | None
     opens: bool
     needs: tuple[StoredWeight, ...]
+    stays: tuple[StoredWeight, ...] = ()
+    is_looked_at: bool = False
 
 
 class Sites(OfComponent):
@@ -176,6 +179,17 @@ class Sites(OfComponent):
             self.component.assigned.count_staged(sites[module].needs)
         return sites[module]
 
+    def note_read(self, held: StoredWeight, device: Device) -> None:
+        """Counts a weight that the Python of a module that opens reads on a device, without calling the part it is of.
+
+        One whose home is elsewhere, or that is packed there, is copied, and the copy stays.
+        """
+        if held.quant or held.home not in (None, device):
+            self.component.assigned.count_copy(held, device)
+        elif held not in self.read_as_is:
+            self.read_as_is.add(held)
+            self.component.assigned.count_staged([held])
+
     @property
     def _main(self) -> Device | None:
         """Where what lies outside of blocks runs; None while nothing runs on the devices of the component."""
@@ -188,16 +202,17 @@ class Sites(OfComponent):
         inside = component.view.weights(module)
         has_parts = next(module.children(), None) is not None
         opens = has_parts and ((not keeps and _calls_its_parts(module)) or self._has_to_open(module, inside))
+        is_left = module in self.left
+        around = component.view.weights() if is_left else inside  # which its hooks may read
         if not inside:
-            return Site(None, opens, ())
+            return Site(None, opens, (), is_looked_at=bool(around))
         own, homes = _own_weights(component, module), _homes(inside)
         if main is None:
-            return Site(component.whole_on, opens, tuple(own if opens else inside))
+            return Site(component.whole_on, opens, tuple(own if opens else inside), is_looked_at=opens or is_left)
         device = _only(homes) or _only(_homes(own)) or main
-        if not opens:
-            return Site(device, False, tuple(inside))
-        loose = self._loose(inside, device)
-        return Site(device, True, tuple(dict.fromkeys([*own, *loose])))
+        stays = _staying(inside, device) if opens else ()
+        is_looked_at = (opens or is_left) and len(_staying(around, device)) < len(around)
+        return Site(device, opens, tuple(own if opens else inside), stays, is_looked_at)
 
     def _has_to_open(self, module: nn.Module, inside: Sequence[StoredWeight]) -> bool:
         """Whether a part cannot run as it is: its weights are packed, lie on several devices, or come and go."""
@@ -207,12 +222,6 @@ class Sites(OfComponent):
         several = len(_homes(inside)) > 1 or not stays or self.contain_left(module)
         units = {self._units[one] for one in inside if self._units and one in self._units}
         return several and (len(units) > 1 or self._main is None or module in self.left)
-
-    def _loose(self, inside: Sequence[StoredWeight], device: Device) -> list[StoredWeight]:
-        """The weights of a part that lie outside of all blocks and stay on its device: its own Python may read them."""
-        if self._units is None or any(one.quant or one.residency is not Residency.DEVICE for one in inside):
-            return []
-        return [one for one in inside if one not in self._units and _homes([one]).keys() <= {device.name}]
 
     def contain_left(self, module: nn.Module) -> bool:
         """Whether something in a part runs as it is."""
@@ -250,6 +259,11 @@ def _own_weights(component: Component, module: nn.Module) -> list[StoredWeight]:
     lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
     places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
     return [component.view.store.of(tensor) for place in places for tensor in place.values() if tensor is not None]
+
+
+def _staying(held: Collection[StoredWeight], device: Device) -> tuple[StoredWeight, ...]:
+    """The weights that are on a device as they are read, once they were brought there."""
+    return tuple(one for one in held if one.home == device and one.residency is Residency.DEVICE and not one.quant)
 
 
 def _homes(held: Collection[StoredWeight]) -> dict[str, Device]:

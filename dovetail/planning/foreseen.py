@@ -54,6 +54,16 @@ def others_of(components: Mapping[str, Component]) -> Iterator[Piece]:
         for one in component.view.weights() if component.parts.reasons else ():
             if one.home is not None:  # whether a part of it is called may depend on numbers
                 yield _piece_of(component, one, one.home)
+        yield from _copies_of(component)
+
+
+def _copies_of(component: Component) -> Iterator[Piece]:
+    """The weights that modules read themselves on another device than their home, or that are packed there."""
+    devices = {device.name: device for device in component.devices}
+    for one, name in component.assigned.copies():
+        if name in devices:
+            key = id(one), "read", devices[name]
+            yield Piece(key, component.name, devices[name], one.nbytes, Lifetime.PROGRAM, 0)
 
 
 def _piece_of(component: Component, one: StoredWeight, home: Device) -> Piece:

@@ -34,7 +34,7 @@ class AssignedWeights:
         self._planned: dict[_Piece, int] = {}
         self._supposed: dict[_Piece, int] = {}  # until a program says how its weights come
         self._slots: Counter[str] = Counter()
-        self._slices: dict[tuple[StoredWeight, tuple[int, int], str], int] = {}
+        self._slices: dict[_Piece, int] = {}
         self.is_planned = False
         """Whether what programs of a plan read is noted, so that nothing else of the component is reserved."""
 
@@ -59,7 +59,7 @@ class AssignedWeights:
                 placed[one.home.name] += one.nbytes
             for (rows, _, device), part in one.parts.items():
                 name = canonical_name(str(device))
-                is_counted = (one.home and one.home.name == name) or (rows and (one, rows, name) in self._slices)
+                is_counted = (one.home and one.home.name == name) or (one, rows, name) in self._slices
                 placed[name] += 0 if is_counted else part.nbytes
         for (one, _, name), nbytes in self._slices.items():
             placed[name] += 0 if one in left_out else nbytes
@@ -152,6 +152,16 @@ class AssignedWeights:
         for one in weights:
             if one.home is not None and one.residency.stages_on(one.home):
                 self._planned[one, None, one.home.name] = one.nbytes
+
+    @locked
+    def count_copy(self, one: StoredWeight, device: Device) -> None:
+        """Counts a whole weight that a module reads on a device beside what is there of it; it stays there."""
+        self._slices[one, None, device.name] = one.nbytes
+
+    @locked
+    def copies(self) -> list[tuple[StoredWeight, str]]:
+        """What `count_copy` counted, and the names of the devices."""
+        return [(one, name) for one, rows, name in self._slices if rows is None]
 
     @contextlib.contextmanager
     def trying(self, assignment: Assignment) -> Iterator[None]:
