@@ -267,7 +267,8 @@ class ModuleView:
         failed: list[Exception] = []
         for one in self.weights():
             try:
-                self._bring_back(one)
+                with torch.inference_mode(False), torch.no_grad():  # what is made within that mode is never trained
+                    self._bring_back(one)
             except Exception as error:
                 failed.append(error)
         if failed:

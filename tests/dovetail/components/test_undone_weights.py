@@ -72,8 +72,13 @@ def _trained(one: Model, other: Model) -> None:
 CHANGES = [_written_by_the_other, _rounded_by_the_other, _average, _rounded, _cleared, _trained]
 
 
-@pytest.mark.parametrize("settings", [{"backend": "sim0&sim1"}, {"backend": "sim0", "params_backend": "cpu"}])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        *((change, {"backend": "sim0&sim1"}) for change in CHANGES),
+        *((change, {"backend": "sim0", "params_backend": "cpu"}) for change in (_written_by_the_other, _rounded)),
+    ],
+)
 def test_a_model_that_shares_a_parameter_and_gradients_are_as_in_eager_after_undo(
     change: Callable[[Model, Model], None], settings: dict[str, str]
 ) -> None:
@@ -105,3 +110,19 @@ def test_a_weight_that_cannot_be_given_back_leaves_the_others_as_they_are(monkey
     assert {str(weight.device) for weight in one.parameters()} == {"cpu"}
     pipe.dovetail.undo()
     assert not hasattr(pipe, "dovetail")
+
+
+def test_a_module_that_was_compiled_and_undone_in_inference_mode_is_trained_as_before() -> None:
+    one, wanted = _models()[0], _models()[0]
+    held = one.first.weight
+    with torch.inference_mode():
+        pipe = dovetail.compile_pipeline(Pipeline(one), backend="sim0")
+        pipe(X)
+        pipe.dovetail.undo()
+    for model in (one, wanted):
+        model(X).sum().backward()
+    assert one.first.weight is held
+    for mine, theirs in zip(one.parameters(), wanted.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
