@@ -78,7 +78,8 @@ def _hung_on_fakes(
 
     def hang(*_: Any) -> None:
         for held, name, hung in found:
-            vars(held[name]).update(hung)
+            if held.get(name) is not None:
+                vars(held[name]).update(hung)
 
     handle = module.register_forward_pre_hook(hang) if found else None
     try:
