@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,19 @@ from .model_view import ModelView
 
 STANDS_IN = "stands_in"
 """The attribute of a class of tensors that stand for weights whose numbers are elsewhere."""
+
+
+MARKS = frozenset({"_is_param", "_is_buffer", "persistent", "_is_hf_initialized"})
+"""What PyTorch and transformers hang on weights, which says nothing of what is computed."""
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that somebody hung on a weight, which a forward may read; none of a class of another library."""
+    kind = type(tensor)
+    held = getattr(kind, "HELD", None)
+    if held is None and kind not in (torch.Tensor, nn.Parameter):
+        return {}
+    return {name: value for name, value in vars(tensor).items() if name not in MARKS and name not in (held or ())}
 
 
 def has_numbers(tensor: torch.Tensor) -> bool:
@@ -49,10 +62,31 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
                     if tensor is not None:
                         replaced.append((held, name, tensor))
                         held[name] = memo.setdefault(id(tensor), _stand_in(tensor, mode))
-        yield
+        with _hung_on_fakes(module, [(held, name, attributes_of(tensor)) for held, name, tensor in replaced]):
+            yield
     finally:
         for held, name, tensor in replaced:
             held[name] = tensor
+
+
+@contextlib.contextmanager
+def _hung_on_fakes(
+    module: nn.Module, attributes: Sequence[tuple[Mapping[str, Any], str, Mapping[str, Any]]]
+) -> Iterator[None]:
+    """Has each call of a module find on its weights what hangs on them: torch.export puts fakes of its own there."""
+    found = [one for one in attributes if one[2]]
+
+    def hang(*_: Any) -> None:
+        for held, name, hung in found:
+            if held.get(name) is not None:
+                vars(held[name]).update(hung)
+
+    handle = module.register_forward_pre_hook(hang) if found else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
 
 
 def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

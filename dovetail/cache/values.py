@@ -20,7 +20,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import Dim
 
-from ..compiler.frontend.fakes import has_numbers
+from ..compiler.frontend.fakes import attributes_of, has_numbers
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from .code import is_of_python, module_of
@@ -205,6 +205,13 @@ class Values:
         self.say(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
         if foreign_library(tensor):
             raise HasNoContent(f"a parameter that is a {type(tensor).__qualname__}")
+        self._hung_on(tensor)
+
+    def _hung_on(self, tensor: torch.Tensor) -> None:
+        """Adds what somebody hung on a weight, which a forward may read."""
+        for name, value in sorted(attributes_of(tensor).items()):
+            self.say("attribute", name)
+            self._value(value)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         if foreign_library(tensor):
@@ -215,7 +222,9 @@ class Values:
         if has_numbers(tensor):
             plain = tensor.detach().cpu().contiguous()
             self._digest.update(plain.view(-1).view(torch.uint8).numpy().data)
-        if not self._is_state:
+        if self._is_state:
+            self._hung_on(tensor)
+        else:
             self._attributes(tensor)
 
     def _array(self, array: Any) -> None:

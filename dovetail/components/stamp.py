@@ -25,6 +25,7 @@ from torch import nn
 
 from ..cache.code import is_own, module_of
 from ..cache.patched import members, patched, replaced_method
+from ..compiler.frontend.fakes import attributes_of
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
@@ -75,6 +76,8 @@ class _Seen:
     counts: list[int]
     written: list[Any]
     marks: list[Any]
+    weights: list[Mapping[str, Any]]
+    hung: list[int]
     reached: Reached
     values: list[Any]
 
@@ -137,9 +140,12 @@ class Stamp:
         written = [*walk.written, *beside.written]
         marks, sequences = list(map(_mark, written)), [*walk.sequences, *beside.sequences]
         keyed = [*(one._modules for one in modules if isinstance(one, nn.ModuleDict)), *walk.keyed, *beside.keyed]
+        weights: list[Mapping[str, Any]] = [held for one in modules for held in (one._parameters, one._buffers) if held]
+        hung = _hung_on(weights)
         seen = _Seen(
-            modules[1:], classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, self._reached, []
-        )
+            modules[1:], classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, weights, hung,
+            self._reached, [],
+        )  # fmt: skip
         seen.values.extend(_values(root, seen))
         self._seen = seen
         if described not in self._known:
@@ -155,11 +161,16 @@ def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
     if list(map(len, seen.hooks)) != seen.counts or list(map(type, seen.modules)) != seen.classes:
         return False
     try:
-        if not all(map(operator.is_, _values(root, seen), seen.values)):
+        if _hung_on(seen.weights) != seen.hung or not all(map(operator.is_, _values(root, seen), seen.values)):
             return False
     except (RuntimeError, LookupError, ValueError):  # another thread puts something in, or a variable is gone
         return False
     return list(map(_mark, seen.written)) == seen.marks
+
+
+def _hung_on(weights: list[Mapping[str, Any]]) -> list[int]:
+    """How many attributes each weight has."""
+    return [len(vars(one)) for held in weights for one in held.values() if one is not None]
 
 
 def _values(root: nn.Module, seen: _Seen) -> Iterator[Any]:
@@ -215,7 +226,7 @@ class _Walk:
         )
         hooks = (serial(hook) for name in _HOOKS for hook in (() if is_root else own[name].values()))
         tensors = (
-            (name, value is None or (value.dtype, value.shape, self._which(value)))
+            (name, value is None or (value.dtype, value.shape, self._which(value), self._hung_on(held, name, value)))
             for held in (own["_parameters"], own["_buffers"])
             for name, value in held.items()
         )
@@ -225,6 +236,14 @@ class _Walk:
     def _which(self, weight: torch.Tensor) -> int:
         """Which of the weights that were met so far a weight is: of one that is tied a program knows one."""
         return self._weights.setdefault(id(weight), len(self._weights))
+
+    def _hung_on(self, held: Mapping[str, Any], name: str, weight: torch.Tensor) -> Hashable:
+        """What somebody hung on a weight, which a forward may read."""
+        found = attributes_of(weight)
+        if not found:
+            return ()
+        self.dicts.append(_Hung(held, name))
+        return tuple((key, self.value(value, _DEPTH)) for key, value in found.items())
 
     def value(self, value: Any, depth: int) -> Hashable:
         """A value of an attribute: what it says where that is plain, and which object it is elsewhere."""
@@ -272,6 +291,23 @@ class _Walk:
             for name, value in shown
             if isinstance(value, (*_PLAIN, *_CODE, *_SEQUENCES, dict, property))
         )
+
+
+class _Hung(Mapping[str, Any]):
+    """The attributes of the tensor that is in a place of a weight when they are asked for."""
+
+    def __init__(self, held: Mapping[str, Any], name: str) -> None:
+        self._held, self._name = held, name
+
+    def __getitem__(self, name: str) -> Any:
+        return attributes_of(self._held[self._name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        weight = self._held.get(self._name)
+        return iter(() if weight is None else attributes_of(weight))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _Slots(Mapping[str, Any]):

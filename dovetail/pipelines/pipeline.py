@@ -211,7 +211,15 @@ class CompiledPipeline(Exchanging):
         return main is not None and device in (main, torch.device(main.type))
 
     def undo(self) -> None:
-        """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit."""
+        """Makes the pipeline what it was: its own calls, and every weight back where it was, bit for bit.
+
+        A module holds the parameters again that it had before, if somebody has them still (an optimizer, another
+        model), with what was written meanwhile to them or to the module. Where both were written, and differ, the
+        module keeps its numbers in a parameter of its own, and a warning names it. Gradients, attributes and
+        ``requires_grad`` follow the same rule.
+
+        A weight that cannot be brought back leaves the others as they are: call it again after the error.
+        """
         if self._leader() is None:
             self._restore()
             self._part()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,7 +17,10 @@ from .objects import has_bits
 from .origin import HOST, FileOrigin, Origin
 from .stored_weight import Part, StoredWeight
 
+T = TypeVar("T")
+
 WAY_OUT = "list more devices, or give {device} a smaller share (tensor_split, max_vram)"
+GRADIENT_WAY_OUT = "its gradient goes with it: call zero_grad() on the module first, or " + WAY_OUT
 
 
 def reread(source: Origin, like: torch.Tensor) -> torch.Tensor:
@@ -60,9 +63,9 @@ def fetched_weight(
     one: StoredWeight,
     what: StoredWeight | Weight,
     device: torch.device,
-    fetch: Callable[[], torch.Tensor],
+    fetch: Callable[[], T],
     way_out: str = WAY_OUT,
-) -> torch.Tensor:
+) -> T:
     """What a fetch brings to a device of a weight; where memory runs out it is tried once more with all caches empty.
 
     Raises DoesNotFitError, which names the weight, when there is no room, and WeightError when the weight is of a class

@@ -22,8 +22,12 @@ from .origin import HOST
 
 def has_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same bits, also where these are no numbers; the other one is in host memory."""
-    here = moved(tensor.detach(), HOST).reshape(-1).view(torch.uint8)
-    return torch.equal(here, other.reshape(-1).view(torch.uint8))
+    return torch.equal(bits_of(moved(tensor.detach(), HOST)), bits_of(other))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's numbers in their order, also where its memory has the conjugates or negatives."""
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def can_exchange(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -43,15 +47,15 @@ def exchange_contents(one: torch.Tensor, other: torch.Tensor) -> None:
 
 def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
     _take_gradient(one, other)
-    mine, theirs = _hung_on(one) | _of_class(other), _hung_on(other) | _of_class(one)
+    mine, theirs = hung_on(one) | _of_class(other), hung_on(other) | _of_class(one)
     steps = (
         partial(torch._C._swap_tensor_impl, one, other),
         partial(setattr, one, "__class__", type(other)),
         partial(setattr, other, "__class__", type(one)),
         partial(setattr, one, "__dict__", mine),
         partial(setattr, other, "__dict__", theirs),
-        *_hooking(one, one),
-        *_hooking(other, other),
+        *hooking(one, one),
+        *hooking(other, other),
     )
     deque(map(partial.__call__, steps), maxlen=0)
     _pass_on_gradients(other, one)
@@ -62,41 +66,38 @@ _exchange_untraced = torch._compile._disable_dynamo(_exchange)
 
 def hang_on(tensor: torch.Tensor, before: torch.Tensor) -> None:
     """Gives a tensor that comes in the place of another what somebody hung on that: attributes and hooks."""
-    vars(tensor).update(_hung_on(before))
-    for step in _hooking(tensor, before):
+    vars(tensor).update(hung_on(before))
+    for step in hooking(tensor, before):
         step()
 
 
 def attributes_on(tensor: torch.Tensor, before: torch.Tensor) -> None:
     """Gives a copy of a tensor the attributes that somebody hung on that."""
-    vars(tensor).update(_hung_on(before))
+    vars(tensor).update(hung_on(before))
 
 
-def can_be(former: torch.Tensor, now: torch.Tensor) -> bool:
-    """Whether a tensor can take the numbers of another: not where one lies on a simulated device and one does not."""
-    return can_exchange(former, now) and torch._has_compatible_shallow_copy_type(former, now)
+def gradient_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient that a tensor has; one that is no leaf of autograd has none."""
+    return tensor.grad if tensor is not None and tensor.is_leaf else None
 
 
-def be_again(former: torch.Tensor, now: torch.Tensor) -> None:
-    """Makes the tensor that a weight was before what the weight is now: its numbers, and what was hung on it since.
-
-    Where it has the same numbers it keeps its memory, which others may look at.
-    """
-    with torch.inference_mode(former.is_inference()), torch.no_grad():
-        if not _is_alike(former, now):  # a tensor of inference mode takes no data but of its own kind
-            former.data = now.clone() if former.is_inference() and not now.is_inference() else now.detach()
-        hang_on(former, now)
-        if former.is_leaf and former.requires_grad != now.requires_grad:
-            former.requires_grad_(now.requires_grad)
-        if now.grad is not None:
-            former.grad = now.grad
+def is_dense(grad: torch.Tensor) -> bool:
+    """Whether a gradient has memory of its own, which goes to any device; a sparse one has none."""
+    return grad.layout == torch.strided
 
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    def form(tensor: torch.Tensor) -> Any:
-        return tensor.dtype, tensor.device, tensor.size(), tensor.stride()
-
-    return form(one) == form(other) and one.device == HOST and has_bits(one, other.detach())
+def gradient_for(tensor: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a tensor for another that comes in its place, and has none; on that one's device."""
+    grad = gradient_of(before)
+    if (
+        grad is None
+        or not is_dense(grad)
+        or not tensor.is_leaf
+        or tensor.grad is not None
+        or grad.shape != tensor.shape
+    ):
+        return gradient_of(tensor)
+    return moved(grad, tensor.device).to(tensor.dtype)
 
 
 def _of_class(tensor: torch.Tensor) -> dict[str, Any]:
@@ -105,13 +106,13 @@ def _of_class(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if name in names}
 
 
-def _hung_on(tensor: torch.Tensor) -> dict[str, Any]:
+def hung_on(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that others have given a tensor."""
     own = _of_class(tensor)
     return {name: value for name, value in vars(tensor).items() if name not in own}
 
 
-def _hooking(tensor: torch.Tensor, before: torch.Tensor) -> list[partial[None]]:
+def hooking(tensor: torch.Tensor, before: torch.Tensor) -> list[partial[None]]:
     """What puts the hooks on a tensor's gradient that another has, or that itself has had before it was exchanged."""
     hooks = ((name, getattr(before, name)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
     return [partial(setattr, tensor, name, held) for name, held in hooks if held is not None]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.utils.weak import TensorWeakRef
 
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
@@ -24,8 +23,9 @@ from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock
 from ..devices.transfers import land, moved
 from ..devices.wrapped import is_wrapped
-from .fetching import WAY_OUT, fetched_weight, is_in_file, of_one_range, once
-from .objects import be_again, can_be, can_exchange, exchange_contents, hang_on
+from .fetching import GRADIENT_WAY_OUT, WAY_OUT, fetched_weight, is_in_file, of_one_range, once
+from .former import Former
+from .objects import can_exchange, exchange_contents, gradient_for, hang_on
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .source import tensors_of_module
@@ -254,41 +254,48 @@ class Store:
         Somebody's own tensor stays as it was, for another model may share it; what was hung on it is on the other too.
         """
         before, one.lasts = one.tensor, one.lasts or stands_in(one.tensor)
+        if one.former is not None:
+            one.former.look(one)
         if one.places and tensor is not before and can_exchange(before, tensor):
             if one.lasts:
                 exchange_contents(before, tensor)
                 tensor = before
             else:
                 self._follow(one, tensor)
+        self._put_in_places(one, tensor)
+
+    def _follow(self, one: StoredWeight, tensor: torch.Tensor) -> None:
+        before, there = one.tensor, tensor.device
+        grad = fetched_weight(one, one, there, partial(gradient_for, tensor, before), GRADIENT_WAY_OUT)
+        if one.former is None and not before.is_meta:
+            one.former = Former(before)
+        hang_on(tensor, before)
+        if grad is not None:
+            tensor.grad = grad
+
+    def _put_in_places(self, one: StoredWeight, tensor: torch.Tensor) -> None:
+        before = one.tensor
         self._weights.pop(id(before), None)
         one.tensor, one.noted = tensor, (data_of(tensor), version_of(tensor))
         one.numbers.data = None if tensor.is_meta or stands_in(tensor) else tensor
+        if one.former is not None:
+            one.former.note(tensor)
         if one.places:
             self._weights[id(tensor)] = one
         for place, key in one.places:
             if place.get(key) is before:  # and nobody has put another there since
                 place[key] = tensor
 
-    def _follow(self, one: StoredWeight, tensor: torch.Tensor) -> None:
-        before = one.tensor
-        hang_on(tensor, before)
-        if one.former is None and not before.is_meta:
-            one.former, one.grad = TensorWeakRef(before), before.grad if before.is_leaf else None
-
     def give_back(self, one: StoredWeight) -> None:
         """Has modules hold the object again that they held before the weight was first brought, if somebody has it.
 
-        Its numbers are those of now. So an optimizer that was made before goes on with what it was made for.
+        So an optimizer that was made before goes on with what it was made for; see `Former` for its numbers.
         """
-        former, grad = None if one.former is None else one.former(), one.grad
-        one.former = one.grad = None
-        if former is None and grad is not None and grad.shape == one.tensor.shape:
-            one.tensor.grad = moved(grad, one.tensor.device)
-        elif former is not None and one.is_here and former is not one.tensor and can_be(former, one.tensor):
-            be_again(former, one.tensor)
+        former = None if one.former is None else one.former.again(one)
+        one.former = None
+        if former is not None:
             one.lasts = False
-            self._hold(one, former)
-            one.former = None
+            self._put_in_places(one, former)
 
     def take_out(self, one: StoredWeight, origin: Origin | None) -> None:
         """Takes the data of a weight out of its tensor, and leaves a stand-in.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.weak import TensorWeakRef
 
 from ...compiler.errors import WeightError
 from ...compiler.frontend.fakes import STANDS_IN
@@ -21,6 +20,9 @@ from ..devices.accelerator import has_memory
 from ..devices.transfers import moved
 from ..devices.wrapped import bytes_of
 from .origin import HOST, FileOrigin, Origin, TensorOrigin
+
+if TYPE_CHECKING:
+    from .former import Former
 
 Place = tuple[dict[str, Any], str]
 """Where a module holds a weight: a dictionary and a key."""
@@ -136,8 +138,7 @@ class StoredWeight:
         read_from: the origin that its data was brought from, as it was then.
         keeper: the store, for stand-ins.
         lasts: whether modules go on holding the same object, which is ours, whatever becomes of its numbers.
-        former: the object that modules held before another came in its place, while somebody has it.
-        grad: the gradient of that one.
+        former: the object that modules held before another came in its place.
     """
 
     name: str
@@ -155,8 +156,7 @@ class StoredWeight:
     read_from: Origin | None = None
     keeper: weakref.ref[Any] | None = None
     lasts: bool = False
-    former: TensorWeakRef | None = None
-    grad: torch.Tensor | None = None
+    former: Former | None = None
 
     def __post_init__(self) -> None:
         if stands_in(self.tensor):

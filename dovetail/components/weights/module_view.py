@@ -260,21 +260,32 @@ class ModuleView:
     def undo(self) -> None:
         """Brings every weight back to where it was; one that had no data goes to host memory.
 
-        Raises DoesNotFitError when there is no room; the rest is brought back when it is called again.
+        A weight that fails leaves the others as they are: the first error is raised when all were tried, as is
+        DoesNotFitError where there is no room. What failed is brought back when this is called again.
         """
         self.survey()
+        failed: list[Exception] = []
         for one in self.weights():
-            self.store.forget_parts(one)
-            before = self._was_on(one)
-            target = HOST if before is None or before.type == "meta" else before
-            moves = before is not None and one.is_here and not one.is_on(target)
-            if moves or (not one.is_here and one.file is not None):
-                self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
-            self.store.give_back(one)
-            one.home = one.before = None
-            one.bounds = ()
+            try:
+                with torch.inference_mode(False), torch.no_grad():  # what is made within that mode is never trained
+                    self._bring_back(one)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         self._lent.clear()
         self._is_due = False
+
+    def _bring_back(self, one: StoredWeight) -> None:
+        self.store.forget_parts(one)
+        before = self._was_on(one)
+        target = HOST if before is None or before.type == "meta" else before
+        moves = before is not None and one.is_here and not one.is_on(target)
+        if moves or (not one.is_here and one.file is not None):
+            self.store.bring(one, target, "that is where it was before: free memory there, and call undo() again")
+        self.store.give_back(one)
+        one.home = one.before = None
+        one.bounds = ()
 
     def _was_on(self, one: StoredWeight) -> torch.device | None:
         """Where a weight was before it was brought elsewhere; one that was made meanwhile belongs where others were."""

@@ -199,3 +199,21 @@ def test_an_optimizer_that_was_made_before_compiling_trains_the_module_after_und
     mine, theirs = pipe.unet.state_dict(), eager.unet.state_dict()
     assert all(torch.equal(mine[key], one) for key, one in theirs.items())
     assert [id(one) for one in pipe.unet.parameters()] == [id(one) for one in before[1][2].param_groups[0]["params"]]
+
+
+def test_a_weight_of_one_loaded_pipeline_that_is_put_into_another_is_one_of_both_after_undo(folder: Path) -> None:
+    eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    pipes = [dovetail.load_pipeline(folder, "sim0"), dovetail.load_pipeline(folder, "sim1", params_backend="disk")]
+    first, second = (pipe.unet for pipe in pipes)
+    second.conv_in.weight = first.conv_in.weight
+    for pipe in pipes:
+        paint(pipe, sd()[1])
+    for unet in (first, eager.unet):
+        with torch.no_grad():
+            unet.conv_in.weight.mul_(1.1)
+    for pipe in pipes:
+        pipe.dovetail.undo()
+    assert second.conv_in.weight is first.conv_in.weight
+    for unet in (first, second):
+        assert unet.conv_in.weight.device == torch.device("cpu")
+        assert torch.equal(unet.conv_in.weight, eager.unet.conv_in.weight)
