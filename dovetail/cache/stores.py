@@ -27,6 +27,8 @@ _CHANGING = frozenset(
 )
 _READING = ("LOAD_ATTR", "LOAD_METHOD", "CONTAINS_OP", "IS_OP", "COMPARE_OP", "TO_BOOL", "UNARY_NOT")
 _READERS = frozenset({"len", "bool", "isinstance", "id", "type"})
+ANY = ("",)
+"""The name of what anything may change."""
 _SILENT = frozenset(("PRECALL", "CACHE", "NOP", "EXTENDED_ARG", "PUSH_NULL", "NOT_TAKEN"))
 
 
@@ -38,20 +40,24 @@ class Stores:
 
     def __init__(self, functions: Iterable[FunctionType]) -> None:
         codes = dict.fromkeys(code for function in functions for code in _codes_in(function.__code__))
-        self._read = list(map(_instructions, codes))
-        every = [one for read in self._read for one in read]
-        self.names = frozenset(str(one.argval) for one in every if one.opname in _STORES)
-        self.is_open = any(not _BY_TEXT.isdisjoint(_loaded(one)) for one in every)
+        told = list(map(_told, codes))
+        self.names = frozenset[str]().union(*(stored for stored, _, _ in told))
+        self._changed = frozenset[object]().union(*(changed for _, changed, _ in told))
+        self.is_open = any(is_open for _, _, is_open in told)
 
     def change(self, names: Iterable[str]) -> bool:
         """Whether a container or tensor may be changed in place that goes by these names."""
-        wanted = set(names)
-        return self.is_open or any(_changes(read, wanted) for read in self._read)
+        return self.is_open or not self._changed.isdisjoint(names) or not set(ANY).isdisjoint(names)
 
 
-@functools.lru_cache(maxsize=1024)
-def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return [one for one in dis.get_instructions(code) if one.opname not in _SILENT]
+@functools.lru_cache(maxsize=4096)
+def _told(code: CodeType) -> tuple[frozenset[str], frozenset[object], bool]:
+    """The names that code stores to, those of what it may change in place, and whether that may be anything."""
+    read = [one for one in dis.get_instructions(code) if one.opname not in _SILENT]
+    stored = frozenset(str(one.argval) for one in read if one.opname in _STORES)
+    changes = any(map(_is_change, read))
+    changed = [name for at, one in enumerate(read) if changes or not _is_only_read(read, at) for name in _loaded(one)]
+    return stored, frozenset(changed), any(not _BY_TEXT.isdisjoint(_loaded(one)) for one in read)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -59,12 +65,6 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
     for one in code.co_consts:
         if isinstance(one, CodeType):
             yield from _codes_in(one)
-
-
-def _changes(read: list[dis.Instruction], names: set[str]) -> bool:
-    """Whether code loads one of these names, and hands it on, or has anything in it that changes a container."""
-    at = [index for index, one in enumerate(read) if not names.isdisjoint(_loaded(one))]
-    return bool(at) and (any(map(_is_change, read)) or not all(_is_only_read(read, index) for index in at))
 
 
 def _loaded(one: dis.Instruction) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from ..compiler.frontend.outside import CONTAINERS, HOLDERS, Named, contents_of_
 from ..conventions.replacements import Replacement
 from .code import is_own, module_of
 from .reach import Reach
-from .stores import Stores
+from .stores import ANY, Stores
 
 _DEPTH = 5
 """So many objects are looked into, one held by another."""
@@ -47,7 +47,7 @@ def written_by(code: Iterable[Any]) -> list[Any]:
             found += _named(held, names if stores.is_open else stores.names.intersection(names))
             found += _below(Named(held, names).read(), stores, seen)
     for function in reach.functions:
-        found += _attributes(vars(function), stores)
+        found += [vars(function)] if stores.is_open else _named(vars(function), stores.names)
         found += _below({**vars(function), **_defaults(function)}, stores, seen)
         found += _below(dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)), stores, seen)
     return list({id(one): one for one in found}.values())
@@ -57,16 +57,11 @@ def _named(held: Any, names: Iterable[str]) -> list[Any]:
     return [Named(held, chosen)] if (chosen := tuple(sorted(names))) else []
 
 
-def _attributes(held: dict[str, Any], stores: Stores) -> list[Any]:
-    """Those attributes of an object that are stored to: all of them where nobody can tell."""
-    return [held] if stores.is_open else _named(held, stores.names)
-
-
 def _defaults(function: FunctionType) -> dict[str, Any]:
     """The default values of a function by the names of its arguments."""
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    return {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    return {**dict(zip(names, defaults, strict=False)), **(function.__kwdefaults__ or {})}
 
 
 def _below(held: Mapping[str, Any], stores: Stores, seen: set[tuple[int, tuple[str, ...]]]) -> Iterator[Any]:
@@ -123,8 +118,10 @@ def _containers(
     elif isinstance(value, (tuple, frozenset)):
         held = [("", one) for one in value]
     elif isinstance(getattr(value, "__dict__", None), dict) and _is_of_the_user(value):
-        yield from _attributes(vars(value), stores)
+        is_open = stores.is_open or _is_of_a_library(type(value))
+        yield from [vars(value)] if is_open else _named(vars(value), stores.names)
         held = list(vars(value).items())
+        names = names if not is_open else ANY
     for name, one in held:
         yield from _containers(one, depth - 1, (*names, name) if name else names, stores, seen)
 
@@ -133,6 +130,11 @@ def _items(container: Any) -> Iterable[Any]:
     if isinstance(container, dict):
         return list(dict.values(container))
     return contents_of_cell(container) if isinstance(container, CellType) else list(container)
+
+
+def _is_of_a_library(cls: type) -> bool:
+    """Whether code of a library, which is not looked into, may store to objects of a class of the user's."""
+    return not issubclass(cls, HOLDERS) and not all(one is object or is_own(module_of(one)) for one in cls.__mro__)
 
 
 def _is_of_the_user(value: Any) -> bool:
