@@ -191,9 +191,6 @@ def compile_by_parts(
         with _told_afterwards():
             call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
             copy_context().run(call, *args, **kwargs)
-        before.give_back()
-        for one, held in beside:
-            restore(one, held)
     except CannotBePlannedError as error:
         raise TraceError(f"{error}, so that what its parts are called with is not known without computing") from error
     except DovetailError:
@@ -205,6 +202,10 @@ def compile_by_parts(
         if not isinstance(error, type(why.__cause__)):  # else the trace has stumbled over the same
             advice += f". It runs by its parts because it could not be traced: {why}"
         raise TraceError(f"{refused}: {advice}") from error
+    finally:
+        before.give_back()
+        for one, held in beside:
+            restore(one, held)
     return compiled
 
 

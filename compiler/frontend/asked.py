@@ -32,8 +32,10 @@ _CAPABILITY = (8, 0)
 def answered(kind: str, asked: Mapping[str, set[str]], told: Collection[str] = ()) -> Iterator[None]:
     """Has the model that this thread traces answered so meanwhile; ``asked`` gets the lines that asked, by question.
 
-    No other thread may trace. The model is told the truth of what is among ``told``.
+    No other thread may trace. The model is told the truth of what is among ``told``, and so is everybody afterwards, as
+    a file that was imported meanwhile, and keeps what answers now.
     """
+    is_over = False
     replaced: list[tuple[Any, str, Any]] = []
     mine = threading.get_ident()
 
@@ -45,13 +47,16 @@ def answered(kind: str, asked: Mapping[str, set[str]], told: Collection[str] = (
 
     def is_lied_to(question: str) -> bool:
         frame = _asking(sys._getframe(2))
-        if threading.get_ident() != mine or not is_of_model(frame):
+        if is_over or threading.get_ident() != mine or not is_of_model(frame):
             return False
         asked[question].add(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return question not in told
 
     def unless_traced(own: Any) -> Any:
         return lambda: bool(own()) and not is_lied_to(TRACES)
+
+    def of_recent_years(own: Any) -> Any:
+        return lambda *args, **named: own(*args, **named) if is_over else _CAPABILITY
 
     def without_fakes(own: type[ModuleType]) -> type[ModuleType]:
         def find(module: ModuleType) -> type:
@@ -65,9 +70,10 @@ def answered(kind: str, asked: Mapping[str, set[str]], told: Collection[str] = (
         for module in (torch._subclasses, torch._subclasses.fake_tensor):
             replace(module, "__class__", without_fakes)
         if kind == "cuda" and not torch.cuda.is_available():
-            replace(torch.cuda, "get_device_capability", lambda _: lambda *_, **__: _CAPABILITY)
+            replace(torch.cuda, "get_device_capability", of_recent_years)
         yield
     finally:
+        is_over = True
         for home, name, own in replaced:
             setattr(home, name, own)
 

@@ -48,5 +48,9 @@ def innermost(stack: str) -> tuple[str, str] | None:
 
 def is_of_model(frame: FrameType | None) -> bool:
     """Whether a frame runs code of neither torch nor the compiler."""
-    name = frame.f_globals.get("__name__", "") if frame else _LIBRARIES[0]
+    return is_of_models_file(frame.f_globals.get("__name__", "") if frame else _LIBRARIES[0])
+
+
+def is_of_models_file(name: str) -> bool:
+    """Whether a Python module of this name is of neither."""
     return not any(name == library or name.startswith(f"{library}.") for library in _LIBRARIES)

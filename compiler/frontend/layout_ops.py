@@ -16,12 +16,12 @@ aten = torch.ops.aten
 
 
 class AsInEager(TorchFunctionMode):
-    """Has two calls be recorded as eager makes them while a module is traced.
+    """Has calls be recorded as eager makes them while a module is traced.
 
     ``Tensor.contiguous()`` goes through the dispatcher: Python's method returns a tensor that is contiguous already
     before any tracer sees the call. It is contiguous by the strides of the trace, and other kernels than the trace's
     may choose others. Dropout that drops nothing gives its input itself, which may be written; torch.export gives a
-    copy.
+    copy. With ``torch.native_dropout`` it is the other way round.
     """
 
     def __torch_function__(
@@ -35,6 +35,8 @@ class AsInEager(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
+        if func is torch.native_dropout:
+            return _native_dropout(*args, **kwargs)
         function = aten.contiguous.default if func is torch.Tensor.contiguous else func
         return function(*args, **kwargs)
 
@@ -45,6 +47,13 @@ _DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
 def _drops_nothing(input: torch.Tensor, p: float = 0.5, training: bool = True, *_: Any, **named: Any) -> bool:
     """Whether eager's dropout returns its input; ``train`` is what `torch.dropout` calls ``training``."""
     return 0 <= p <= 1 and (p == 0 or not named.get("train", training))
+
+
+def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Dropout with its mask, which drops as in training unless it is told not to; its result is never its input."""
+    if train is False or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    return torch.native_dropout(input, p, True)
 
 
 def part_views(graph: Graph) -> None:

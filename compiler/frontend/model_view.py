@@ -38,6 +38,7 @@ _Function = Callable[..., Any]
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _DEVICE = torch.Tensor.device.__get__
+_OF_GRADIENTS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 _HOST = torch.device(HOST)
 _LOOKS = {look.__get__: kind for kind in KINDS if (look := getattr(torch.Tensor, f"is_{kind}", None))}
 _DRAWS = frozenset(
@@ -121,6 +122,8 @@ class ModelView(TorchFunctionMode):
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._questions.note(func, args)
+        if func in _OF_GRADIENTS and is_of_model(_caller()):
+            self._questions.note_of_gradients(args[0])
         if func == _DATA:
             return args[0].detach()
         if func is _ATTENTION and _attention_kernels() != self._kernels:

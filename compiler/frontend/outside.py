@@ -41,7 +41,7 @@ _PACKAGE = __name__.partition(".")[0] + "."
 class Named:
     """Names of a class, or of the globals of a Python module, that the code of a model may write to.
 
-    Without ``names`` it is what a class has that is neither code nor of Python.
+    Of a class it is, of these or without ``names``, what is neither code nor of Python.
     """
 
     held: dict[str, Any] | type
@@ -51,7 +51,8 @@ class Named:
         """What they hold now."""
         if isinstance(self.held, dict):
             return {name: self.held[name] for name in self.names if name in self.held}
-        return {name: value for name, value in vars(self.held).items() if not name.startswith("__") and _is_data(value)}
+        own = ((name, one) for name, one in vars(self.held).items() if not self.names or name in self.names)
+        return {name: value for name, value in own if not name.startswith("__") and _is_data(value)}
 
     def write(self, before: Mapping[str, Any]) -> None:
         """Gives them back what they held, where that is another object."""

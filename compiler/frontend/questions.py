@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from ..ir.asked import LAYOUT, STRIDES
+from ..ir.asked import LAYOUT, STRIDES, WITHOUT_GRADIENTS
 
 _ASKING: dict[str, tuple[str, ...]] = {
     "is_contiguous": (LAYOUT,),
@@ -42,6 +42,7 @@ class Questions:
         self.asked: set[str] = set()
         self._inputs: dict[int, int] | None = None
         self._weights: set[int] = set()
+        self._leaves: set[int] = set()
 
     @contextlib.contextmanager
     def listening(self, module: nn.Module) -> Iterator[None]:
@@ -74,10 +75,21 @@ class Questions:
         if "offset" in asked and id(args[0]) not in self._inputs:  # where a view begins depends on strides
             self.asked.add(STRIDES)
 
+    def note_of_gradients(self, tensor: torch.Tensor) -> None:
+        """Notes that the model asks whether gradients flow through a tensor, which none does in a trace.
+
+        Through what is computed of a weight they do in a call with gradients enabled.
+        """
+        if self._inputs is not None and self._leaves and id(tensor) not in self._leaves:
+            self.asked.add(WITHOUT_GRADIENTS)
+
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         self._inputs = {id(leaf): _memory(leaf) for leaf in given}
-        self._weights = {_memory(one) for held in (module.parameters(), module.buffers()) for one in held}
+        weights = [*module.parameters(), *module.buffers()]
+        self._weights = set(map(_memory, weights))
+        is_trained = any(one.requires_grad for one in weights)
+        self._leaves = {*self._inputs, *map(id, weights)} if is_trained else set()
 
     def _end(self, *_: object) -> None:
         self._inputs = None

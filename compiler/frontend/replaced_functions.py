@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, FunctionType
-from typing import Any
+from types import BuiltinFunctionType, FrameType, FunctionType, GenericAlias
+from typing import Any, Optional
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
-_OWN = str(Path(torch.__file__).parent)
+_OWN = str(Path(torch.__file__).parent) + os.sep
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _HOMES = (torch.nn.functional, torch.functional)
+_NO_REPLACEMENTS = (BuiltinFunctionType, type, GenericAlias, type(Optional))
 
 
 @contextlib.contextmanager
 def applied_once(module: nn.Module) -> Iterator[None]:
     """Has replaced functions of PyTorch be applied once in each call of a module; of no effect where there are none."""
-    if isinstance(module, torch.jit.ScriptModule) or not any(map(_is_foreign, _functions())):
+    if isinstance(module, torch.jit.ScriptModule) or not any(_foreign()):
         yield
         return
     own, held = module.forward, vars(module).get("forward")
@@ -48,12 +50,20 @@ def applied_once(module: nn.Module) -> Iterator[None]:
 
 
 def _functions() -> Iterator[Any]:
-    return (value for home in _HOMES for value in list(vars(home).values()))
+    return (value for home in _HOMES for value in list(vars(home).values()) if callable(value))
 
 
-def _is_foreign(function: Any) -> bool:
-    """Whether it is a function of Python whose code is not PyTorch's."""
-    return isinstance(function, FunctionType) and not function.__code__.co_filename.startswith(_OWN)
+def _is_own(function: Any) -> bool:
+    """Whether a callable is PyTorch's own, and wraps nothing else, by what can be told of it alone."""
+    if not isinstance(function, FunctionType):
+        return isinstance(function, _NO_REPLACEMENTS)
+    inner = vars(function).get("__wrapped__")
+    return function.__code__.co_filename.startswith(_OWN) and (inner is None or _is_own(inner))
+
+
+def _foreign() -> Iterator[Any]:
+    """The callables that somebody has put there: functions, objects, bound methods and what caches answers."""
+    return (one for one in _functions() if id(one) not in _FIRST)
 
 
 class _AppliedOnce(TorchFunctionMode):
@@ -68,10 +78,11 @@ class _AppliedOnce(TorchFunctionMode):
     ) -> Any:
         """Runs the original that asks, or calls the function as it is."""
         asking = sys._getframe(1)
-        body = asking.f_back if asking.f_code is handle_torch_function.__code__ and _is_foreign(func) else None
+        body = asking.f_back if asking.f_code is handle_torch_function.__code__ else None
         is_own = body is not None and body.f_code.co_filename.startswith(_OWN)
-        function = _original(body) if body is not None and is_own else func
-        return function(*args, **(kwargs or {}))
+        if body is not None and is_own and any(one is func for one in _foreign()):
+            func = _original(body)
+        return func(*args, **(kwargs or {}))
 
 
 def _original(body: FrameType) -> Callable[..., Any]:
@@ -81,3 +92,7 @@ def _original(body: FrameType) -> Callable[..., Any]:
 
 def _no(*_: Any) -> bool:
     return False
+
+
+_FIRST = {id(one): one for one in _functions() if _is_own(one)}
+"""What stands there of PyTorch's own; others may have replaced some before."""

@@ -138,7 +138,7 @@ def _traced(
     on_host = functools.partial(copy_on_host, mode=mode, view=view)
     with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
         autocast = autocast_state(kind)
-        modes = modes_answered(questions.asked)
+        modes = modes_answered(module, questions.asked)
         with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
             with noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
                 exported = _export(module, example, dynamic_shapes, view)

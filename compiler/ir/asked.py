@@ -18,6 +18,9 @@ LAYOUT, STRIDES = "layout", "strides"
 TRACED = "tracing"
 """The question whether it is being traced, of a model that can only be traced if it is told so: no call is refused."""
 
+WITHOUT_GRADIENTS = "no_grad_mode"
+"""The question for the mode of a call of a model that was answered as gradients are disabled."""
+
 
 def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -40,7 +43,7 @@ _NO_TENSORS = frozenset((bool, int, float, str, type(None), list, tuple, dict, t
 
 _MODES: Mapping[str, tuple[Callable[[], bool], str]] = {
     "grad_mode": (torch.is_grad_enabled, "enabled: call it outside of torch.no_grad()"),
-    "no_grad_mode": (lambda: not torch.is_grad_enabled(), "disabled: call it under torch.no_grad()"),
+    WITHOUT_GRADIENTS: (lambda: not torch.is_grad_enabled(), "disabled: call it under torch.no_grad()"),
     "inference_mode": (torch.is_inference_mode_enabled, "on: call it under torch.inference_mode()"),
     "no_inference_mode": (
         lambda: not torch.is_inference_mode_enabled(),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import CallError
+from ..errors import CallError, TraceError
 
 _PLAIN: dict[str, type] = {
     "builtins.tuple": tuple,
@@ -34,7 +34,7 @@ _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def show_structure(spec: pytree.TreeSpec | str) -> str:
-    """The text of a structure."""
+    """The text of a structure. Raises TraceError for one with a named tuple or class that has no name in text."""
     if isinstance(spec, str):
         return spec
     try:
@@ -53,8 +53,22 @@ def _tree_of(spec: pytree.TreeSpec) -> dict[str, Any]:
         head = {"type": f"{_RETURNED}{name}", "context": None}
     else:
         leaves = [pytree.tree_structure(0) for _ in children]
-        head = json.loads(pytree.treespec_dumps(pytree.TreeSpec(spec.type, spec.context, leaves)))[1]
+        head = _head(pytree.TreeSpec(spec.type, spec.context, leaves))
     return {**head, "children_spec": [_tree_of(child) for child in children]}
+
+
+def _head(spec: pytree.TreeSpec) -> dict[str, Any]:
+    try:
+        return dict(json.loads(pytree.treespec_dumps(spec))[1])
+    except NotImplementedError as error:
+        cls = spec.context if isinstance(spec.context, type) else spec.type
+        name = f"{cls.__module__}.{cls.__qualname__}" if isinstance(cls, type) else str(cls)
+        raise TraceError(
+            f"the arguments or results have a {name}, of which nobody has told PyTorch the name that it has in a file, "
+            "so that the program can be called, and neither printed nor saved: use a dict or a tuple in its place, or "
+            f"register it first (torch.utils._pytree._register_namedtuple({name.rpartition('.')[2]}, "
+            f"serialized_type_name={name!r}) for a named tuple)"
+        ) from error
 
 
 def count_leaves(spec: pytree.TreeSpec | str) -> int:

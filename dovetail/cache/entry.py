@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ..compiler.errors import ProgramTextError, VerificationError
+from ..compiler.errors import ProgramTextError, TraceError, VerificationError
 from ..compiler.ir.program import Program
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
@@ -27,7 +27,10 @@ from .trust import doubt
 
 def written(key: Key, program: Program) -> list[bytes]:
     """The bytes of an entry, in parts; raises NoEntry for a program that would not be read back as it is."""
-    lines = list(lines_of(program))
+    try:
+        lines = list(lines_of(program))
+    except TraceError as error:
+        raise NoEntry(str(error)) from error
     if any(" opaque " in line for line in lines) or any(not _is_kept(node.target) for node in program.ops()):
         raise NoEntry("it has arguments or operations that have no text form")
     text = "\n".join(lines).encode()

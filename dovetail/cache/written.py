@@ -1,14 +1,14 @@
 """What the code of a model may write to beside the model: classes of the user's, and what lists and globals it names.
 
 An attention processor may count its calls in its class, and collect maps in a list of its file. What is found is what
-the code of forwards, processors and hooks names, and of what these call; what code reaches in another way (a file,
-``globals()``, an object of a library) is not.
+the code of forwards, processors and hooks names, and of what these call, where that code may write to it
+(``stores.py``); what code reaches in another way (a file, an object of a library) is not.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..compiler.frontend.outside import CONTAINERS, HOLDERS, Named, contents_of_
 from ..conventions.replacements import Replacement
 from .code import is_own, module_of
 from .reach import Reach
+from .stores import ANY, Stores
 
 _DEPTH = 5
 """So many objects are looked into, one held by another."""
@@ -34,16 +35,39 @@ def written(module: nn.Module) -> list[Any]:
 def written_by(code: Iterable[Any]) -> list[Any]:
     """The same of some classes and functions."""
     reach = Reach(dict.fromkeys(code))
-    found: list[Any] = [Named(cls) for cls in reach.classes if is_own(module_of(cls))]
-    found += [Named(held, names) for held, names, own in reach.globals if own and isinstance(held, dict)]
-    seen: set[int] = set()
-    values = [value for one in found for value in one.read().values()]
-    values += reach.cells
+    stores = Stores(reach.functions)
+    seen: set[tuple[int, tuple[str, ...]]] = set()
+    found: list[Any] = []
+    for cls in reach.classes:
+        if is_own(module_of(cls)):
+            found += [Named(cls)] if stores.is_open else _named(cls, stores.names)
+            found += _below(Named(cls).read(), stores, seen)
+    for held, names, own in reach.globals:
+        if own and isinstance(held, dict):
+            found += _named(held, names if stores.is_open else stores.names.intersection(names))
+            found += _below(Named(held, names).read(), stores, seen)
     for function in reach.functions:
-        values += [vars(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for value in values:
-        found += _containers(value, _DEPTH, seen)
-    return found
+        found += [vars(function)] if stores.is_open else _named(vars(function), stores.names)
+        found += _below({**vars(function), **_defaults(function)}, stores, seen)
+        found += _below(dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)), stores, seen)
+    return list({id(one): one for one in found}.values())
+
+
+def _named(held: Any, names: Iterable[str]) -> list[Any]:
+    return [Named(held, chosen)] if (chosen := tuple(sorted(names))) else []
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """The default values of a function by the names of its arguments."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    return {**dict(zip(names, defaults, strict=False)), **(function.__kwdefaults__ or {})}
+
+
+def _below(held: Mapping[str, Any], stores: Stores, seen: set[tuple[int, tuple[str, ...]]]) -> Iterator[Any]:
+    """What values that go by these names are or hold."""
+    for name, value in held.items():
+        yield from _containers(value, _DEPTH, (name,), stores, seen)
 
 
 def _code(module: nn.Module) -> Iterator[Any]:
@@ -74,28 +98,43 @@ def _code_of(values: Iterable[Any], depth: int) -> Iterator[Any]:
             yield from _code_of(getattr(value, "__dict__", {}).values(), depth - 1)
 
 
-def _containers(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """The containers that a value is or holds, and the attributes of objects of the user's."""
-    if not depth or isinstance(value, _NOWHERE) or id(value) in seen:
+def _containers(
+    value: Any, depth: int, names: tuple[str, ...], stores: Stores, seen: set[tuple[int, tuple[str, ...]]]
+) -> Iterator[Any]:
+    """The containers that a value is or holds, and the attributes of objects of the user's, which are stored to.
+
+    ``names`` are those by which code comes there. Tensors that it may write in place are in lists of their own.
+    """
+    if isinstance(value, torch.Tensor) and stores.change(names):
+        yield [value]
+    if not depth or isinstance(value, _NOWHERE) or (id(value), names) in seen:
         return
-    seen.add(id(value))
-    held: Iterable[Any] = ()
+    seen.add((id(value), names))
+    held: Iterable[tuple[str, Any]] = ()
     if isinstance(value, CONTAINERS):
-        yield value
-        held = _items(value)
+        if names[-1] in stores.names if isinstance(value, CellType) else stores.change(names):
+            yield value
+        held = [("", one) for one in _items(value)]
     elif isinstance(value, (tuple, frozenset)):
-        held = value
+        held = [("", one) for one in value]
     elif isinstance(getattr(value, "__dict__", None), dict) and _is_of_the_user(value):
-        yield vars(value)
-        held = vars(value).values()
-    for one in list(held):
-        yield from _containers(one, depth - 1, seen)
+        is_open = stores.is_open or _is_of_a_library(type(value))
+        yield from [vars(value)] if is_open else _named(vars(value), stores.names)
+        held = list(vars(value).items())
+        names = names if not is_open else ANY
+    for name, one in held:
+        yield from _containers(one, depth - 1, (*names, name) if name else names, stores, seen)
 
 
 def _items(container: Any) -> Iterable[Any]:
     if isinstance(container, dict):
         return list(dict.values(container))
     return contents_of_cell(container) if isinstance(container, CellType) else list(container)
+
+
+def _is_of_a_library(cls: type) -> bool:
+    """Whether code of a library, which is not looked into, may store to objects of a class of the user's."""
+    return not issubclass(cls, HOLDERS) and not all(one is object or is_own(module_of(one)) for one in cls.__mro__)
 
 
 def _is_of_the_user(value: Any) -> bool:

@@ -59,6 +59,23 @@ def test_dropout_that_drops_nothing_gives_its_input_itself(dropout: Callable[[Te
             assert torch.equal(ours, eager)
 
 
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        lambda x: torch.native_dropout(x, 0.5, False)[0],
+        lambda x: torch.native_dropout(input=x, p=0.5, train=False)[0] + torch.native_dropout(x, 0.5, False)[1],
+        lambda x: torch.native_dropout(x, 0.0, True)[0],
+        lambda x: torch.native_dropout(x, 1.0, None)[0],
+    ],
+)
+def test_dropout_with_a_mask_never_gives_its_input(dropout: Callable[[Tensor], Tensor]) -> None:
+    module, x = Dropped(dropout).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        compiled = dovetail.compile(module, (x,), backend="sim0")
+        for ours, eager in zip(compiled(x), module(x), strict=True):
+            assert torch.equal(ours, eager)
+
+
 class Broadcast(nn.Module):
     """The items of one op lie in memory on two devices; the second is written."""
 

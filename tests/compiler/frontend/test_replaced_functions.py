@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.compiler.frontend import replaced_functions
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: F.silu(x),
@@ -72,3 +75,50 @@ def test_one_that_replaces_a_replacement_is_applied_once(monkeypatch: pytest.Mon
     halved(monkeypatch, F, "silu")
     halved(monkeypatch, F, "silu")
     assert agrees(CALLS["silu"])
+
+
+class Halving:
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(*args, **kwargs) / 2
+
+
+def _in_a_package_named_as_pytorch_begins(original: Callable[..., Any]) -> Any:
+    """One whose file lies in a folder that begins as PyTorch's does, as those of torchvision do."""
+    file = Path(torch.__file__).parent.with_name("torchpatches") / "__init__.py"
+    found: dict[str, Any] = {"original": original}
+    exec(compile("def silu(x):\n    return original(x) / 2", str(file), "exec"), found)
+    return found["silu"]
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "object": Halving,
+    "object that is updated as a wrapper": lambda original: functools.update_wrapper(Halving(original), original),
+    "bound method": lambda original: Halving(original).__call__,
+    "partial": lambda original: functools.partial(Halving.__call__, Halving(original)),
+    "cache": lambda original: functools.lru_cache(lambda x: original(x) / 2),
+    "decorated by PyTorch": lambda original: torch.no_grad()(lambda x: original(x) / 2),
+    "package": _in_a_package_named_as_pytorch_begins,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [False, True], ids=["replaced afterwards", "replaced before the import"])
+def test_what_replaces_a_function_may_be_anything_that_is_called(
+    kind: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(F, "silu", KINDS[kind](F.silu))
+    if first:
+        own = [one for one in replaced_functions._functions() if replaced_functions._is_own(one)]
+        monkeypatch.setattr(replaced_functions, "_FIRST", {id(one): one for one in own})
+    module, x = Calling(CALLS["silu"]).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        compiled = dovetail.compile(module, (x,), backend="sim0")
+        assert torch.equal(compiled(x), module(x))
+    assert compiled.program.graph is not None  # it was traced whole
+
+
+def test_nothing_of_pytorchs_own_counts_as_replaced() -> None:
+    assert not list(replaced_functions._foreign())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiler.errors import CallError
+from dovetail.compiler.errors import CallError, TraceError
 from dovetail.compiler.ir.structure import count_leaves, read_structure, show_structure
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
@@ -108,6 +109,40 @@ def test_what_operations_of_pytorch_return_is_printed_and_read_as_what_it_is() -
     made = read.signature.unflatten([x, x.long(), x, x, x.long()])
     assert isinstance(made["largest"][0], torch.return_types.topk)
     assert isinstance(made["all"], torch.return_types.sort)
+
+
+class Unregistered(NamedTuple):
+    """A named tuple that nobody has registered."""
+
+    first: Any
+    second: Any
+
+
+class Returning(nn.Module):
+    def __init__(self, way: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.way(x + 1)
+
+
+@pytest.mark.parametrize(
+    "way", [lambda y: Unregistered(torch.topk(y, 2), y), lambda y: Unregistered(y, y * 2)], ids=["nested", "alone"]
+)
+def test_a_program_that_returns_what_has_no_name_in_text_is_called_and_not_saved(
+    way: Callable[[torch.Tensor], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "kept"))
+    module, x = Returning(way), torch.randn(2, 4)
+    compiled = dovetail.compile(module, (x,), backend="cpu")
+    assert torch.equal(compiled(x).second, module(x).second)
+    for write in (lambda: str(compiled), lambda: compiled.save(tmp_path / "plan.json")):
+        with pytest.raises(
+            TraceError, match=r"Unregistered, of which nobody has told PyTorch the name.*or register it first"
+        ):
+            write()
 
 
 @pytest.mark.parametrize("name", ["topk", "nothing", "__class__", "all_types"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -44,6 +45,13 @@ class Store:
 STORE = Store()
 
 
+class Kept(queue.Queue):  # type: ignore[type-arg]
+    """An object of the user's that counts and collects by the code of its base."""
+
+
+KEPT = Kept()
+
+
 def _class(x: Tensor) -> None:
     Processor.count += 1
     Processor.kept.append(x.detach().mean())
@@ -77,6 +85,16 @@ def _store(x: Tensor) -> None:
     STORE.own += 1
 
 
+def _base(x: Tensor) -> None:
+    KEPT.put(1)
+
+
+def _alias(x: Tensor) -> None:
+    items = ITEMS
+    for one in (items,):
+        one.append(x.detach().mean())
+
+
 def _function(x: Tensor) -> None:
     _function.count = getattr(_function, "count", 0) + 1  # type: ignore[attr-defined]
 
@@ -99,7 +117,7 @@ def _closed() -> Callable[[Tensor], None]:
 
 KEEPS: dict[str, Callable[[Tensor], None]] = {
     "class": _class, "global": _global, "list": _list, "table": _table, "queue": _queue, "box": _box,
-    "store": _store, "function": _function, "default": _default, "closure": _closed(),
+    "store": _store, "base": _base, "alias": _alias, "function": _function, "default": _default, "closure": _closed(),
 }  # fmt: skip
 
 
@@ -147,15 +165,17 @@ def _said() -> tuple[Any, ...]:
         list(QUEUE), dict(COUNTS), BOX.count, Store.total, Store.by_name, [float(one) for one in Store.maps], STORE.own,
         getattr(_function, "count", 0), len((_default.__defaults__ or ((),))[0]), closed.read(),
         Processor.count, [float(one) for one in Processor.kept], Noting.calls, Looking.calls, vars(Store).keys(),
+        KEPT.unfinished_tasks, KEPT.qsize(),
     )  # fmt: skip
 
 
 def _clear() -> None:
     global NUMBER
     closed: Any = KEEPS["closure"]
-    NUMBER = BOX.count = Store.total = STORE.own = Processor.count = Looking.calls = 0
+    NUMBER = BOX.count = Store.total = STORE.own = Processor.count = Looking.calls = KEPT.unfinished_tasks = 0
     for one in (ITEMS, QUEUE, COUNTS, Store.maps, Store.by_name, Processor.kept, _default.__defaults__[0]):
         one.clear()
+    KEPT.queue.clear()
     TABLE.update(inner={"count": 0}, latest=None)
     vars(_function).clear()
     KEEPS["closure"] = _closed()
