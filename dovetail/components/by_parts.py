@@ -269,14 +269,17 @@ class Parts(OfComponent):
 
     @contextlib.contextmanager
     def _at_hand(self, module: nn.Module, site: Site, there: torch.device) -> Iterator[None]:
-        """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies."""
+        """Has the weights that a module itself reads lie where it runs; those that live elsewhere as copies.
+
+        In a dry run stand-ins take the places of all of them, for the module may write them.
+        """
         view = self.component.view
         dry = dry_run()
-        away = [held for held in site.needs if not held.is_on(there)]
+        away = [held for held in site.needs if dry or not held.is_on(there)]
         for held in (*away, *site.stays) if dry is None else ():
             if site.device and (held.home or site.device).torch == there and not held.is_on(there):
                 view.lend(held, site.device)
-        lacking = [held for held in away if not held.is_on(there)]
+        lacking = [held for held in away if dry or not held.is_on(there)]
         others = {
             id(one.tensor): dry.stand_in(one.tensor, there) if dry else view.store.copy_on(one, there)
             for one in lacking
@@ -297,17 +300,17 @@ class Parts(OfComponent):
             return contextlib.nullcontext()
         devices = self.component.devices
         device = next((one for one in devices if one.torch == there), self.component.whole_on)
-        return Reads(self.component.view.store, partial(self._bring, device, there))
+        return Reads(self.component.view.store, partial(self._bring, device, there), is_dry=dry_run() is not None)
 
     def _bring(self, device: Device, there: torch.device, held: StoredWeight) -> torch.Tensor:
         """A weight as it is read on a device."""
         view, dry = self.component.view, dry_run()
         if device.torch == there:
             self.component.sites.note_read(held, device)
-        if held.is_on(there):
-            return held.tensor
         if dry is not None:
             return dry.stand_in(held.tensor, there)
+        if held.is_on(there):
+            return held.tensor
         if device.torch == there and held.home in (None, device) and not held.quant:
             view.lend(held, device)
         return held.tensor if held.is_on(there) else view.store.copy_on(held, there)

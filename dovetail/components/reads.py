@@ -29,12 +29,12 @@ _QUESTIONS |= {"is_floating_point", "is_complex", "get_device", "is_pinned", "da
 class Reads(TorchFunctionMode):
     """Has ``bring`` give the weights of a store that are computed with while it is entered, each as it is to be read.
 
-    What writes a weight gets it as ``bring`` gives it only if that is the weight itself.
+    What writes a weight gets it as ``bring`` gives it only if that is the weight itself, or in a dry run.
     """
 
-    def __init__(self, store: Store, bring: Callable[[StoredWeight], torch.Tensor]) -> None:
+    def __init__(self, store: Store, bring: Callable[[StoredWeight], torch.Tensor], is_dry: bool = False) -> None:
         super().__init__()
-        self._store, self._bring = store, bring
+        self._store, self._bring, self._is_dry = store, bring, is_dry
         self._former: dict[int, tuple[torch.Tensor, StoredWeight]] = {}
         """What the weights that were brought were before: their reader may hold that still."""
 
@@ -78,8 +78,11 @@ class Reads(TorchFunctionMode):
             if not isinstance(found, torch.Tensor):
                 return found
         given, named = pytree.tree_map_only(torch.Tensor, self._at_hand, (tuple(args), dict(kwargs)))
-        if args and (name == "__set__" or _writes(name)) and not self._is_itself(args[0], given[0]):
+        is_written = args and not self._is_dry and (name == "__set__" or _writes(name))
+        if is_written and not self._is_itself(args[0], given[0]):
             given = (args[0], *given[1:])
+        if name == "__set__" and given[0] is not args[0]:  # its class may set attributes in a way of its own
+            return setattr(given[0], func.__self__.__name__, given[1])  # type: ignore[attr-defined]
         return func(*given, **named)
 
     def _has_weights(self, given: Sequence[Any]) -> bool:

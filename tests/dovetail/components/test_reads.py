@@ -170,3 +170,28 @@ def test_a_module_that_is_compiled_by_itself_reads_weights_of_parts(backend: str
     model, x = _made(OfPart, Block, cls=Root)
     expected = model(x)
     assert torch.equal(dovetail.compile(model, (x,), backend=backend, **asked)(x), expected)
+
+
+class Decaying(Numpy):
+    """Halves a parameter of its own at each call, and one of a part that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Gamma()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.mul_(0.5)
+        gamma = self.norm.gamma
+        gamma.mul_(0.5)
+        return super().forward(x * gamma)
+
+
+@pytest.mark.parametrize("asked", [{}, {"params_backend": "cpu"}])
+def test_a_dry_run_writes_no_weight_that_a_module_writes_at_each_call(asked: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Model(Decaying).eval()
+    eager, compiled = Pipeline(copy.deepcopy(model)), Pipeline(model)
+    dovetail.compile_pipeline(compiled, "diffusion=sim0", **asked)
+    x = torch.randn(4, WIDTH)
+    for given in (x, x, x[:1], x):  # of each new size there is a dry run first, of the second one on a device
+        assert torch.equal(compiled(given), eager(given))
