@@ -67,7 +67,9 @@ def test_a_plan_that_was_refused_leaves_the_next_one_what_it_would_be() -> None:
     assert not isinstance(expected, str)
 
 
-@pytest.mark.parametrize("backend", ["sim0", None], ids=["typed", "searched"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("sim0", id="typed", marks=pytest.mark.slow), pytest.param(None, id="searched")]
+)
 def test_a_call_is_answered_alike_before_and_after_calls_that_need_less(backend: str | None) -> None:
     options = {"backend": backend, "rig": "sim0=1200KiB,cpu=1GiB", "vae_tiling": "off"}
     eager, call = tiny_pipelines.flux()
@@ -103,6 +105,7 @@ def test_a_call_that_is_refused_leaves_the_programs_and_weights_of_earlier_ones(
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_calls_that_are_placed_alike_keep_each_others_programs() -> None:
     """What fits in tiles alone is planned as a first call is; what was planned before is still known then."""
     pipe, call = flux(backend="sim0", rig="sim0=600KiB,cpu=1GiB", params_backend="cpu")
