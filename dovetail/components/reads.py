@@ -82,7 +82,7 @@ class Reads(TorchFunctionMode):
         if is_written and not self._is_itself(args[0], given[0]):
             given = (args[0], *given[1:])
         if name == "__set__" and given[0] is not args[0]:  # its class may set attributes in a way of its own
-            return setattr(given[0], func.__self__.__name__, given[1])  # type: ignore[attr-defined]
+            return setattr(given[0], _attribute_of(func), given[1])
         return func(*given, **named)
 
     def _has_weights(self, given: Sequence[Any]) -> bool:
@@ -110,6 +110,12 @@ class Reads(TorchFunctionMode):
     def _is_itself(self, tensor: Any, given: Any) -> bool:
         held = self._known(tensor) if isinstance(tensor, torch.Tensor) else None
         return held is None or given is held.tensor
+
+
+def _attribute_of(setting: Any) -> str:
+    """The name of an attribute, of what sets it."""
+    attribute = setting.__self__
+    return str(getattr(attribute, "__name__", "") or attribute.fget.__name__)
 
 
 def _writes(name: str) -> bool:

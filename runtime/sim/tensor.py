@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
+from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
 from ...compiler.frontend.fakes import STANDS_IN
@@ -92,6 +93,9 @@ class SimTensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
+        if torch._C._is_torch_function_mode_enabled():  # modes are asked first, as for any tensor
+            handle_torch_function(SimTensor.data.__set__, (self,), self, other)  # type: ignore[attr-defined]
+            return
         if isinstance(other, SimTensor) and other.is_inference() != self.is_inference():
             with torch.inference_mode(self.is_inference()):
                 other = rewrap(other, other._inner)

@@ -183,6 +183,7 @@ class Decaying(Numpy):
         self.scale.mul_(0.5)
         gamma = self.norm.gamma
         gamma.mul_(0.5)
+        gamma.data = gamma.data * 0.5
         return super().forward(x * gamma)
 
 
