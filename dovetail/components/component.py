@@ -144,6 +144,7 @@ class Component:
         self.shared_turn = turn or Turn()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
+        self._swapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._generating: list[nn.Module] = []
         self.shares = shares
         self.rows = rows and len(rig.devices) > 1
@@ -212,16 +213,21 @@ class Component:
                 self._swap("", method, self.module)
         self._generating += put_methods(self)
 
-    def adopt(self) -> None:
-        """Has parts that were put in the place of others answer their calls; those get their own calls back."""
+    def adopt(self, module: nn.Module) -> None:
+        """Has parts answer their calls that were put in a part in the place of others; those get their own calls back.
+
+        Takes time linear in the part that is looked at, unless it has new ones or is the whole module.
+        """
+        if module is not self.module and all(part in self._swapped for part in module.modules()):
+            return
         paths = {part: path for path, part in self.module.named_modules()}
         for call in [one for one in self.calls if one.held not in paths]:
             call.unload()
             call.end()
             self.calls.remove(call)
             self.watch.forget(call)
-        known = {call.held for call in self.calls}
-        for part in paths.keys() - known:
+        self._swapped = weakref.WeakSet(call.module for call in self.calls)
+        for part in paths.keys() - set(self._swapped):
             self._swap(paths[part], "forward", part)
             self.adopted += 1
 
@@ -389,6 +395,7 @@ class Component:
         # Models keep parts alive in caches of their own: a part must not keep all weights alive.
         call.swap_in(weakref.ref(self) if module is not self.module else lambda: self)
         self.calls.append(call)
+        self._swapped.add(module)
         owner = weakref.ref(self)
 
         def data_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -407,6 +414,7 @@ class Component:
         for call in self.calls:
             call.end()
         self.calls.clear()
+        self._swapped.clear()
         self.compiler.alike.forget()
         self.watch.clear()
         take_methods_out(self.module)

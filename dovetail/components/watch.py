@@ -43,7 +43,7 @@ class Watch(OfComponent):
             state = stamp.look()
         if self._parts.get(call) is not stamp.modules:
             self._parts[call] = stamp.modules
-            component.adopt()
+            component.adopt(call.module)
         if weights.has_turned():
             call.unload()
         if state.live is not self._live.get(call):

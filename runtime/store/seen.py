@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.frontend.trace_lock import alone
 from .source import tensors_of_module
-from .stored_weight import ORDINARY, Data, Layout, memory_of, stands_in, storage_of, version_of
+from .stored_weight import ORDINARY, Data, Layout, StorageReference, memory_of, stands_in, storage_of, version_of
 
 _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 _IS_TENSOR = torch.Tensor.__instancecheck__
@@ -45,7 +44,7 @@ class Seen:
     memory: list[Any]
     layouts: list[Layout]
     versions: list[int]
-    storages: list[StorageWeakRef | None]
+    storages: list[StorageReference | None]
     wanting: list[bool]
     are_plain: bool
     held: frozenset[tuple[int, str]]
@@ -86,7 +85,7 @@ class Seen:
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
                 and _layouts(self.tensors) == self.layouts
-                and not any(map(StorageWeakRef.expired, filter(None, self.storages)))
+                and not any(map(StorageReference.expired, filter(None, self.storages)))
             )
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False

@@ -289,7 +289,18 @@ ORDINARY = (torch.Tensor, nn.Parameter)
 Layout = tuple[tuple[int, ...], int]
 """The strides of a tensor, and how many numbers it has."""
 
-Data = tuple[Any, Layout | None, StorageWeakRef | None]
+
+class StorageReference(StorageWeakRef):
+    """A storage that is not kept alive, and that may also be compared with None, which PyTorch's own may not."""
+
+    __slots__ = ()
+    __hash__ = StorageWeakRef.__hash__  # which Python drops where equality is defined
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StorageWeakRef) and bool(super().__eq__(other))  # type: ignore[no-untyped-call]
+
+
+Data = tuple[Any, Layout | None, StorageReference | None]
 """Which memory a tensor has and how it reads it, in terms that no other memory ever has while this is held."""
 
 
@@ -300,9 +311,11 @@ def memory_of(tensor: torch.Tensor | None) -> Any:
     return getattr(tensor, "memory", None)
 
 
-def storage_of(tensor: torch.Tensor | None) -> StorageWeakRef | None:
+def storage_of(tensor: torch.Tensor | None) -> StorageReference | None:
     """A reference to the storage of an ordinary tensor, equal to no later one's at its address; others have none."""
-    return StorageWeakRef(tensor.untyped_storage()) if type(tensor) in ORDINARY else None  # type: ignore[union-attr]
+    if tensor is None or type(tensor) not in ORDINARY:
+        return None
+    return StorageReference(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def data_of(tensor: torch.Tensor | None) -> Data:
