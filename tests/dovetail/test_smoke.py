@@ -13,13 +13,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from transformers.integrations import peft as peft_in_transformers
+from transformers.utils import check_peft_version
 
 import dovetail
 from dovetail.conventions import libraries
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 
-from .lora.tiny_loras import save_lora
+from .lora.tiny_loras import TARGETS, save_lora
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow]
 SPREAD = "diffusion=sim0&sim1,te=sim1,vae=sim0"
@@ -55,11 +57,23 @@ def test_a_saved_pipeline_loads_and_paints_as_its_library_does(name: str, tmp_pa
         assert torch.equal(loaded[key], tensor), key
 
 
+def parts_that_take_loras() -> tuple[str, ...]:
+    """All that a LoRA may be for, but for text encoders where the installed transformers refuses the installed peft.
+
+    transformers 5.24 asks for a peft newer than 0.21.2, which was the newest: eager has no picture to compare with.
+    """
+    try:
+        check_peft_version(min_version=peft_in_transformers.MIN_PEFT_VERSION)
+    except ValueError:
+        return tuple(part for part in TARGETS if part != "text_encoder")
+    return tuple(TARGETS)
+
+
 @pytest.mark.parametrize("name", ["sd", "flux"])
 @pytest.mark.parametrize("mode", ["at_runtime", "immediately"])
 def test_a_lora_paints_as_peft_applies_it(name: str, mode: str, tmp_path: Path) -> None:
     pipe, call = PIPELINES[name]()
-    file = save_lora(pipe, tmp_path, seed=3) / "pytorch_lora_weights.safetensors"
+    file = save_lora(pipe, tmp_path, seed=3, parts=parts_that_take_loras()) / "pytorch_lora_weights.safetensors"
     pipe.load_lora_weights(tmp_path, adapter_name="style")
     pipe.set_adapters(["style"], [0.5])
     if mode == "immediately":
