@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -44,10 +45,11 @@ def written(key: Key, program: Program) -> list[bytes]:
     return [bytes(head), text, tensors]
 
 
-def read(path: Path, key: Key, is_named: bool = False) -> Program:
-    """The program of an entry; raises NoEntry for a file that is none of this key, OSError where there is no file.
+def read(path: Path, key: Key, is_named: bool = False) -> tuple[Program, list[bytes]]:
+    """The program of an entry and its bytes, as ``written`` would yield them: writing it once more takes long.
 
-    One in a file that somebody names may be of another machine, and of another user.
+    One in a file that somebody names may be of another machine, and of another user. Raises NoEntry for a file that is
+    none of this key, OSError where there is no file.
     """
     with open_entry(path) as file:
         why = "" if is_named else doubt(os.fstat(file.fileno()), path)
@@ -68,7 +70,7 @@ def read(path: Path, key: Key, is_named: bool = False) -> Program:
     except (ProgramTextError, VerificationError, SafetensorError, ValueError) as error:
         raise NoEntry(str(error)) from error
     program.constants = dict(_constants(program, found))
-    return program
+    return program, [bytes(replace(head, key=key.full)), text, tensors]
 
 
 def _constants(program: Program, found: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -83,25 +83,26 @@ def _trace(
         made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         _tell_of_ways(made)
         return made
-    program = _named(key, module, named) or (read(key, module) if most else None)
-    if program is None or not program.signature.takes(args, kwargs):
+    found = _named(key, module, named) or (read(key, module) if most else None)
+    if found is not None and found[0].signature.takes(args, kwargs):
+        program, parts = found
+        _collect(program, parts)
+    else:
         before = sources()
         program = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         most = most if before == sources() else 0
-    else:
-        most = 0
-    if most or _collecting.get() is not None:
-        keep(key, program, most)
+        if most or _collecting.get() is not None:
+            keep(key, program, most)
     _tell_of_ways(program)
     return program
 
 
-def read(key: Key, module: nn.Module) -> Program | None:
-    """The program of an entry of the cache; None where there is none, or one that is damaged or does not fit."""
-    program = _read(folder.path_of(key.full), key, module)
-    if program is not None:
+def read(key: Key, module: nn.Module) -> tuple[Program, list[bytes]] | None:
+    """The program of an entry of the cache and its bytes; None where there is none, it is damaged or does not fit."""
+    found = _read(folder.path_of(key.full), key, module)
+    if found is not None:
         folder.touch(key.full)
-    return program
+    return found
 
 
 @contextlib.contextmanager
@@ -122,14 +123,18 @@ def keep(key: Key, program: Program, most: int) -> None:
     except NoEntry as why:
         logger.debug("the trace of a %s is not kept on disk: %s", program.name, str(why))
         return
-    collecting = _collecting.get()
-    if collecting is not None:
-        collecting[program] = b"".join(parts)
+    _collect(program, parts)
     if sum(map(len, parts)) <= most:
         writer = threading.Thread(target=_write, args=(key.full, parts, most), name="dovetail-cache")
         writer.start()
         _writers.difference_update([one for one in list(_writers) if not one.is_alive()])
         _writers.add(writer)  # which others may wait for, and so must have started
+
+
+def _collect(program: Program, parts: list[bytes]) -> None:
+    collecting = _collecting.get()
+    if collecting is not None:
+        collecting[program] = b"".join(parts)
 
 
 def wait() -> None:
@@ -152,15 +157,15 @@ def _tell_of_ways(program: Program) -> None:
     )
 
 
-def _named(key: Key, module: nn.Module, named: Named) -> Program | None:
+def _named(key: Key, module: nn.Module, named: Named) -> tuple[Program, list[bytes]] | None:
     path = named.get(key.content)
     return _read(path, key, module, is_named=True) if path is not None else None
 
 
-def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> Program | None:
+def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> tuple[Program, list[bytes]] | None:
     started = time.perf_counter()
     try:
-        program = entry.read(path, key, is_named)
+        program, parts = entry.read(path, key, is_named)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry) as error:
@@ -170,7 +175,7 @@ def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> Pr
         _tell(f"the kept trace {path} is not used: it is of other weights; it is traced and written anew")
         return None
     logger.info("took the trace of a %s from %s in %.2f s", program.name, path, time.perf_counter() - started)
-    return program
+    return program, parts
 
 
 def _write(key: str, parts: list[bytes], most: int) -> None:

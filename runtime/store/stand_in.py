@@ -212,12 +212,3 @@ def _refuse_array(stand_in: StandIn, force: bool) -> None:
     """Raises what PyTorch does where a tensor gives no array, before data is made."""
     if stand_in.requires_grad and not force:
         torch.empty(0, requires_grad=True).numpy()
-
-
-def laid_bare(tensor: torch.Tensor, numbers: Numbers) -> StandIn:
-    """The stand-in of a weight, of the form of its tensor."""
-    like = tensor.like if isinstance(tensor, StandIn) else torch.empty_like(tensor, device="meta")
-    return StandIn.of(
-        numbers, like.detach(), is_parameter=isinstance(tensor, nn.Parameter),
-        requires_grad=tensor.requires_grad,
-    )  # fmt: skip

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ...compiler.errors import UsageError
 from ..devices.transfers import moved
 from .origin import HOST, RoundedOrigin
-from .stored_weight import Numbers, stands_in
+from .stored_weight import ORDINARY, Numbers, stands_in
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -100,7 +100,7 @@ def _looked(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if func in (aten.detach.default, aten.alias.default):
         return one.detach()
     # what others are beside their form plays no part: `view_as`, whose other may be a stand-in, or lie elsewhere
-    others, options = pytree.tree_map_only(torch.Tensor, _form, (tuple(args[1:]), kwargs))
+    others, options = pytree.tree_map_only(torch.Tensor, form_of, (tuple(args[1:]), kwargs))
 
     def step(data: torch.Tensor) -> Any:
         return func(data, *others, **options)
@@ -111,9 +111,15 @@ def _looked(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return [one.looking(partial(_one_of, step, index), form) for index, form in enumerate(like)]
 
 
-def _form(tensor: torch.Tensor) -> torch.Tensor:
-    """The shape and strides of a tensor, without its numbers."""
-    return tensor.like if _is_one(tensor) else torch.empty_like(tensor, device="meta")
+def form_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on meta of the shape, strides and dtype of another."""
+    if _is_one(tensor):
+        return tensor.like
+    if (
+        type(tensor) in ORDINARY and tensor.is_contiguous()
+    ):  # in a twentieth of the time: `empty_like` on meta is Python
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta")
 
 
 def _one_of(step: Any, index: int, data: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ from .objects import can_exchange, exchange_contents, gradient_for, hang_on
 from .origin import HOST, FileOrigin, Origin
 from .reader import WeightReader
 from .source import tensors_of_module
-from .stand_in import StandIn, laid_bare
+from .stand_in import StandIn
+from .stand_in_ops import form_of
 from .stored_weight import ORDINARY, Numbers, StoredWeight, data_of, stands_in, version_of
 
 Origins = Mapping[str, Origin]
@@ -307,11 +308,16 @@ class Store:
             self._lay_bare(one, origin)
 
     def _lay_bare(self, one: StoredWeight, origin: Origin | None, like: torch.Tensor | None = None) -> None:
-        one.numbers.like = torch.empty_like(one.tensor, device="meta") if like is None else like
-        bare = one.numbers.like
-        if isinstance(one.tensor, nn.Parameter):
-            bare = nn.Parameter(bare, one.tensor.requires_grad)
-        self._hold(one, laid_bare(bare, one.numbers) if one.places else bare)
+        one.numbers.like = form = form_of(one.tensor) if like is None else like
+        is_parameter = isinstance(one.tensor, nn.Parameter)
+        requires_grad = is_parameter and one.tensor.requires_grad
+        if one.places:
+            bare: torch.Tensor = StandIn.of(
+                one.numbers, form.detach(), is_parameter=is_parameter, requires_grad=requires_grad
+            )
+        else:
+            bare = nn.Parameter(form, requires_grad) if is_parameter else form
+        self._hold(one, bare)
         one.origin, one.read_from = origin, None
 
     def put_back(

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,18 @@ def test_a_plan_whose_sizes_were_edited_is_refused_before_it_computes(tmp_path: 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_kept_trace_whose_sizes_were_edited_is_not_used(is_named: bool, kept: tuple[Path, Key]) -> None:
     path, key = kept
-    assert entry.read(path, key, is_named).name == "Net"
+    assert entry.read(path, key, is_named)[0].name == "Net"
     path.write_bytes(path.read_bytes().replace(b"[0, 8])", b"[0, 9])"))
     with pytest.raises(NoEntry):
         entry.read(path, key, is_named)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_bytes_that_are_read_are_those_that_would_be_written(is_named: bool, kept: tuple[Path, Key]) -> None:
+    path, key = kept
+    key = replace(key, full="0" * 40) if is_named else key
+    program, parts = entry.read(path, key, is_named)
+    assert parts == entry.written(key, program)
 
 
 def test_a_trace_beside_a_plan_is_compared_with_what_its_ops_yield(
