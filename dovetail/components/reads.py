@@ -92,18 +92,16 @@ class Reads(TorchFunctionMode):
     def paused(self) -> Iterator[None]:
         """Looks at nothing meanwhile: a program runs, or is made. Modes that were entered since stay."""
         modes = overrides._get_current_function_mode_stack()
-        above = modes[modes.index(self) + 1 :] if self in modes else None  # PyTorch takes it off where it looks at one
-        if above is None:
-            self._give_back()
-            yield
-            return
-        _exchange([self, *above], above)
+        above = modes[modes.index(self) + 1 :] if self in modes else None  # it is taken off, or looks at one
+        if above is not None:
+            _exchange([self, *above], above)
         _local.reads = None
         try:
             self._give_back()
             yield
         finally:
-            _exchange(above, [self, *above])
+            if above is not None:
+                _exchange(above, [self, *above])
             _local.reads = self
 
     def __torch_function__(
@@ -111,7 +109,8 @@ class Reads(TorchFunctionMode):
     ) -> Any:
         """Computes, with the weights that it reads where they can be read."""
         kwargs = kwargs or {}
-        if not self._has_weights((*args, *kwargs.values())):
+        is_paused = reading() is not self  # and was put back with modes of somebody else
+        if is_paused or not self._has_weights((*args, *kwargs.values())):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _QUESTIONS or _is_converting():
