@@ -147,6 +147,13 @@ class Adapters:
             known = self._read[module] = _branches(wrappers, factor, state, known.taken if known else {})
         return known.branches
 
+    def look_anew(self) -> bool:
+        """Has the wrapped modules be looked for anew, for parts were replaced; says whether there were any."""
+        had_some = any(self._found.values())
+        self._found.clear()
+        self._read.clear()
+        return had_some
+
     def forget(self) -> None:
         """Has the next call of each part take its adapters' weights again, however they were written meanwhile."""
         self._read.clear()
