@@ -192,7 +192,7 @@ def adds_branches(module: nn.Module) -> bool:
 
 
 def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
-    for path, parent in module.named_modules():
+    for path, parent in module.named_modules(remove_duplicate=False):  # a program knows a part by where it was called
         for key, child in parent._modules.items():
             if hasattr(child, _BASE) and hasattr(child, "active_adapters"):
                 yield Wrapper(plain_name(f"{path}.{key}" if path else key), child, _is_plain(child))
