@@ -17,21 +17,29 @@ from ..compiler.frontend.fakes import has_numbers
 from ..compiler.frontend.rollback import contents, contents_beside, contents_of, restore
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
+from ..runtime.store.store import Store
 
 _LARGEST = 1 << 24
 """Bytes of a tensor that a module writes in place; what is larger is a weight."""
 
 
 class AsBefore:
-    """What a module, its parts, the functions on them and its code keep at one moment, apart from parameters."""
+    """What a module, its parts, the functions on them and its code keep at one moment, apart from parameters.
 
-    def __init__(self, module: nn.Module) -> None:
+    Of parameters it is which ones there are: ``store`` knows what stands for them by then.
+    """
+
+    def __init__(self, module: nn.Module, store: Store) -> None:
+        self._places = [(place, before, list(map(store.known, before.values()))) for place, before in _places(module)]
         self._held = [*contents_of(module), *contents_beside(module)]
         self._held += [(one, contents(one)) for one in written(module)]
         self._tensors = [(one, _version(one), _copied(one)) for one in _tensors(module, self._held)]
 
     def give_back(self) -> None:
         """Makes all of it so again."""
+        for place, before, weights in self._places:
+            now = [(one if held is None else held.tensor) for one, held in zip(before.values(), weights, strict=True)]
+            restore(place, dict(zip(before, now, strict=True)))
         for container, before in self._held:
             restore(container, before)
         for tensor, version, numbers in self._tensors:
@@ -42,7 +50,7 @@ class AsBefore:
 
 def left_as_is(module: nn.Module) -> Callable[[], bool]:
     """What says, later, whether a module keeps the same objects as now, and has written to none of its tensors."""
-    held = [*contents_of(module), *contents_beside(module)]
+    held = [*contents_of(module), *contents_beside(module), *_places(module)]
     versions = [(one, _version(one)) for one in _tensors(module, held)]
 
     def is_so() -> bool:
@@ -50,6 +58,16 @@ def left_as_is(module: nn.Module) -> Callable[[], bool]:
         return same and all(version is not None and _version(one) == version for one, version in versions)
 
     return is_so
+
+
+def _places(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Where a module and its parts hold weights, with what is there now."""
+    held = ((one._parameters, one._buffers) for one in module.modules() if not _is_scripted(one))
+    return [(place, dict(place)) for places in held for place in places]
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_same(now: Any, before: Any) -> bool:

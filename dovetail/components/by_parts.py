@@ -196,7 +196,8 @@ class Parts(OfComponent):
         ):
             with put_back():
                 result = own(*there_args, **there_kwargs)
-            result = crossing.give(result)
+            with unread():
+                result = crossing.give(result)
         crossing.write_back()
         if frame:
             return result
@@ -300,7 +301,8 @@ class Parts(OfComponent):
             return contextlib.nullcontext()
         devices = self.component.devices
         device = next((one for one in devices if one.torch == there), self.component.whole_on)
-        return Reads(self.component.view.store, partial(self._bring, device, there), is_dry=dry_run() is not None)
+        view, bring = self.component.view, partial(self._bring, device, there)
+        return Reads(view.store, there, bring, self.component.refresh_weights, is_dry=dry_run() is not None)
 
     def _bring(self, device: Device, there: torch.device, held: StoredWeight) -> torch.Tensor:
         """A weight as it is read on a device."""
@@ -313,7 +315,8 @@ class Parts(OfComponent):
             return held.tensor
         if device.torch == there and held.home in (None, device) and not held.quant:
             view.lend(held, device)
-        return held.tensor if held.is_on(there) else view.store.copy_on(held, there)
+        with torch.inference_mode(False):  # a copy that is made in that mode counts no writes
+            return held.tensor if held.is_on(there) else view.store.copy_on(held, there)
 
     def _tell(self, call: Call, why: str) -> None:
         component = self.component

@@ -161,7 +161,7 @@ class DryRun:
     def keep(self, component: Component) -> None:
         """Notes what the module of a component keeps, before its own Python runs; `give_back` makes it so again."""
         if component not in self._before:
-            self._before[component] = AsBefore(component.module)
+            self._before[component] = AsBefore(component.module, component.view.store)
 
     def give_back(self) -> None:
         """Makes the modules that ran as they are what they were before, and holds nothing on devices any more."""

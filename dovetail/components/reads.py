@@ -10,33 +10,73 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn, overrides
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..compiler.spec.devices import KINDS
+from ..runtime.devices.transfers import moved
 from ..runtime.store.store import Store
-from ..runtime.store.stored_weight import StoredWeight
+from ..runtime.store.stored_weight import StoredWeight, version_of
 
 _local = threading.local()
 _QUESTIONS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_contiguous"})
-_QUESTIONS |= {"is_floating_point", "is_complex", "get_device", "is_pinned", "data_ptr", "storage_offset", "__len__"}
-"""What asks a tensor for something that is the same wherever it lies, or that says where that is."""
+_QUESTIONS |= {"is_floating_point", "is_complex", "is_pinned", "data_ptr", "storage_offset", "__len__"}
+"""What asks a tensor for something that is the same wherever it lies, or for its memory."""
+
+
+@dataclass
+class _Brought:
+    """A weight as it was brought, the weight itself or a copy, with tensors of its memory and their versions.
+
+    These are the copy, and what ``.data`` gave, which counts its versions for itself.
+    """
+
+    held: StoredWeight
+    tensor: torch.Tensor
+    seen: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Looks at another tensor of its memory too."""
+        self.seen.append((tensor, version_of(tensor)))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its memory was written through one of these since."""
+        return any(version_of(tensor) != version for tensor, version in self.seen)
 
 
 class Reads(TorchFunctionMode):
-    """Has ``bring`` give the weights of a store that are computed with while it is entered, each as it is to be read.
+    """Has weights of a store that are computed with while it is entered be where that is done.
 
-    What writes a weight gets it as ``bring`` gives it only if that is the weight itself, or in a dry run.
+    What is written into a copy of a weight is written into the weight before anything else reads that.
+
+    Args:
+        store: has the weights.
+        there: where is computed.
+        bring: gives a weight as it is to be read.
+        refresh: is called after weights were written of which there may be other copies.
+        is_dry: whether stand-ins are brought, and what is written to them is of no use.
     """
 
-    def __init__(self, store: Store, bring: Callable[[StoredWeight], torch.Tensor], is_dry: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        there: torch.device,
+        bring: Callable[[StoredWeight], torch.Tensor],
+        refresh: Callable[[], None],
+        is_dry: bool = False,
+    ) -> None:
         super().__init__()
-        self._store, self._bring, self._is_dry = store, bring, is_dry
+        self._store, self._there, self._bring, self._refresh, self._is_dry = store, there, bring, refresh, is_dry
         self._former: dict[int, tuple[torch.Tensor, StoredWeight]] = {}
         """What the weights that were brought were before: their reader may hold that still."""
+        self._brought: dict[StoredWeight, _Brought] = {}
 
     def __enter__(self) -> Reads:
         self._before, _local.reads = reading(), self
@@ -46,21 +86,22 @@ class Reads(TorchFunctionMode):
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         _local.reads = self._before
+        self._give_back()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Looks at nothing meanwhile: a program runs, or is made. Modes that were entered since stay."""
         modes = overrides._get_current_function_mode_stack()
-        above = modes[modes.index(self) + 1 :] if self in modes else None  # PyTorch takes it off where it looks at one
-        if above is None:
-            yield
-            return
-        _exchange([self, *above], above)
+        above = modes[modes.index(self) + 1 :] if self in modes else None  # it is taken off, or looks at one
+        if above is not None:
+            _exchange([self, *above], above)
         _local.reads = None
         try:
+            self._give_back()
             yield
         finally:
-            _exchange(above, [self, *above])
+            if above is not None:
+                _exchange(above, [self, *above])
             _local.reads = self
 
     def __torch_function__(
@@ -68,7 +109,8 @@ class Reads(TorchFunctionMode):
     ) -> Any:
         """Computes, with the weights that it reads where they can be read."""
         kwargs = kwargs or {}
-        if not self._has_weights((*args, *kwargs.values())):
+        is_paused = reading() is not self  # and was put back with modes of somebody else
+        if is_paused or not self._has_weights((*args, *kwargs.values())):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _QUESTIONS or _is_converting():
@@ -76,14 +118,50 @@ class Reads(TorchFunctionMode):
         if name == "__get__":  # of an attribute: most are no tensors
             found = func(*args, **kwargs)
             if not isinstance(found, torch.Tensor):
-                return found
+                return self._as_of_there(_attribute_of(func), found)
         given, named = pytree.tree_map_only(torch.Tensor, self._at_hand, (tuple(args), dict(kwargs)))
-        is_written = args and not self._is_dry and (name == "__set__" or _writes(name))
-        if is_written and not self._is_itself(args[0], given[0]):
-            given = (args[0], *given[1:])
-        if name == "__set__" and given[0] is not args[0]:  # its class may set attributes in a way of its own
-            return setattr(given[0], _attribute_of(func), given[1])
-        return func(*given, **named)
+        if name == "__set__" and given[0] is not args[0]:
+            return self._set(args[0], _attribute_of(func), given)
+        result = func(*given, **named)
+        if name == "__get__" and _attribute_of(func) == "data":
+            self._note_data(args[0], result)
+        return args[0] if args and result is given[0] else result  # what was written is the weight still
+
+    def _as_of_there(self, attribute: str, found: Any) -> Any:
+        """What an attribute of a weight says, as of one that lies where it is computed with."""
+        if isinstance(found, torch.device):
+            return self._there
+        kind = attribute.removeprefix("is_")
+        return kind == self._there.type if isinstance(found, bool) and kind in KINDS else found
+
+    def _set(self, tensor: torch.Tensor, attribute: str, given: Sequence[Any]) -> None:
+        """Sets an attribute of a weight: of itself, for what is set on a copy is lost; of a stand-in in a dry run."""
+        held, (brought, value) = self._known(tensor), given
+        if held is None or self._is_dry or brought is held.tensor:
+            setattr(brought, attribute, value)  # its class may do so in a way of its own
+            return
+        self._give_back()
+        there = held.tensor.device
+        setattr(held.tensor, attribute, moved(value, there) if isinstance(value, torch.Tensor) else value)
+        self._refresh()
+
+    def _note_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        held = self._known(tensor)
+        if held is not None and held in self._brought:
+            self._brought[held].note(data)
+
+    def _give_back(self) -> None:
+        """Writes into the weights what was written into copies of them."""
+        written = [one for one in self._brought.values() if one.is_written]
+        self._brought.clear()
+        if not written or self._is_dry:
+            return
+        for one in written:
+            tensor = one.held.tensor
+            if tensor is not one.tensor:
+                with torch.inference_mode(False), torch.no_grad():
+                    tensor.copy_(moved(one.tensor, tensor.device))
+        self._refresh()
 
     def _has_weights(self, given: Sequence[Any]) -> bool:
         for one in given:
@@ -102,24 +180,22 @@ class Reads(TorchFunctionMode):
         held = self._known(tensor)
         if held is None:
             return tensor
-        made = self._bring(held)
+        with temporarily_clear_interpreter_stack():  # of vmap and its like, which allow nothing new to be a parameter
+            made = self._bring(held)
         if made is not tensor:
             self._former[id(tensor)] = tensor, held
+        brought = self._brought.get(held)
+        if brought is None or brought.tensor is not made:
+            self._brought[held] = _Brought(held, made)
+            if made is not held.tensor:
+                self._brought[held].note(made)
         return made
-
-    def _is_itself(self, tensor: Any, given: Any) -> bool:
-        held = self._known(tensor) if isinstance(tensor, torch.Tensor) else None
-        return held is None or given is held.tensor
 
 
 def _attribute_of(setting: Any) -> str:
     """The name of an attribute, of what sets it."""
     attribute = setting.__self__
     return str(getattr(attribute, "__name__", "") or attribute.fget.__name__)
-
-
-def _writes(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _is_converting() -> bool:

@@ -42,6 +42,11 @@ class Watch(OfComponent):
                 one.forget()  # what was one weight may be two now
             state = stamp.look()
         if self._parts.get(call) is not stamp.modules:
+            before = self._parts.get(call)
+            is_first = before is None and call.module is not component.module
+            if not is_first and before != stamp.modules and component.adapters.look_anew():
+                stamp.forget()  # it describes what is wrapped in the place of what wraps it
+                state = stamp.look()
             self._parts[call] = stamp.modules
             component.adopt(call.module)
         if weights.has_turned():

@@ -147,6 +147,13 @@ class Adapters:
             known = self._read[module] = _branches(wrappers, factor, state, known.taken if known else {})
         return known.branches
 
+    def look_anew(self) -> bool:
+        """Has the wrapped modules be looked for anew, for parts were replaced; says whether there were any."""
+        had_some = any(self._found.values())
+        self._found.clear()
+        self._read.clear()
+        return had_some
+
     def forget(self) -> None:
         """Has the next call of each part take its adapters' weights again, however they were written meanwhile."""
         self._read.clear()
@@ -185,7 +192,7 @@ def adds_branches(module: nn.Module) -> bool:
 
 
 def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
-    for path, parent in module.named_modules():
+    for path, parent in module.named_modules(remove_duplicate=False):  # a program knows a part by where it was called
         for key, child in parent._modules.items():
             if hasattr(child, _BASE) and hasattr(child, "active_adapters"):
                 yield Wrapper(plain_name(f"{path}.{key}" if path else key), child, _is_plain(child))

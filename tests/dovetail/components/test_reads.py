@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from tests.cases import slow_but
@@ -170,6 +172,43 @@ def test_a_module_that_is_compiled_by_itself_reads_weights_of_parts(backend: str
     model, x = _made(OfPart, Block, cls=Root)
     expected = model(x)
     assert torch.equal(dovetail.compile(model, (x,), backend=backend, **asked)(x), expected)
+
+
+class Functions(TorchFunctionMode):
+    """Does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    """Does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Within(Root):
+    """Enters a mode of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with Functions():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("mode", [Functions, Dispatches])
+@pytest.mark.parametrize("cls", [Root, Within])
+@pytest.mark.parametrize(("backend", "asked"), BACKENDS[1:3])
+def test_weights_are_read_within_modes_of_somebody_else(
+    backend: str, asked: dict[str, Any], cls: type[Model], mode: type[Any]
+) -> None:
+    model, x = _made(*KINDS, cls=cls)
+    eager, pipe = copy.deepcopy(model), Pipeline(model)
+    dovetail.compile_pipeline(pipe, f"diffusion={backend}", **asked)
+    for _ in range(2):
+        with mode():
+            assert torch.equal(pipe(x), eager(x))
+    assert torch.equal(pipe(x), eager(x))
 
 
 class Decaying(Numpy):

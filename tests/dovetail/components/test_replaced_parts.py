@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 import dovetail
@@ -105,6 +106,20 @@ def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None],
         assert torch.equal(compiled(x), eager(x))
     compiled.dovetail.undo()
     assert torch.equal(compiled(x), eager(x))
+
+
+@pytest.mark.parametrize("kind", [Block, Numpy])
+def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) -> None:
+    eager, compiled, x = _made(kind, "one device")
+    for pipe in (eager, compiled):
+        torch.manual_seed(1)
+        inject_adapter_in_model(LoraConfig(r=2, target_modules=["up"], init_lora_weights=False), pipe.unet)
+    assert torch.equal(compiled(x), eager(x))
+    for change in (_block, _same_twice, _block):
+        for pipe in (eager, compiled):
+            torch.manual_seed(2)
+            change(pipe.unet)
+        assert torch.equal(compiled(x), eager(x))
 
 
 @pytest.mark.parametrize("kind", [Block, Numpy])
