@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from argparse import Namespace
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -23,7 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as every_module
 
 CONTAINERS = (dict, list, set, deque, CellType)
-HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap)
+HOLDERS = (
+    SimpleNamespace, Namespace, UserDict, UserList, ChainMap, WeakKeyDictionary, WeakValueDictionary, threading.local,
+)  # fmt: skip
 """What Python has to keep settings in."""
 _NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
