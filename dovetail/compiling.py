@@ -19,6 +19,7 @@ from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
+from .components.weights.foreign import refuse_sparse
 from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
 from .conventions.request import BOTH, Request, one_backend
@@ -158,6 +159,7 @@ def compile(
         component.assigned.note(module, program)
         return CompiledModule(program, request.rig, component.view.of_program(module, program), traced)
 
+    refuse_sparse(module)
     try:
         traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
     except TraceError as error:

@@ -9,23 +9,40 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from argparse import Namespace
+from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+from numpy import frombuffer, ndarray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as every_module
 
 CONTAINERS = (dict, list, set, deque, CellType)
-HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap)
+HOLDERS = (
+    SimpleNamespace, Namespace, UserDict, UserList, ChainMap, WeakKeyDictionary, WeakValueDictionary, threading.local,
+)  # fmt: skip
 """What Python has to keep settings in."""
 _NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
+ARRAYS = (ndarray, bytearray, array)
+_SMALL = 1 << 16
+"""Bytes of an array that may count something; what is larger is a table."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _DEPTH = 5
@@ -39,18 +56,22 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Names of a class, or of the globals of a Python module, that the code of a model may write to.
+    """Names of a class, of an object, or of the globals of a Python module, that the code of a model may write to.
 
-    Of a class it is, of these or without ``names``, what is neither code nor of Python.
+    Of a class it is, of these or without ``names``, what is neither code nor of Python; of an array its bytes.
     """
 
-    held: dict[str, Any] | type
+    held: Any
     names: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Any]:
         """What they hold now."""
         if isinstance(self.held, dict):
             return {name: self.held[name] for name in self.names if name in self.held}
+        if isinstance(self.held, ARRAYS):
+            return {f"a {type(self.held).__name__}": _bytes_of(self.held)}
+        if not isinstance(self.held, type):
+            return {name: getattr(self.held, name) for name in self.names if hasattr(self.held, name)}
         own = ((name, one) for name, one in vars(self.held).items() if not self.names or name in self.names)
         return {name: value for name, value in own if not name.startswith("__") and _is_data(value)}
 
@@ -58,14 +79,49 @@ class Named:
         """Gives them back what they held, where that is another object."""
         now = self.read()
         for name in now.keys() - before.keys():
-            self.held.pop(name) if isinstance(self.held, dict) else delattr(self.held, name)
+            self.held.pop(name) if isinstance(self.held, dict) else _kind_of(self.held).__delattr__(self.held, name)
         for name, value in before.items():
             if name in now and now[name] is value:
                 continue
             if isinstance(self.held, dict):
                 self.held[name] = value
+            elif isinstance(self.held, ARRAYS):
+                _fill(self.held, value) if now[name] != value else None
             else:
-                setattr(self.held, name, value)
+                _kind_of(self.held).__setattr__(self.held, name, value)
+
+
+def kept_in(value: Any) -> list[Named]:
+    """What an object keeps beside a dictionary: attributes that have places of their own, or the bytes of an array."""
+    if isinstance(value, ARRAYS):
+        return [Named(value)] if _is_small(value) else []
+    if isinstance(value, (*_NOWHERE, *CONTAINERS, FunctionType, MethodType)):
+        return []
+    own = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
+    names = tuple(name for one in own for name, place in one.items() if isinstance(place, MemberDescriptorType))
+    return [Named(value, names)] if names else []
+
+
+def _kind_of(held: Any) -> Any:
+    """What sets attributes, also those of a frozen object."""
+    return type if isinstance(held, type) else object
+
+
+def _is_small(held: Any) -> bool:
+    if isinstance(held, ndarray):
+        return held.nbytes <= _SMALL and held.flags.writeable and not held.dtype.hasobject
+    return len(held) <= _SMALL
+
+
+def _bytes_of(held: Any) -> bytes:
+    return bytes(held) if isinstance(held, bytearray) else bytes(held.tobytes())
+
+
+def _fill(held: Any, before: bytes) -> None:
+    if isinstance(held, ndarray):
+        held[...] = frombuffer(before, held.dtype).reshape(held.shape)
+    else:
+        held[:] = bytearray(before) if isinstance(held, bytearray) else array(held.typecode, before)
 
 
 def _is_data(value: Any) -> bool:
@@ -142,6 +198,7 @@ def _reached(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         yield value
     elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, FunctionType):
         yield vars(value)
+    yield from kept_in(value)
     for one in _held(value):
         yield from _reached(one, depth - 1, seen)
 
@@ -160,7 +217,7 @@ def _held(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):
         return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return list(getattr(value, "__dict__", {}).values())
+    return [*getattr(value, "__dict__", {}).values(), *(item for one in kept_in(value) for item in one.read().values())]
 
 
 def contents_of_cell(cell: CellType) -> list[Any]:

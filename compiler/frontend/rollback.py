@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .outside import Named, contents_of_cell, has_fakes, is_ours, reached_by_functions, reached_by_globals
+from .outside import Named, contents_of_cell, has_fakes, is_ours, kept_in, reached_by_functions, reached_by_globals
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -68,11 +68,12 @@ def containers_of(module: nn.Module) -> Iterator[Any]:
         waiting.append(vars(child))
     while waiting:
         container = waiting.pop()
-        if id(container) in seen:
+        which = id(container.held if isinstance(container, Named) else container)
+        if which in seen:
             continue
-        seen.add(id(container))
+        seen.add(which)
         yield container
-        for value in list(container.values() if isinstance(container, dict) else container):
+        for value in _values(container):
             waiting.extend(_inside(value))
 
 
@@ -100,6 +101,12 @@ def contents(container: Any) -> Any:
     return dict(dict.items(container)) if isinstance(container, dict) else list(container)
 
 
+def _values(container: Any) -> list[Any]:
+    if isinstance(container, Named):
+        return list(container.read().values())
+    return list(container.values() if isinstance(container, dict) else container)
+
+
 def _inside(value: Any) -> Iterator[Any]:
     """The containers that a value is or has; modules and what is no state of a model lead nowhere."""
     if value is None or isinstance(value, (nn.Module, *_LEAVES)) or is_ours(value):
@@ -109,8 +116,10 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from _inside(item)
     elif isinstance(value, _CONTAINERS):
         yield value
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield vars(value)
+    else:
+        if isinstance(getattr(value, "__dict__", None), dict):
+            yield vars(value)
+        yield from kept_in(value)
 
 
 def _on_host(contents: Any, on_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -24,7 +24,7 @@ from ..errors import SideEffectError
 from .outside import Named
 from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
 
-_NUMBERS = (int, float, complex, str)
+_NUMBERS = (int, float, complex, str, bytes)
 
 
 class Kept:

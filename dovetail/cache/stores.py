@@ -89,7 +89,7 @@ def _is_only_read(read: list[dis.Instruction], at: int) -> bool:
     behind, first = read[at + 1] if at + 1 < len(read) else None, at
     while first and read[first].opname == "LOAD_ATTR":
         first -= 1
-    if behind is None or "JUMP" in behind.opname or behind.opname in _READING:
+    if behind is None or behind.opname.startswith("POP_JUMP") or behind.opname in _READING:
         return True
     if isinstance(read[at].argval, tuple) and read[at].opname != "LOAD_CONST":  # several names at once
         return False

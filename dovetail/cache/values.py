@@ -112,6 +112,8 @@ class Values:
             self._value(value.__self__)
         elif isinstance(value, _BUILTIN):
             self.say("builtin", getattr(value, "__module__", None), value.__qualname__)
+            if isinstance(owner := getattr(value, "__self__", None), (dict, *_SEQUENCES, *_SETS)):
+                self._value(owner)
         elif isinstance(value, ModuleType):
             self.say("module", value.__name__)
         elif isinstance(value, Enum):

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..compiler.frontend.outside import CONTAINERS, HOLDERS, Named, contents_of_cell
+from ..compiler.frontend.outside import ARRAYS, CONTAINERS, HOLDERS, Named, contents_of_cell, kept_in
 from ..conventions.replacements import Replacement
-from .code import is_own, module_of
+from .code import is_own, module_of, names_in
 from .reach import Reach
 from .stores import ANY, Stores
 
 _DEPTH = 5
 """So many objects are looked into, one held by another."""
 _NOWHERE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType)
+_METHODS = (MethodType, BuiltinFunctionType)
+_LEADING = (tuple, frozenset, functools.partial, *_METHODS)
+"""What holds others, and cannot be changed."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -41,12 +44,13 @@ def written_by(code: Iterable[Any]) -> list[Any]:
     for cls in reach.classes:
         if is_own(module_of(cls)):
             found += [Named(cls)] if stores.is_open else _named(cls, stores.names)
-            found += _below(Named(cls).read(), stores, seen)
+            found += _below({name: one for name, one in vars(cls).items() if not name.startswith("__")}, stores, seen)
     for held, names, own in reach.globals:
         if own and isinstance(held, dict):
             found += _named(held, names if stores.is_open else stores.names.intersection(names))
             found += _below(Named(held, names).read(), stores, seen)
     for function in reach.functions:
+        found += _named(function.__globals__, stores.names.intersection(names_in(function.__code__)))
         found += [vars(function)] if stores.is_open else _named(vars(function), stores.names)
         found += _below({**vars(function), **_defaults(function)}, stores, seen)
         found += _below(dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)), stores, seen)
@@ -110,20 +114,38 @@ def _containers(
     if not depth or isinstance(value, _NOWHERE) or (id(value), names) in seen:
         return
     seen.add((id(value), names))
-    held: Iterable[tuple[str, Any]] = ()
+    held: list[tuple[str, Any]] = []
     if isinstance(value, CONTAINERS):
-        if names[-1] in stores.names if isinstance(value, CellType) else stores.change(names):
+        if names[-1] in stores.names if isinstance(value, CellType) else _is_changed(value, names, stores):
             yield value
         held = [("", one) for one in _items(value)]
-    elif isinstance(value, (tuple, frozenset)):
-        held = [("", one) for one in value]
-    elif isinstance(getattr(value, "__dict__", None), dict) and _is_of_the_user(value):
+    elif isinstance(value, _LEADING):
+        held = [("", one) for one in _led_to(value)]
+    if isinstance(getattr(value, "__dict__", None), dict) and _is_of_the_user(value):
         is_open = stores.is_open or _is_of_a_library(type(value))
         yield from [vars(value)] if is_open else _named(vars(value), stores.names)
-        held = list(vars(value).items())
+        held += vars(value).items()
         names = names if not is_open else ANY
+    for kept in kept_in(value) if isinstance(value, ARRAYS) or _is_of_the_user(value) else ():
+        if isinstance(value, ARRAYS):
+            yield from [kept] if stores.change(names) else []
+        else:
+            yield from [kept] if stores.is_open else _named(value, stores.names.intersection(kept.names))
+            held += kept.read().items()
     for name, one in held:
         yield from _containers(one, depth - 1, (*names, name) if name else names, stores, seen)
+
+
+def _is_changed(container: Any, names: tuple[str, ...], stores: Stores) -> bool:
+    """Whether code may change a container that goes by these names: methods of a class of the user's call it self."""
+    return stores.change(names) or is_own(module_of(type(container)))
+
+
+def _led_to(value: Any) -> Iterable[Any]:
+    """What a tuple holds, and what is given to a function that has some of its arguments."""
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    return (value.__self__,) if isinstance(value, _METHODS) else value
 
 
 def _items(container: Any) -> Iterable[Any]:

@@ -71,9 +71,11 @@ def _is_scripted(module: nn.Module) -> bool:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Whether two copies of a container hold the same objects in the same order."""
+    """Whether two copies of a container hold the same objects in the same order, or an array the same bytes."""
     if isinstance(now, dict):
-        return now.keys() == before.keys() and all(now[key] is before[key] for key in now)
+        return now.keys() == before.keys() and all(
+            one is before[key] or (isinstance(one, bytes) and one == before[key]) for key, one in now.items()
+        )
     return len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
 
 

@@ -11,6 +11,7 @@ and the types of all else: what is collected in them is another at each call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -53,6 +54,7 @@ WalkT = TypeVar("WalkT", bound=Walk)
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _TOLD = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor, ndarray, *_CODE)
+PARTIALS = (functools.partial, functools.partialmethod)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, MappingProxyType, bytearray)
 _SAYS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -139,15 +141,26 @@ def _said(function: FunctionType) -> list[Any]:
 
 
 def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
+    if own and _is_bound(value):
+        return describe(value, _DEPTH)
     if isinstance(value, _TOLD):
         return describe(value, 0)
     if own and isinstance(value, weakref.ref):
         return describe(value(), _DEPTH)
-    if own and isinstance(value, HOLDERS):  # other objects of Python's own, such as loggers, are told by identity
+    if (
+        own and isinstance(value, HOLDERS) and not _is_ambient(value)
+    ):  # other objects of Python's own, such as loggers, are told by identity
         return describe(value, _DEPTH)
     if isinstance(value, _CONTAINERS):
         return describe(value, _DEPTH) if own or _is_of_functions(value) else serial(value)
     return describe(value, _DEPTH) if is_own(module_of(type(value))) else serial(value)
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether a value is a function that has arguments already, or is of a container or of an object of the user's."""
+    if not isinstance(value, (MethodType, BuiltinFunctionType)):
+        return isinstance(value, PARTIALS)
+    return isinstance(value.__self__, _CONTAINERS) or is_own(module_of(type(value.__self__)))
 
 
 def _counts(module: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -33,7 +33,7 @@ from ..conventions.replacements import Replacement
 from ..runtime.store.stored_weight import version_of
 from .calls import Answer
 from .identity import serial
-from .reached import Reached
+from .reached import PARTIALS, Reached
 
 _KEPT = 32
 """So many states of a module are remembered."""
@@ -47,6 +47,7 @@ _NOTED_ELSEWHERE = libraries.BOOKKEEPING
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_OF_CLASSES = (*_PLAIN, *_CODE, *_SEQUENCES, dict, property)
 _END = object()
 _LIBRARIES = ("torch", "diffusers", "transformers", "peft", "collections")
 
@@ -253,6 +254,10 @@ class _Walk:
             return type(value), value
         if isinstance(value, MethodType):
             return self.value(value.__self__, depth), self.value(value.__func__, depth)
+        if isinstance(value, PARTIALS):
+            return type(value), self.value((value.func, value.args, value.keywords), depth)
+        if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (*_SEQUENCES, dict)):
+            return value.__name__, self.value(value.__self__, depth)
         if isinstance(value, (torch.Tensor, ndarray, bytearray)):
             self.written.append(value)
             return serial(value), _mark(value)
@@ -284,12 +289,12 @@ class _Walk:
         return serial(type(value) if is_plain else value), items
 
     def members(self, members: Mapping[str, Any]) -> Hashable:
-        """What a class says: its functions, and other members that are plain, or containers."""
+        """What a class says: its functions, other members that are plain, or containers, and objects of the user's."""
         shown = ((name, value) for name, value in members.items() if not name.startswith("__") or name == "__call__")
         return tuple(
-            (name, self.value(value, 0))
+            (name, self.value(value, 0 if isinstance(value, _OF_CLASSES) else _DEPTH))
             for name, value in shown
-            if isinstance(value, (*_PLAIN, *_CODE, *_SEQUENCES, dict, property))
+            if isinstance(value, (*_OF_CLASSES, *PARTIALS)) or is_own(module_of(type(value)))
         )
 
 
@@ -329,10 +334,10 @@ class _Slots(Mapping[str, Any]):
 def _attributes(value: Any) -> Mapping[str, Any] | None:
     """The attributes of an object of a Python class, or None."""
     held = getattr(value, "__dict__", None)
-    if isinstance(held, dict):
-        return held
     kinds = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
     names = [name for own in kinds for name, one in own.items() if isinstance(one, MemberDescriptorType)]
+    if isinstance(held, dict):
+        return ChainMap(held, _Slots(value, names)) if names else held  # type: ignore[arg-type]
     return _Slots(value, names) if names else None
 
 

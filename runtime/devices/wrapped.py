@@ -29,5 +29,5 @@ def rewrapped(tensor: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> to
 def bytes_of(tensor: Any) -> int:
     """The bytes that a tensor takes, which are those of the tensors inside where it holds others."""
     if not is_wrapped(tensor):
-        return int(tensor.nbytes)
+        return int(tensor.nbytes if tensor.layout is torch.strided else tensor.numel() * tensor.element_size())
     return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])

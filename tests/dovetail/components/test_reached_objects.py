@@ -8,6 +8,7 @@ import os
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -19,9 +20,28 @@ from .small_pipeline import WIDTH, Block, Model, Pipeline, compiled_pair
 
 
 class Own:
-    """An object that nobody but a weak reference leads to."""
+    """An object that nobody but a weak reference leads to, or a method."""
 
     k = 1.0
+
+    def read(self) -> float:
+        return self.k
+
+
+class Slotted:
+    """An object with a place for an attribute."""
+
+    __slots__ = ("k",)
+
+
+class Both(Slotted):
+    """One with a dictionary beside it."""
+
+    def __init__(self) -> None:
+        self.k = 1.0
+
+    def __get__(self, _: Any, kind: Any) -> float:
+        return self.k
 
 
 class OwnList(list[float]):
@@ -38,9 +58,10 @@ CHAIN = collections.ChainMap({"k": 1.0})
 USERS = collections.UserDict(k=1.0)
 LAST = collections.deque([1.0])
 BYTES = bytearray([1])
-OWN = Own()
+OWN, BOTH = Own(), Both()
 WEAK = weakref.ref(OWN)
 LIST = OwnList([1.0])
+GIVEN, LISTED, METHOD = partial(max, [1.0]), [1.0].__getitem__, Own().read
 KEYS = {"slow": True}
 VARIABLE = "A_NUMBER_OF_THIS_TEST"
 
@@ -64,7 +85,10 @@ class Reaching(Block):
         self.flags = {"slow": True}
         self.table = torch.nn.ModuleDict({"slow": torch.nn.Identity()})
 
+    own, asked, part = Own(), Both(), partialmethod(lambda _, held: held[0], [1.0])
+
     def between(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * GIVEN() * LISTED(0) * METHOD() * self.own.read() * self.asked * BOTH.k * self.part()
         read = SPACE.k * ARGUMENTS.k * VIEW["k"] * CHAIN["k"] * USERS["k"] * LAST[0] * BYTES[0] * WEAK().k * LIST.k
         keys = 1 + sum("slow" in held for held in (KEYS, self.flags, self.table))
         return coded(counted(super().between(x))) * read * keys * float(os.environ.get(VARIABLE, "1"))
@@ -91,6 +115,13 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a key of a table": lambda _: _renamed(KEYS),
     "a key of a table of the module": lambda model: _renamed(model.blocks[0].flags),
     "a key of a ModuleDict": lambda model: _renamed(model.blocks[0].table),
+    "what a partial function is given": lambda _: GIVEN.args[0].append(2.0),
+    "the list of a method": lambda _: LISTED.__self__.__setitem__(0, 2.0),
+    "the object of a method": lambda _: setattr(METHOD.__self__, "k", 2.0),
+    "an object of a class": lambda _: setattr(Reaching.own, "k", 2.0),
+    "a descriptor of a class": lambda _: setattr(vars(Reaching)["asked"], "k", 2.0),
+    "what a partial method is given": lambda _: vars(Reaching)["part"].args[0].__setitem__(0, 2.0),
+    "an attribute without a dictionary": lambda _: setattr(BOTH, "k", 2.0),
     "an environment variable": lambda _: os.environ.update({VARIABLE: "2"}),
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.compiler.errors import WeightError
 from dovetail.runtime.store.store import Store
 
 from .small_pipeline import WIDTH, Model, Pipeline
@@ -126,3 +127,22 @@ def test_a_module_that_was_compiled_and_undone_in_inference_mode_is_trained_as_b
         assert mine.grad is not None
         assert theirs.grad is not None
         assert torch.equal(mine.grad, theirs.grad)
+
+
+WEIGHTS: dict[str, Callable[[], torch.Tensor]] = {
+    "torch.sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "torch.sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "torch.qint8": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_buffer_that_no_program_reads_is_refused_by_its_name_and_nothing_is_moved(kind: str) -> None:
+    one, _ = _models()
+    one.register_buffer("table", WEIGHTS[kind]())
+    with pytest.raises(WeightError, match=f"table of Model has the .* {kind}"):
+        dovetail.compile_pipeline(Pipeline(one), backend="sim0")
+    with pytest.raises(WeightError, match=f"table of Model has the .* {kind}"):
+        dovetail.compile(one, (X,), backend="sim0")
+    assert {str(weight.device) for weight in one.parameters()} == {"cpu"}
