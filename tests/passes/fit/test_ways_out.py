@@ -41,6 +41,18 @@ def test_a_component_on_the_only_device_that_does_has_its_weights_rest_elsewhere
     assert "other devices" not in found, "the host takes ten times as long"
 
 
+def test_the_devices_that_were_named_are_no_other_devices() -> None:
+    """Without its devices a component is searched anew, and may end on the same with its weights elsewhere."""
+    loads = pipeline(diffusion=Asked((FAST,)), te=Asked((CPU,), Residency.DEVICE), vae=Asked((FAST,), Residency.DEVICE))
+    loads = [replace(load, asked=replace(load.asked, tiled=False)) for load in loads]
+    found = outs([replace(one, asked=replace(one.asked, residency=Residency.DEVICE)) for one in loads],
+                 budgets(180, 0, 2000))  # fmt: skip
+    for out in found:
+        same = all(out.solution.ways[load.name].devices == load.asked.devices for load in loads)
+        assert not (same and out.what == "other devices")
+    assert [out.what for out in found] == list(dict.fromkeys(out.what for out in found))
+
+
 @pytest.mark.parametrize("given", [budgets(1000, 100, 1000), budgets(5, 100, 1000)])
 def test_the_quickest_way_out_comes_first_and_none_takes_many_times_as_long(given: Budgets) -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
