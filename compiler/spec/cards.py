@@ -256,6 +256,9 @@ BY_MEMORY = ("RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 4070", "RTX 4070 Ti SUP
              "RTX 5090", "L40S", "MI250X", "A100 80GB PCIe", "H200", "MI300X")  # fmt: skip
 """The card that an unnamed one of so much memory is taken for: a common one, none of the fastest of its size."""
 
+MACS = ("Apple M1", "Apple M2", "Apple M2 Pro", "Apple M1 Max", "Apple M3 Max", "Apple M2 Ultra")
+"""The same for the GPU of a Mac."""
+
 
 def card_of(label: str) -> Card | None:
     """The card that a maker's or PyTorch's name means; the longest listed name in it counts.
@@ -285,12 +288,17 @@ def peer_of(card: Card, way: str) -> float | None:
     return {"NVLink": bridge, "no P2P": 0.0, "P2P": card.link}.get(way, card.peer)
 
 
-def card_of_size(gib: float) -> Card:
+def card_of_size(gib: float, within: str = "") -> Card:
     """The card that an unnamed one is taken for: the smallest common one with at least so much memory, or the largest.
 
-    A card with a little less than its name says (its driver keeps some) counts as whole.
+    A card with a little less than its name says (its driver keeps some) counts as whole. ``within`` is the kind of one
+    that shares the host's memory.
+
+    >>> card_of_size(32).name, card_of_size(32, "mps").name, card_of_size(32, "xpu").name
+    ('RTX 5090', 'Apple M2 Pro', 'iGPU')
     """
-    common = [card_of(name) for name in BY_MEMORY]
+    names = BY_MEMORY if not within else MACS if within == "mps" else ("iGPU",)
+    common = [card_of(name) for name in names]
     known = [card for card in common if card is not None]
     return next((card for card in known if card.memory * 1.02 >= gib), known[-1])
 

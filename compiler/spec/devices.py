@@ -375,6 +375,8 @@ def _read_device(text: Span, place: Span) -> tuple[Device, Memory]:
         raise _unknown(key, _SIZED)
     if size is not None:
         size, card = size.partition("@")
+        alone = card_of(size.value) if card is None else None
+        size, card = (Span.whole(f"{alone.memory:g}GiB"), size) if alone is not None else (size, card)
         free, total = size.partition("/")
         _, memory = _sized(device, *_checked(device.name, size, parse_bytes(total or free), parse_bytes(free)))
         known, way = _card(card) if card else (None, "")

@@ -8,8 +8,8 @@ import math
 def seconds_text(seconds: float, spread: float = 0.0) -> str:
     """Seconds to three digits, or the range of what may be off by a part of them, to two digits each.
 
-    >>> seconds_text(123.4), seconds_text(0.01234), seconds_text(60, 0.25), seconds_text(272, 0.25)
-    ('123', '0.0123', '45–75', '204–340')
+    >>> seconds_text(123.4), seconds_text(0.01234), seconds_text(60, 0.25), seconds_text(79.8, 0.25)
+    ('123', '0.0123', '45–75', '60–100')
     """
     if not spread or not seconds:
         return _digits(seconds, 3)
@@ -36,7 +36,8 @@ def bounds(seconds: float, spread: float) -> tuple[float, float]:
 def _digits(value: float, count: int) -> str:
     """A number to so many digits, without an exponent where it is large.
 
-    >>> _digits(1234.5, 3), _digits(204.2, 2), _digits(0.5, 3)
-    ('1234', '204', '0.5')
+    >>> _digits(1234.5, 3), _digits(204.2, 2), _digits(0.5, 3), _digits(99.8, 3)
+    ('1234', '204', '0.5', '99.8')
     """
-    return f"{value:.0f}" if value >= 100 or not math.isfinite(value) else f"{value:.{count}g}"
+    is_long = value >= 100 - 0.5 * 10 ** (2 - count)  # else 99.8 would be 1e+02 to two digits
+    return f"{value:.0f}" if is_long or not math.isfinite(value) else f"{value:.{count}g}"

@@ -145,8 +145,9 @@ def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
     card = card_of(memory.label)
     if card is not None:
         return of_card(card)
-    guessed = of_card(card_of_size(memory.total / 2**30))
-    return replace(guessed, link=min(guessed.link, _SLOW_LINK), peer=0.0, label=f"like {guessed.label}")
+    guessed = of_card(card_of_size(memory.total / 2**30, device.kind if memory.integrated else ""))
+    link = guessed.link if memory.integrated else min(guessed.link, _SLOW_LINK)
+    return replace(guessed, link=link, peer=0.0, label=f"like {guessed.label}")
 
 
 def of_card(card: Card) -> Speed:

@@ -49,11 +49,11 @@ def exact_bytes(size: int) -> str:
 def format_bytes(size: float) -> str:
     """The size for people to read, to one decimal.
 
-    >>> format_bytes(12_133_000_000), format_bytes(512)
-    ('11.3 GiB', '512 B')
+    >>> format_bytes(12_133_000_000), format_bytes(512), format_bytes(2**30 - 1)
+    ('11.3 GiB', '512 B', '1.0 GiB')
     """
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(size) >= unit:
+        if abs(size) >= unit * (1 - 0.05 / 1024):  # else it would be rounded to 1024.0 of the next smaller unit
             return f"{size / unit:.1f} {name}"
     return f"{size:.0f} B"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -25,7 +25,9 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.memory import Memory
 from ..compiler.spec.residency import Amounts, Residency
+from ..compiler.spec.units import format_bytes
 from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)
@@ -108,18 +110,26 @@ class Request:
 
         Raises UsageError for a split mode that is not there yet.
         """
-        limits = self.budget.limits(self.rig)
-        devices = self.devices_for(attribute, role)
-        return Rig(
-            {one: self.rig[one].within(limits.get(one, self.rig[one].free)) for one in devices}, self.rig.present
-        )
+        return self._within(self.devices_for(attribute, role))
 
     @property
     def granted(self) -> Rig:
         """All devices and the host, each with no more free memory than its budget."""
-        rig = self.rig.with_device(self.rig.host)
-        limits = self.budget.limits(self.rig)
-        return Rig({one: rig[one].within(limits.get(one, rig[one].free)) for one in rig}, rig.present)
+        return self._within(self.rig.with_device(self.rig.host).devices)
+
+    def _within(self, devices: Sequence[Device]) -> Rig:
+        """Some devices, each with no more than its budget, and none with more of the host's memory than the host."""
+        limits, host = self.budget.limits(self.rig), self.rig.host
+
+        def within(device: Device) -> Memory:
+            return self.rig[device].within(limits.get(device, self.rig[device].free))
+
+        found = {device: within(device) for device in devices}
+        for device, memory in found.items():
+            over = memory.free - within(host).free if memory.integrated else 0
+            why = f"the host keeps {format_bytes(over)} of the memory that they share"
+            found[device] = memory.less(max(0, over), why)
+        return Rig(found, self.rig.present)
 
     def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
         """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""

@@ -37,7 +37,8 @@ def explain_plan(account: Account) -> Iterator[str]:
     for device, peak in account.generation.peaks().items():
         facts = {"that stay": peak.resident, "loaded for the phase": peak.staged}
         weights = [f"{format_bytes(nbytes)} of weights {why}" for why, nbytes in facts.items() if nbytes]
-        what = " and ".join([*weights, f"{format_bytes(peak.values)} of values"])
+        what = f"{format_bytes(peak.values)} of values"
+        what = f"{', '.join(weights)} and {what}" if weights else what
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
     yield from map(_sentence, account.notes)
     if account.decision is not None:

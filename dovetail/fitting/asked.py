@@ -59,10 +59,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
     """The bytes that may be used of each device, and what could be without what was typed."""
-    rig = request.rig.with_device(request.rig.host)
-    limits = request.budget.limits(rig)
-    within = {device: rig[device].within(limits.get(device, rig[device].free)) for device in rig}
-    free = {device: max(0, rig[device].free - rig[device].reserve) for device in rig}
+    within, whole = request.granted.memory, replace(request, budget=parse_budget(None)).granted
+    free = {device: memory.free for device, memory in whole.memory.items()}
     typed = str(request.budget)
     bound = f"max_vram={typed!r} (--max-vram {typed}) leaves"
     why = {
@@ -70,8 +68,8 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
         for device, memory in within.items()
     }
     devices = {device: memory.free for device, memory in within.items()}
-    shared = frozenset(device for device in rig if rig[device].integrated)
-    return Budgets(devices, rig.host, why=why, typed=typed, shared=shared), free
+    shared = frozenset(device for device in whole if whole[device].integrated)
+    return Budgets(devices, whole.host, why=why, typed=typed, shared=shared), free
 
 
 def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:

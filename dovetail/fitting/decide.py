@@ -14,6 +14,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.durations import seconds_text
 from ..compiler.spec.measured_speeds import measured_host
 from ..compiler.spec.speeds import Speed, Speeds, speeds_of
 from ..compiler.spec.units import format_bytes
@@ -202,15 +203,29 @@ def speeds_rehearsed(rig: Rig) -> Speeds:
 
 
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
-    """For each device behind the first that the component of most seconds is on, what a picture would take without."""
+    """For each device behind the first that the component of most seconds is on, what a picture would take without.
+
+    Idle devices that are like it would take its place, and are left out with it.
+    """
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
+    used = {device for way in solution.ways.values() for device in way.devices}
+    idle = [one for one in machine.devices if one not in used and one != machine.host]
     notes = []
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
-        without = replace(budgets, devices={**budgets.devices, device: 0})
-        other = search(loads, machine, without) if device != machine.host else None
-        said = f"a picture would {_longer(other.seconds / solution.seconds)}" if other else "nothing fits"
-        notes += [f"without {device} {said}"] if device != machine.host else []
+        if device == machine.host:
+            continue
+        alike = [one for one in idle if _kind(one, machine, budgets) == _kind(device, machine, budgets)]
+        without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((device, *alike), 0)})
+        other = search(loads, machine, without)
+        longer = _longer(other.seconds / solution.seconds, "take as long") if other else ""
+        names = joined(sorted((device, *alike), key=machine.devices.index))
+        notes.append(f"without {names} {f'a picture would {longer}' if longer else 'nothing fits'}")
     return notes
+
+
+def _kind(device: Device, machine: Machine, budgets: Budgets) -> tuple[int, Speed]:
+    """What two devices have alike that can take each other's place."""
+    return budgets.of(device), machine.speeds[device]
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
@@ -265,8 +280,8 @@ def _why(
     return f"would {_longer(other.seconds / solution.seconds)}" if device in way.devices else "would be no faster"
 
 
-def _longer(ratio: float) -> str:
+def _longer(ratio: float, same: str = "be no faster") -> str:
     """How much longer a picture takes, by the ratio of two plans' seconds; less than half a percent is nothing."""
     if ratio < 1.005:
-        return "be no faster"
-    return f"take {ratio:.3g} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"
+        return same
+    return f"take {seconds_text(ratio)} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"

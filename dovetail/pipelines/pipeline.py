@@ -23,7 +23,8 @@ from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
-from ..planning.table import Account, staging_notes
+from ..planning.notes import memory_notes, staging_notes
+from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
@@ -136,6 +137,7 @@ class CompiledPipeline(Exchanging):
                 *self._idle(generation),
                 *(decision.explained().notes if decision else ()),
                 *staging_notes(generation),
+                *memory_notes(generation, self._asked_rig),
                 *((UNCOMPILED,) if self._request.inductor else ()),
             ),
             decision,

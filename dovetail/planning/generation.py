@@ -229,13 +229,13 @@ class Generation:
         host = self.rig.host
         for call in self.calls if shared else ():
             peaks = {device: self.peak_of(call, device).total for device in (*shared, host)}
-            free = min(self.rig[host].free, max(self.rig[device].total for device in shared))
+            free = self.rig[host].free
             if sum(peaks.values()) > free:
                 each = ", ".join(f"{format_bytes(nbytes)} on {device}" for device, nbytes in peaks.items())
                 raise DoesNotFitError(
                     f"{call.title} needs {format_bytes(sum(peaks.values()))} while {call.phase} of the memory that "
                     f"{' and '.join(map(str, peaks))} share, of which {format_bytes(free)} are free: {each}",
-                    {host: sum(peaks.values()) - free},
+                    {max(peaks, key=lambda one: peaks[one]): sum(peaks.values()) - free},
                 )
 
     def _staged(self, call: PlannedCall, device: Device) -> Counter[str]:

@@ -192,16 +192,6 @@ class Account:
         }
 
 
-def staging_notes(generation: Generation) -> list[str]:
-    """For each device through which weights are streamed, how much of its values are the slots that they use."""
-    slots = {device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()}
-    return [
-        f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
-        for device, nbytes in slots.items()
-        if nbytes
-    ]
-
-
 def _reads_disk(program: Program) -> bool:
     """Whether weights come from the disk, whose rate is not measured."""
     return Residency.DISK in program.residency.values()
@@ -294,7 +284,7 @@ def _facts(part: Part) -> dict[str, Any]:
         "programs": part.programs,
         "role": part.call.role,
         "phase": part.call.phase,
-        "rests": part.call.program.kept.value,
+        "rests": _rests(part),
         "tiled": bool(part.tile),
         "chunks": part.chunks,
         "calls": part.call.times,
@@ -312,6 +302,15 @@ def _facts(part: Part) -> dict[str, Any]:
             for row in part.rows
         ],
     }
+
+
+def _rests(part: Part) -> str:
+    """All places in which the weights rest: `device`, `cpu&disk`, `device&cpu`."""
+    program = part.call.program
+    names = [weight.name for weight in program.weights.values() if weight.kind == "parameter"]
+    found = {program.residency.get(name, Residency.DEVICE) for name in names}
+    found |= {rests for row in part.rows for rests in row.rests}
+    return "&".join(rests.value for rests in Residency if rests in found) or Residency.DEVICE.value
 
 
 def _size(nbytes: int) -> str:

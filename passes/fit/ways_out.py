@@ -95,7 +95,8 @@ def ways_out(
         if what not in kinds:
             out = _tried(what, changed, machine, budgets, trial)
             if out is not None:
-                kinds.add(what)
+                out = _of_its_kind(out, loads)
+                kinds |= {what, out.what}
                 found += [] if any(out.settings == other.settings for other in found) else [out]
     if len(found) < most:
         found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
@@ -176,6 +177,13 @@ def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
             changed = [_with(load, change(load.asked)) if load.name in some else load for load in loads]
             if [load.asked for load in changed] != [load.asked for load in loads]:
                 yield what, changed
+
+
+def _of_its_kind(out: WayOut, loads: Sequence[Load]) -> WayOut:
+    """A way out that was searched on other devices, as one of weights where the devices are those that were named."""
+    named = [load for load in loads if load.asked.devices]
+    is_there = all(out.solution.ways[load.name].devices == load.asked.devices for load in named)
+    return replace(out, what=_PLACEMENTS[1]) if out.what == _PLACEMENTS[0] and is_there else out
 
 
 def _in_chunks(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> WayOut | None:

@@ -376,3 +376,12 @@ def test_a_small_device_keeps_a_quarter_and_a_budget_is_what_it_says() -> None:
     assert list(request.rig_for().free.values()) == [16 * MIB, 2 * GIB]
     request = Request.parse(backend="cuda0&cpu", rig="cuda0=80MiB,cpu=4GiB")
     assert list(request.rig_for().free.values()) == [80 * MIB - 24 * MIB, 3 * GIB]
+
+
+def test_a_card_in_the_place_of_a_size_has_its_own() -> None:
+    """As it has without the name of a device: `RTX 4090,64GiB`."""
+    assert str(Rig.parse("cuda0=RTX 4090,cpu=64GiB")) == str(Rig.parse("cuda0=24GiB@RTX 4090,cpu=64GiB"))
+    assert str(Rig.parse("cuda1=rtx 3090 nvlink")) == str(Rig.parse("cuda1=24GiB@RTX 3090 NVLink"))
+    assert Rig.parse("xpu0=iGPU,cpu=32GiB")[Device("xpu")].integrated
+    with pytest.raises(SpecError, match="'RTX 4095' is not a size"):
+        Rig.parse("cuda0=RTX 4095")

@@ -55,6 +55,14 @@ def test_pytorchs_names_of_cards_are_known(label: str, name: str) -> None:
     assert found.name == name
 
 
+def test_an_unnamed_gpu_that_shares_the_hosts_memory_is_no_card() -> None:
+    rig = Rig.parse("mps=32GiB")
+    speed = speeds_of(rig)[Device("mps")]
+    assert speed.label == "like Apple M2 Pro"
+    assert speed.rate("float16") < 10e12
+    assert speed.link == of_card(card_of_size(32, "mps")).link, "it has no slot"
+
+
 def test_an_unnamed_card_is_taken_for_a_common_one_of_its_size() -> None:
     assert [card_of_size(size).name for size in (8, 10, 11, 12, 16, 23.6, 24, 500)] == [
         "RTX 3070", "RTX 3080", "RTX 2080 Ti", "RTX 4070", "RTX 4070 Ti SUPER", "RTX 3090", "RTX 3090", "MI300X",

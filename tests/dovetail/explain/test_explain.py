@@ -145,3 +145,12 @@ def test_the_commands_answer(tmp_path: Path) -> None:
     nothing = run("diff", tmp_path / "a", tmp_path / "none")
     assert nothing.exit_code == 2
     assert "there is no plan in" in nothing.stderr
+
+
+def test_three_sizes_of_a_device_have_one_and() -> None:
+    pipe, call = tiny_pipelines.flux()
+    dry = DryPipeline(pipe, {"rig": "cuda0=1GiB,cpu=4GiB", "backend": "cuda0", "params_backend": "diffusion=cpu"})
+    generation = dry(**call)
+    assert generation is not None
+    told = "\n".join(explain_plan(dry.account(generation)))
+    assert re.search(r"of weights that stay, [\d.]+ .iB of weights loaded for the phase and [\d.]+ .iB of values", told)

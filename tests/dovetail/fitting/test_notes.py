@@ -31,10 +31,25 @@ def test_devices_that_are_alike_are_in_one_line() -> None:
     assert why_used(solution, loads, on, given) == []
 
 
+def test_idle_cards_that_are_alike_are_left_out_with_the_one_that_is_used() -> None:
+    loads, on = pipeline(), machine()
+    given = Budgets({**dict.fromkeys(CARDS, 130 * MIB), CPU: 2000 * MIB}, CPU)
+    solution = search(loads, on, given)
+    assert solution is not None
+    used = {device for way in solution.ways.values() for device in way.devices}
+    lines = why_used(solution, loads, on, given)
+    assert lines
+    for line, device in zip(lines, solution.ways["diffusion"].devices[1:], strict=True):
+        assert line.startswith(f"without {joined([device, *(one for one in CARDS if one not in used)])} ")
+        assert "be no faster" not in line
+
+
 def test_a_ratio_of_one_is_no_number() -> None:
     assert _longer(0.999) == _longer(1.0) == _longer(1.004) == "be no faster"
     assert _longer(1.15) == "be 15% slower"
     assert _longer(3.0) == "take 3 times as long"
+    assert _longer(1234.0) == "take 1234 times as long"
+    assert _longer(1.0, "take as long") == "take as long"
 
 
 def test_devices_are_listed_as_people_do() -> None:

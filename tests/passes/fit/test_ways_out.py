@@ -41,6 +41,15 @@ def test_a_component_on_the_only_device_that_does_has_its_weights_rest_elsewhere
     assert "other devices" not in found, "the host takes ten times as long"
 
 
+def test_the_devices_that_were_named_are_no_other_devices() -> None:
+    """A component that is searched without its devices may end on these, with its weights elsewhere."""
+    loads = pipeline(te=Asked((FAST,)), diffusion=Asked((FAST,)), vae=Asked((FAST,)))
+    found = ways_out(loads, machine(), budgets(180, 0, 2000))
+    assert found[0].what == "weights that rest elsewhere"
+    assert {way.devices for way in found[0].solution.ways.values()} == {(FAST,)}
+    assert "other devices" not in [out.what for out in found]
+
+
 @pytest.mark.parametrize("given", [budgets(1000, 100, 1000), budgets(5, 100, 1000)])
 def test_the_quickest_way_out_comes_first_and_none_takes_many_times_as_long(given: Budgets) -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))

@@ -1,0 +1,32 @@
+"""What is said below the table of a plan of the memory of devices."""
+
+from __future__ import annotations
+
+from ..compiler.ir.staging import slot_bytes
+from ..compiler.spec.devices import Rig
+from ..compiler.spec.units import format_bytes
+from .generation import Generation
+
+
+def staging_notes(generation: Generation) -> list[str]:
+    """For each device through which weights are streamed, how much of its values are the slots that they use."""
+    slots = {device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()}
+    return [
+        f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
+        for device, nbytes in slots.items()
+        if nbytes
+    ]
+
+
+def memory_notes(generation: Generation, asked: Rig) -> list[str]:
+    """What the sizes of a rig leave open: whose memory the host's is, and what devices have that share it."""
+    rig, notes = generation.rig, []
+    shared = [device for device in asked if asked[device].integrated]
+    if not (asked.present or shared or rig.host in asked.memory):
+        notes.append(
+            f"the rig does not say how much RAM it has, so that of this machine counts, of which "
+            f"{format_bytes(asked[rig.host].free)} of {format_bytes(asked[rig.host].total)} are free; cpu=64GiB says it"
+        )
+    for device in (one for one in shared if rig[one].free < rig[one].total - rig[one].reserve):
+        notes.append(f"{device} has the host's memory, of which {format_bytes(rig[device].free)} may be used")
+    return notes
