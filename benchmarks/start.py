@@ -138,6 +138,7 @@ def started(name: str, folder: Path, cache: Path) -> dict[str, Pair]:
     report = folder / "report.json"
     words = ["--inside", json.dumps(COMMANDS[name](folder)), "--report", str(report)]
     environment = {**os.environ, "DOVETAIL_CACHE_DIR": str(cache), "DOVETAIL_CACHE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the second start would compile every module once more
     begun, before = time.time(), os.times()
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.start", *words], env=environment, capture_output=True, text=True

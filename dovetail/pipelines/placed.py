@@ -159,7 +159,9 @@ class PlacedPipeline(Deciding):
     def placed_main(self) -> Device:
         """The main device of the largest diffusion component, where the pipeline's own tensors are in a call."""
         chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
-        return max(chosen, key=lambda one: one.view.nbytes).devices[0] if chosen else self.rig.host
+        if len(chosen) < 2:  # as is usual: the bytes of a component are added up over all its weights
+            return chosen[0].devices[0] if chosen else self.rig.host
+        return max(chosen, key=lambda one: one.view.nbytes).devices[0]
 
     @property
     def granted(self) -> Rig:
