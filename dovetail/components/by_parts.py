@@ -217,7 +217,8 @@ class Parts(OfComponent):
         if frame is None or module._modules or not call.programs or call.is_patched or dry_run() is not None:
             return False
         held = (*module._parameters.values(), *module._buffers.values())
-        return all(tensor is None or tensor.device == frame.here for tensor in held)
+        with torch._C.DisableTorchFunction():  # `Reads` says of each weight that it is where its reader runs
+            return all(tensor is None or tensor.device == frame.here for tensor in held)
 
     def is_unsteady(self, call: Call, traced: int = 0) -> bool:
         """Whether a part has been compiled, or ``traced``, for so many kinds of calls that it is not for another."""

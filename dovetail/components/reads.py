@@ -32,13 +32,14 @@ _QUESTIONS |= {"is_floating_point", "is_complex", "is_pinned", "data_ptr", "stor
 
 @dataclass
 class _Brought:
-    """A weight as it was brought, the weight itself or a copy, with tensors of its memory and their versions.
+    """A weight that was brought, with tensors of the memory that was read and their versions.
 
-    These are the copy, and what ``.data`` gave, which counts its versions for itself.
+    These are the copy, where it was brought as one, and what ``.data`` gave, which counts its versions for itself. The
+    weight itself is not kept: it may leave its device before its reader ends.
     """
 
     held: StoredWeight
-    tensor: torch.Tensor
+    copy: torch.Tensor | None
     seen: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     def note(self, tensor: torch.Tensor) -> None:
@@ -157,10 +158,9 @@ class Reads(TorchFunctionMode):
         if not written or self._is_dry:
             return
         for one in written:
-            tensor = one.held.tensor
-            if tensor is not one.tensor:
+            if one.copy is not None:
                 with torch.inference_mode(False), torch.no_grad():
-                    tensor.copy_(moved(one.tensor, tensor.device))
+                    one.held.tensor.copy_(moved(one.copy, one.held.tensor.device))
         self._refresh()
 
     def _has_weights(self, given: Sequence[Any]) -> bool:
@@ -184,11 +184,11 @@ class Reads(TorchFunctionMode):
             made = self._bring(held)
         if made is not tensor:
             self._former[id(tensor)] = tensor, held
-        brought = self._brought.get(held)
-        if brought is None or brought.tensor is not made:
-            self._brought[held] = _Brought(held, made)
-            if made is not held.tensor:
-                self._brought[held].note(made)
+        copy, brought = None if made is held.tensor else made, self._brought.get(held)
+        if brought is None or brought.copy is not copy:
+            self._brought[held] = brought = _Brought(held, copy)
+            if copy is not None:
+                brought.note(copy)
         return made
 
 

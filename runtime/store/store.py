@@ -47,6 +47,7 @@ class _Found(NamedTuple):
     origins: Origins
     residency: Residency
     owner: str
+    holder: nn.Module
 
 
 class Store:
@@ -66,6 +67,7 @@ class Store:
         self._readers: set[WeightReader] = set()
         self._coming: set[torch.device] = set()
         self._is_looking = False
+        self._parted: list[StoredWeight] = []
         self.room_for: Callable[[Sequence[StoredWeight]], None] = lambda _: None
         """Raises DoesNotFitError where host memory has no room for weights that somebody writes."""
 
@@ -85,6 +87,7 @@ class Store:
         """Lets go of the weights of a module that was taken in, and of those that are gone; others keep theirs."""
         self._modules = [entry for entry in self._modules if entry[0]() not in (None, module)]
         self.survey()
+        self._parted.clear()
 
     def rest_in(self, module: nn.Module, residency: Residency, amounts: Amounts) -> None:
         """Has the parameters of a module that was taken in rest elsewhere, and some bytes of them otherwise."""
@@ -121,6 +124,19 @@ class Store:
             tensor = found.place[found.key] = self._settled(found.tensor)
             self._note(known, found, tensor)
         self._stand_in()
+        self._parted += [one for key, one in known.items() if key not in self._weights and one.is_moved]
+
+    def let_go(self) -> None:
+        """Brings weights of parts that were taken out of their modules to where they were, but for those in files.
+
+        Raises DoesNotFitError where there is no room.
+        """
+        while self._parted:
+            one = self._parted.pop()
+            if one.is_held_apart:
+                self.forget_parts(one)
+                self.bring(one, HOST if one.before is None or one.before.type == "meta" else one.before)
+                self.give_back(one)
 
     def _held(self) -> Iterator[_Found]:
         """What the modules hold, and where."""
@@ -131,7 +147,7 @@ class Store:
                     for key, tensor in list(place.items()):
                         if tensor is not None:
                             name = self.name_of(f"{path}.{key}" if path else key)
-                            yield _Found(place, key, tensor, name, origins, residency, type(module).__name__)
+                            yield _Found(place, key, tensor, name, origins, residency, type(module).__name__, child)
 
     def _settled(self, tensor: Any) -> torch.Tensor:
         """What a module shall hold in which somebody put a stand-in: the weight's tensor, if it is of a whole weight.
@@ -152,8 +168,9 @@ class Store:
         one = self._weights.get(id(tensor))
         if one is None:
             one = self._weights[id(tensor)] = self._noted(known.get(id(tensor)), found, tensor)
-            one.places = []
+            one.places, one.holders = [], []
         one.places.append((found.place, found.key))
+        one.holders.append(weakref.ref(found.holder))
 
     def _noted(self, known: StoredWeight | None, found: _Found, tensor: torch.Tensor) -> StoredWeight:
         has_data = not tensor.is_meta and not stands_in(tensor)
@@ -479,6 +496,7 @@ class Store:
         """Makes one weight of those without data that lie in the same place of a file."""
         for first, one in of_one_range(list(self._weights.values())):
             first.places += one.places
+            first.holders += one.holders
             self._weights.pop(id(one.tensor), None)
             for place, key in one.places:
                 place[key] = first.tensor

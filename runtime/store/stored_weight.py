@@ -130,6 +130,7 @@ class StoredWeight:
         owner: whose weight it is, for messages.
         residency: where it rests while nobody computes with it.
         places: where modules hold its tensor.
+        holders: for each place the module, which is not kept alive.
         home: the device that it was assigned, unless it was assigned rows of it to several.
         bounds: the rows that it was assigned to each device, if so.
         before: where it was when it was brought elsewhere first.
@@ -148,6 +149,7 @@ class StoredWeight:
     residency: Residency = Residency.DEVICE
     borrowed: bool = False
     places: list[Place] = field(default_factory=list)
+    holders: list[weakref.ref[nn.Module]] = field(default_factory=list)
     home: Device | None = None
     bounds: Bounds = ()
     before: torch.device | None = None
@@ -230,6 +232,17 @@ class StoredWeight:
     def nbytes(self) -> int:
         """Bytes of it as it rests."""
         return self.file.entry.nbytes if self.quant and self.file is not None else bytes_of(self.tensor)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it lies elsewhere than it was, or in rows on several devices alone."""
+        return bool(self.parts) if not self.is_here else self.before is not None and not self.is_on(self.before)
+
+    @property
+    def is_held_apart(self) -> bool:
+        """Whether a module that is still there holds its tensor."""
+        held = zip(self.places, self.holders, strict=True)
+        return any(holder() is not None and place.get(key) is self.tensor for (place, key), holder in held)
 
     @property
     def has_data(self) -> bool:

@@ -121,8 +121,12 @@ class ModuleView:
 
     @locked
     def survey(self) -> None:
-        """Looks where the module holds its weights; to be called when its structure may have changed."""
+        """Looks where the module holds its weights; to be called when its structure may have changed.
+
+        Those of parts that were taken out of it go back to where they were.
+        """
         self.store.survey()
+        self.store.let_go()
 
     def weights(self, module: nn.Module | None = None) -> list[StoredWeight]:
         """The weights of the component or of a part of it, each once; none when nobody has the module any more."""

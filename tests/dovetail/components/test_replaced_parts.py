@@ -23,6 +23,7 @@ RIGS = {
     "weights in RAM": {"backend": "sim0", "params_backend": "diffusion=cpu"},
     "two devices, weights in RAM": {"backend": "sim0&sim1", "params_backend": "diffusion=cpu"},
 }
+ROWS = {"backend": "sim0&sim1", "split_mode": "row"}
 
 
 class Unsteady(nn.Module):
@@ -89,7 +90,7 @@ def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
     torch.manual_seed(0)
     model = Model(kind).eval()
     eager, compiled = Pipeline(copy.deepcopy(model)), Pipeline(model)
-    dovetail.compile_pipeline(compiled, **RIGS[rig])
+    dovetail.compile_pipeline(compiled, **(ROWS if rig == "rows" else RIGS[rig]))
     return eager, compiled, torch.randn(6, WIDTH)
 
 
@@ -144,3 +145,34 @@ def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
         compiled(x)
         gc.collect()
     assert sim.stats(0).in_use == held
+
+
+@pytest.mark.parametrize("rig", ["two devices", "two devices, weights in RAM", "rows"])
+@pytest.mark.parametrize("kind", [Block, Numpy])
+def test_a_part_that_was_taken_out_has_its_weights_where_they_were(kind: type[Block], rig: str) -> None:
+    eager, compiled, x = _made(kind, rig)
+    compiled(x)
+    blocks = {pipe: pipe.unet.blocks[1] for pipe in (eager, compiled)}
+    for pipe in blocks:
+        del pipe.unet.blocks[1]
+    assert torch.allclose(compiled(x), eager(x), atol=1e-5 if rig == "rows" else 0, rtol=0)
+    block = blocks[compiled]
+    assert {one.device.type for one in block.parameters()} == {"cpu"}
+    assert torch.equal(block(x), blocks[eager](x))
+    assert torch.equal(copy.deepcopy(block)(x), blocks[eager](x))
+    for pipe in blocks:
+        pipe.unet.blocks.append(blocks[pipe])
+    assert torch.allclose(compiled(x), eager(x), atol=1e-5 if rig == "rows" else 0, rtol=0)
+    compiled.dovetail.undo()
+    assert {one.device.type for one in compiled.unet.parameters()} == {"cpu"}
+    assert torch.equal(compiled(x), eager(x))
+
+
+@pytest.mark.parametrize("kind", [Block, Numpy])
+def test_a_part_that_was_taken_out_before_undo_has_its_weights_where_they_were(kind: type[Block]) -> None:
+    eager, compiled, x = _made(kind, "two devices")
+    compiled(x)
+    block = compiled.unet.blocks[1]
+    del compiled.unet.blocks[1]
+    compiled.dovetail.undo()
+    assert torch.equal(block(x), eager.unet.blocks[1](x))
