@@ -124,7 +124,8 @@ class Store:
             tensor = found.place[found.key] = self._settled(found.tensor)
             self._note(known, found, tensor)
         self._stand_in()
-        self._parted += [one for key, one in known.items() if key not in self._weights and one.is_moved]
+        gone = (one for one in (*self._parted, *known.values()) if id(one.tensor) not in self._weights)
+        self._parted = [one for one in gone if one.is_moved and one.is_held_apart]
 
     def let_go(self) -> None:
         """Brings weights of parts that were taken out of their modules to where they were, but for those in files.
@@ -133,10 +134,9 @@ class Store:
         """
         while self._parted:
             one = self._parted.pop()
-            if one.is_held_apart:
-                self.forget_parts(one)
-                self.bring(one, HOST if one.before is None or one.before.type == "meta" else one.before)
-                self.give_back(one)
+            self.forget_parts(one)
+            self.bring(one, HOST if one.before is None or one.before.type == "meta" else one.before)
+            self.give_back(one)
 
     def _held(self) -> Iterator[_Found]:
         """What the modules hold, and where."""

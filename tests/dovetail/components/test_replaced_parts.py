@@ -176,3 +176,14 @@ def test_a_part_that_was_taken_out_before_undo_has_its_weights_where_they_were(k
     del compiled.unet.blocks[1]
     compiled.dovetail.undo()
     assert torch.equal(block(x), eager.unet.blocks[1](x))
+
+
+def test_a_part_that_was_put_back_before_anybody_asked_keeps_its_weights_where_they_are() -> None:
+    _, compiled, x = _made(Block, "one device")
+    compiled(x)
+    view, block = compiled.dovetail.components["unet"].view, compiled.unet.blocks[1]
+    compiled.unet.blocks[1] = nn.Identity()
+    view.store.survey()
+    compiled.unet.blocks[1] = block
+    view.survey()
+    assert {one.device.type for one in block.parameters()} == {"sim"}
