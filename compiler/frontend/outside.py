@@ -97,9 +97,14 @@ def kept_in(value: Any) -> list[Named]:
         return [Named(value)] if _is_small(value) else []
     if isinstance(value, (*_NOWHERE, *CONTAINERS, FunctionType, MethodType)):
         return []
-    own = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
-    names = tuple(name for one in own for name, place in one.items() if isinstance(place, MemberDescriptorType))
+    names = slots_of(value)
     return [Named(value, names)] if names else []
+
+
+def slots_of(value: Any) -> tuple[str, ...]:
+    """The attributes of an object that have places of their own, beside a dictionary."""
+    own = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
+    return tuple(name for one in own for name, place in one.items() if isinstance(place, MemberDescriptorType))
 
 
 def _kind_of(held: Any) -> Any:

@@ -62,12 +62,8 @@ def left_as_is(module: nn.Module) -> Callable[[], bool]:
 
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Where a module and its parts hold weights, with what is there now."""
-    held = ((one._parameters, one._buffers) for one in module.modules() if not _is_scripted(one))
+    held = ((one._parameters, one._buffers) for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
     return [(place, dict(place)) for places in held for place in places]
-
-
-def _is_scripted(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -147,9 +147,8 @@ def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
         return describe(value, 0)
     if own and isinstance(value, weakref.ref):
         return describe(value(), _DEPTH)
-    if (
-        own and isinstance(value, HOLDERS) and not _is_ambient(value)
-    ):  # other objects of Python's own, such as loggers, are told by identity
+    # other objects of Python's own, such as loggers, are told by identity
+    if own and isinstance(value, HOLDERS) and not _is_ambient(value):
         return describe(value, _DEPTH)
     if isinstance(value, _CONTAINERS):
         return describe(value, _DEPTH) if own or _is_of_functions(value) else serial(value)

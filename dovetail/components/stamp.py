@@ -16,7 +16,7 @@ from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import nn
 from ..cache.code import is_own, module_of
 from ..cache.patched import members, patched, replaced_method
 from ..compiler.frontend.fakes import attributes_of
+from ..compiler.frontend.outside import slots_of
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
@@ -334,8 +335,7 @@ class _Slots(Mapping[str, Any]):
 def _attributes(value: Any) -> Mapping[str, Any] | None:
     """The attributes of an object of a Python class, or None."""
     held = getattr(value, "__dict__", None)
-    kinds = [vars(kind) for kind in type(value).__mro__ if "__slots__" in vars(kind)]
-    names = [name for own in kinds for name, one in own.items() if isinstance(one, MemberDescriptorType)]
+    names = slots_of(value)
     if isinstance(held, dict):
         return ChainMap(held, _Slots(value, names)) if names else held  # type: ignore[arg-type]
     return _Slots(value, names) if names else None

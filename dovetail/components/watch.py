@@ -49,7 +49,7 @@ class Watch(OfComponent):
                 state = stamp.look()
             self._parts[call] = stamp.modules
             component.adopt(call.module)
-            if before not in (None, stamp.modules) and call.module is component.module:
+            if not is_changed and before not in (None, stamp.modules) and call.module is component.module:
                 component.view.survey()  # the weights of parts that were taken out leave their devices
                 component.sites.forget()
         if weights.has_turned():
