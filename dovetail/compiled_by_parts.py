@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, NotHereError, TraceError
+from .compiler.frontend.outside import GENERATORS_OF_ALL
 from .compiler.frontend.rollback import contents, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
@@ -184,7 +185,7 @@ def compile_by_parts(
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
         component.assigned.commit({held[name]: one for name, one in assignment.items()})
-    before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
+    before, beside = Kept(twin), [(one, contents(one)) for one in (*written(twin), *GENERATORS_OF_ALL)]
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:

@@ -1,13 +1,16 @@
 """What a call of a module may change that none of its attributes holds.
 
 That are variables of the functions that hang on it (its hooks, and functions of its own in place of its class's), what
-context variables have collected so far, and the globals of the Python modules that its classes come from. Libraries
-collect there what layers return beside what the model does.
+context variables have collected so far, the globals of the Python modules that its classes come from, and the state of
+generators of random numbers that Python or numpy draws by. Libraries collect there what layers return beside what the
+model does.
 """
 
 from __future__ import annotations
 
 import functools
+import pickle
+import random
 import sys
 import threading
 from argparse import Namespace
@@ -28,6 +31,7 @@ from types import (
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
 import torch
 from numpy import frombuffer, ndarray
 from torch import nn
@@ -41,6 +45,7 @@ HOLDERS = (
 """What Python has to keep settings in."""
 _NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
 ARRAYS = (ndarray, bytearray, array)
+GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _SMALL = 1 << 16
 """Bytes of an array that may count something; what is larger is a table."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -58,7 +63,8 @@ _PACKAGE = __name__.partition(".")[0] + "."
 class Named:
     """Names of a class, of an object, or of the globals of a Python module, that the code of a model may write to.
 
-    Of a class it is, of these or without ``names``, what is neither code nor of Python; of an array its bytes.
+    Of a class it is, of these or without ``names``, what is neither code nor of Python; of an array its bytes; of a
+    generator of random numbers its state.
     """
 
     held: Any
@@ -70,6 +76,8 @@ class Named:
             return {name: self.held[name] for name in self.names if name in self.held}
         if isinstance(self.held, ARRAYS):
             return {f"a {type(self.held).__name__}": _bytes_of(self.held)}
+        if isinstance(self.held, GENERATORS):
+            return {f"a generator of random numbers ({type(self.held).__name__})": _state_of(self.held)}
         if not isinstance(self.held, type):
             return {name: getattr(self.held, name) for name in self.names if hasattr(self.held, name)}
         own = ((name, one) for name, one in vars(self.held).items() if not self.names or name in self.names)
@@ -87,14 +95,22 @@ class Named:
                 self.held[name] = value
             elif isinstance(self.held, ARRAYS):
                 _fill(self.held, value) if now[name] != value else None
+            elif isinstance(self.held, GENERATORS):
+                _set_state(self.held, value) if now[name] != value else None
             else:
                 _kind_of(self.held).__setattr__(self.held, name, value)
 
 
+GENERATORS_OF_ALL = (Named(random._inst), Named(np.random.mtrand._rand))
+"""What `random.random()`, `np.random.rand()` and their like draw by."""
+
+
 def kept_in(value: Any) -> list[Named]:
-    """What an object keeps beside a dictionary: attributes that have places of their own, or the bytes of an array."""
+    """What an object keeps beside a dictionary: attributes with places of their own, bytes of an array, a state."""
     if isinstance(value, ARRAYS):
         return [Named(value)] if _is_small(value) else []
+    if isinstance(value, GENERATORS):
+        return [] if isinstance(value, random.SystemRandom) else [Named(value)]
     if isinstance(value, (*_NOWHERE, *CONTAINERS, FunctionType, MethodType)):
         return []
     names = slots_of(value)
@@ -127,6 +143,21 @@ def _fill(held: Any, before: bytes) -> None:
         held[...] = frombuffer(before, held.dtype).reshape(held.shape)
     else:
         held[:] = bytearray(before) if isinstance(held, bytearray) else array(held.typecode, before)
+
+
+def _state_of(generator: Any) -> bytes:
+    """Where a generator stands, as bytes: they are compared with ``==``, which arrays among it would not be."""
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
+
+
+def _set_state(generator: Any, state: bytes) -> None:
+    before = pickle.loads(state)
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = before
+    else:
+        generator.setstate(before) if isinstance(generator, random.Random) else generator.set_state(before)
 
 
 def _is_data(value: Any) -> bool:

@@ -4,8 +4,8 @@ A program computes results and leaves the module alone. What a call leaves in it
 does not matter, for the next call finds it there or makes the same; what changes at every call does. So a module that
 its trace has changed is called twice more on fake tensors, which takes a fraction of the time of the trace; where the
 second call changes it again, it must run as it is. Looked at are the attributes, containers and plain objects that a
-module reaches, the variables of its hooks and own functions, context variables, and the globals of its code. Where
-these calls fail, what is sure counts alone.
+module reaches, the variables of its hooks and own functions, context variables, the globals of its code, and the
+generators that Python and numpy draw random numbers by. Where these calls fail, what is sure counts alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..errors import SideEffectError
-from .outside import Named
+from .outside import GENERATORS_OF_ALL, Named
 from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
 
 _NUMBERS = (int, float, complex, str, bytes)
@@ -32,7 +32,7 @@ class Kept:
 
     def __init__(self, module: nn.Module, beside: Iterable[Any] = ()) -> None:
         self._held = [*contents_of(module), *contents_beside(module)]
-        self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in beside)]
+        self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in (*beside, *GENERATORS_OF_ALL))]
         self._context = dict(copy_context())
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
 
@@ -105,6 +105,21 @@ def noted_changes(module: nn.Module, beside: Sequence[Any] = ()) -> Iterator[dic
             f"{type(module).__name__} writes into a list or dict that it is given, which no program does: return what "
             "is to be kept"
         )
+
+
+@contextlib.contextmanager
+def numbers_drawn_again() -> Iterator[None]:
+    """What a module that is refused has drawn meanwhile, Python and numpy will draw again.
+
+    Where none is refused nothing is set back: other threads may have drawn.
+    """
+    before = [(one, one.read()) for one in GENERATORS_OF_ALL]
+    try:
+        yield
+    except SideEffectError:
+        for generator, state in before:
+            generator.write(state)
+        raise
 
 
 def _gained(now: Any, before: Any) -> bool:

@@ -56,7 +56,7 @@ from .refusals import (
 )
 from .replaced_functions import applied_once
 from .rollback import rolled_back
-from .side_effects import noted_changes, refuse_side_effects
+from .side_effects import noted_changes, numbers_drawn_again, refuse_side_effects
 from .trace_lock import alone
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def trace(
 
     def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
-        with no_raw_errors(type(module).__name__):
+        with no_raw_errors(type(module).__name__), numbers_drawn_again():
             return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside)
 
     told: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiler.frontend.outside import ARRAYS, CONTAINERS, HOLDERS, Named, contents_of_cell, kept_in
+from ..compiler.frontend.outside import ARRAYS, CONTAINERS, GENERATORS, HOLDERS, Named, contents_of_cell, kept_in
 from ..conventions.replacements import Replacement
 from .code import is_own, module_of, names_in
 from .reach import Reach
@@ -126,6 +126,9 @@ def _containers(
         yield from [vars(value)] if is_open else _named(vars(value), stores.names)
         held += vars(value).items()
         names = names if not is_open else ANY
+    if isinstance(value, GENERATORS):
+        yield from kept_in(value)  # whatever is called on one changes it
+        return
     for kept in kept_in(value) if isinstance(value, ARRAYS) or _is_of_the_user(value) else ():
         if isinstance(value, ARRAYS):
             yield from [kept] if stores.change(names) else []
