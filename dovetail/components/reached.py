@@ -58,7 +58,8 @@ PARTIALS = (functools.partial, functools.partialmethod)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, MappingProxyType, bytearray)
 _SAYS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_DEPTH = 2
+DEPTH = 4
+"""So many objects are looked into, one held by another."""
 _OF_MODELS = frozenset(
     ("", "nn", "fft", "linalg", "special", "functional", "distributions", "sparse", "nested", "masked", "signal")
 )
@@ -142,17 +143,17 @@ def _said(function: FunctionType) -> list[Any]:
 
 def _of_global(value: Any, own: bool, describe: Describe) -> Hashable:
     if own and _is_bound(value):
-        return describe(value, _DEPTH)
+        return describe(value, DEPTH)
     if isinstance(value, _TOLD):
         return describe(value, 0)
     if own and isinstance(value, weakref.ref):
-        return describe(value(), _DEPTH)
+        return describe(value(), DEPTH)
     # other objects of Python's own, such as loggers, are told by identity
     if own and isinstance(value, HOLDERS) and not _is_ambient(value):
-        return describe(value, _DEPTH)
+        return describe(value, DEPTH)
     if isinstance(value, _CONTAINERS):
-        return describe(value, _DEPTH) if own or _is_of_functions(value) else serial(value)
-    return describe(value, _DEPTH) if is_own(module_of(type(value))) else serial(value)
+        return describe(value, DEPTH) if own or _is_of_functions(value) else serial(value)
+    return describe(value, DEPTH) if is_own(module_of(type(value))) else serial(value)
 
 
 def _is_bound(value: Any) -> bool:

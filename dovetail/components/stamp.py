@@ -34,12 +34,10 @@ from ..conventions.replacements import Replacement
 from ..runtime.store.stored_weight import version_of
 from .calls import Answer
 from .identity import serial
-from .reached import PARTIALS, Reached
+from .reached import DEPTH, PARTIALS, Reached
 
 _KEPT = 32
 """So many states of a module are remembered."""
-_DEPTH = 4
-"""So many objects are looked into, one held by another."""
 _SMALL = 1 << 16
 """Bytes of an array of numpy whose content is compared."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -232,7 +230,7 @@ class _Walk:
             for held in (own["_parameters"], own["_buffers"])
             for name, value in held.items()
         )
-        values = tuple((name, self.value(value, _DEPTH)) for name, value in settings)
+        values = tuple((name, self.value(value, DEPTH)) for name, value in settings)
         return serial(module), serial(type(module)), bool(why), values, tuple(children), tuple(hooks), tuple(tensors)
 
     def _which(self, weight: torch.Tensor) -> int:
@@ -245,7 +243,7 @@ class _Walk:
         if not found:
             return ()
         self.dicts.append(_Hung(held, name))
-        return tuple((key, self.value(value, _DEPTH)) for key, value in found.items())
+        return tuple((key, self.value(value, DEPTH)) for key, value in found.items())
 
     def value(self, value: Any, depth: int) -> Hashable:
         """A value of an attribute: what it says where that is plain, and which object it is elsewhere."""
@@ -293,7 +291,7 @@ class _Walk:
         """What a class says: its functions, other members that are plain, or containers, and objects of the user's."""
         shown = ((name, value) for name, value in members.items() if not name.startswith("__") or name == "__call__")
         return tuple(
-            (name, self.value(value, 0 if isinstance(value, _OF_CLASSES) else _DEPTH))
+            (name, self.value(value, 0 if isinstance(value, _OF_CLASSES) else DEPTH))
             for name, value in shown
             if isinstance(value, (*_OF_CLASSES, *PARTIALS)) or is_own(module_of(type(value)))
         )

@@ -62,6 +62,9 @@ OWN, BOTH = Own(), Both()
 WEAK = weakref.ref(OWN)
 LIST = OwnList([1.0])
 GIVEN, LISTED, METHOD = partial(max, [1.0]), [1.0].__getitem__, Own().read
+OUTER = Own()
+OUTER.inner = Own()  # type: ignore[attr-defined]
+OUTER.inner.innermost = Own()  # type: ignore[attr-defined]
 KEYS = {"slow": True}
 VARIABLE = "A_NUMBER_OF_THIS_TEST"
 
@@ -90,6 +93,7 @@ class Reaching(Block):
     def between(self, x: torch.Tensor) -> torch.Tensor:
         x = x * GIVEN() * LISTED(0) * METHOD() * self.own.read() * self.asked * BOTH.k * self.part()
         read = SPACE.k * ARGUMENTS.k * VIEW["k"] * CHAIN["k"] * USERS["k"] * LAST[0] * BYTES[0] * WEAK().k * LIST.k
+        read = read * OUTER.inner.innermost.k  # type: ignore[attr-defined]
         keys = 1 + sum("slow" in held for held in (KEYS, self.flags, self.table))
         return coded(counted(super().between(x))) * read * keys * float(os.environ.get(VARIABLE, "1"))
 
@@ -122,6 +126,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a descriptor of a class": lambda _: setattr(vars(Reaching)["asked"], "k", 2.0),
     "what a partial method is given": lambda _: vars(Reaching)["part"].args[0].__setitem__(0, 2.0),
     "an attribute without a dictionary": lambda _: setattr(BOTH, "k", 2.0),
+    "an object within objects": lambda _: setattr(OUTER.inner.innermost, "k", 2.0),  # type: ignore[attr-defined]
     "an environment variable": lambda _: os.environ.update({VARIABLE: "2"}),
 }
 
