@@ -18,7 +18,7 @@ from .units import exact_bytes, parse_bytes
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
 DEVICE = "device"
-"""Stands for the devices that compute with the weights, before so many bytes of these that stay there."""
+"""Stands for the devices that compute with the weights, where all of these or so many bytes stay."""
 _CHOOSERS = {"": AUTO, "default": AUTO, AUTO: AUTO, GPU: GPU, BALANCED: BALANCED}
 NAME = re.compile(r"(?:[0-9]+/)?[A-Za-z0-9_.:]*")
 _EXPECTED = "a device (cuda0, cpu, sim0 …), auto, gpu or balanced"
@@ -151,9 +151,9 @@ class ParamsBackend(ByComponent[Word]):
     def resting_place(self, attribute: str, role: str, rig: Rig) -> Device | Literal["disk"] | None:
         """A device, the disk, or None: the weights rest where they are used."""
         word = self.get(attribute, role)
-        if word is None or word.text == AUTO:
+        if word is None or word.text in (AUTO, DEVICE):
             return None
-        return "disk" if word.text == DISK else word.devices(rig, (DISK,))[0]
+        return "disk" if word.text == DISK else word.devices(rig, (DISK, DEVICE))[0]
 
 
 def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> Backend:
@@ -174,7 +174,8 @@ def parse_backend(given: Given, components: Mapping[str, str] | None = None) -> 
 def parse_params_backend(given: Given, components: Mapping[str, str] | None = None) -> ParamsBackend:
     """Like `parse_backend`, for the places where weights rest: one device each, `disk`, or amounts in several.
 
-    Such as `cpu:15GiB&disk`, `device:8GiB&cpu` or `device:8GiB&cpu:4GiB&disk`: the last place has what is left.
+    `device` stands for the devices that compute with them, where they stay. Amounts are such as `cpu:15GiB&disk`,
+    `device:8GiB&cpu` or `device:8GiB&cpu:4GiB&disk`: the last place has what is left.
     """
     return ParamsBackend(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_place))
 
@@ -210,6 +211,8 @@ def _read_place(span: Span) -> Word:
         return _read_amounts(span)
     if _place_of(span) in (HOST, DEVICE) and ":" in span.value:
         raise span.error("it is not said where the other weights rest", f"{span.value}&{DISK}")
+    if _place_of(span) == DEVICE:
+        return Word(DEVICE, span)
     word = _read_word(span)
     if word.text == BALANCED:
         raise span.error("weights cannot rest 'balanced'", "one device, or disk")

@@ -18,6 +18,9 @@ _DEVICE_MAPS = {
 }
 
 
+_MEMORY = ("ram", "mem", "memory", "dram", "sysmem", "systemmemory", "hostmemory", "host")
+
+
 def told_of(name: str) -> tuple[str, str] | None:
     """What is wrong with a name that another program or accelerate has, and what may stand there; None for others.
 
@@ -27,5 +30,7 @@ def told_of(name: str) -> tuple[str, str] | None:
     plain = re.sub("[-_ ]", "", name.lower())
     if plain in _DEVICE_MAPS:
         return f"{name!r} is a device map of accelerate", _DEVICE_MAPS[plain]
+    if plain in _MEMORY:
+        return f"{name!r} is not the name of a device: host memory is called cpu", "cpu"
     kind = _WITHOUT.get(re.sub(r":?\d+$", "", plain))
     return (f"PyTorch has no device {name!r}, for it does not use {kind}", _CARDS) if kind else None

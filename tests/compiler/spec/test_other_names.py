@@ -60,6 +60,7 @@ def test_names_of_other_programs_are_those_of_pytorch(name: str, device: str) ->
         ("Vulkan0", "does not use Vulkan"),
         ("sequential", "device map of accelerate"),
         ("balanced_low_0", "device map of accelerate"),
+        ("ram", "host memory is called cpu"),
     ],
 )
 def test_what_pytorch_does_not_have_is_answered_with_what_it_has(name: str, told: str) -> None:
@@ -68,9 +69,11 @@ def test_what_pytorch_does_not_have_is_answered_with_what_it_has(name: str, told
         parse_backend(name).devices_for("vae", "vae", rig)
 
 
-def test_vulkan_is_answered_in_a_rig_too() -> None:
+def test_vulkan_and_ram_are_answered_in_a_rig_too() -> None:
     with pytest.raises(SpecError, match="does not use Vulkan"):
         Rig.parse("Vulkan0=8GiB")
+    with pytest.raises(SpecError, match="host memory is called cpu"):
+        Rig.parse("cuda0=8GiB,RAM=64GiB")
 
 
 def test_a_rig_that_cannot_exist_is_refused_in_one_sentence() -> None:

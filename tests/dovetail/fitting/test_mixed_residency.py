@@ -13,7 +13,7 @@ from torch import nn
 
 import dovetail
 from dovetail import demo, load_pipeline
-from dovetail.compiler.errors import SpecError
+from dovetail.compiler.errors import DoesNotFitError, SpecError
 from dovetail.compiler.spec import parse_params_backend
 from dovetail.compiler.spec.residency import Residency, evenly
 from dovetail.compiler.spec.units import MIB
@@ -69,6 +69,20 @@ def test_a_part_of_the_weights_stays_on_the_card_and_the_rest_comes(mix: str) ->
     assert {one.residency.value for one in held} == {"device", *re.findall("cpu|disk", mix)}
 
 
+def test_weights_that_are_to_stay_on_the_card_are_nowhere_else_if_they_do_not_fit() -> None:
+    """Where nothing is said they are."""
+    layers, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).eval(), torch.randn(2, 64)
+    for said, wanted in {"device": Residency.DEVICE, "cpu": Residency.HOST}.items():
+        compiled = dovetail.compile(layers, (x,), backend="sim0", params_backend=said, rig="sim0=1MiB,cpu=1GiB")
+        assert {compiled.program.residency.get(name, Residency.DEVICE) for name in compiled.program.weights} == {wanted}
+    pipe = load_pipeline(
+        demo.folder(), dtype=torch.float32, backend="sim0", params_backend="diffusion=device", rig="sim0=14MiB,cpu=4GiB"
+    )
+    with pytest.raises(DoesNotFitError, match="transformer"):
+        pipe("a red circle", **CALL)
+    load_pipeline(demo.folder(), dtype=torch.float32, backend="sim0", rig="sim0=14MiB,cpu=4GiB")("a red circle", **CALL)
+
+
 def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
     pipes = {
         mix: load_pipeline(
@@ -110,6 +124,7 @@ def test_weights_are_taken_evenly_and_never_more_than_granted() -> None:
         "te=cpu:512MiB&disk,disk",
         "device:5GiB&cpu",
         "te=device:512MiB&disk",
+        "te=device,cpu",
         "device:1GiB&cpu:2GiB&disk",
     ],
 )
