@@ -34,10 +34,12 @@ def bounds(seconds: float, spread: float) -> tuple[float, float]:
 
 
 def _digits(value: float, count: int) -> str:
-    """A number to so many digits, without an exponent where it is large.
+    """A number to so many digits, without an exponent.
 
-    >>> _digits(1234.5, 3), _digits(204.2, 2), _digits(0.5, 3), _digits(99.8, 3)
-    ('1234', '204', '0.5', '99.8')
+    >>> _digits(1234.5, 3), _digits(204.2, 2), _digits(0.5, 3), _digits(99.8, 3), _digits(5.25e-05, 2)
+    ('1234', '204', '0.5', '99.8', '0.000053')
     """
+    if 0 < value < 1e-4:
+        return f"{value:.{count - 1 - math.floor(math.log10(value))}f}"
     is_long = value >= 100 - 0.5 * 10 ** (2 - count)  # else 99.8 would be 1e+02 to two digits
     return f"{value:.0f}" if is_long or not math.isfinite(value) else f"{value:.{count}g}"

@@ -46,7 +46,7 @@ def plan(
     if pipeline.only:
         raise UsageError(f"{subject} is one component: name the folder of its pipeline, {pipeline.place}")
     where.check(pipeline.components)
-    with progress("tracing the components"):
+    with progress("tracing and planning"):
         account = Loading(pipeline, where, weights, dtype).account(sample.call())
     words = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
     print_account(account, json, subject, words)

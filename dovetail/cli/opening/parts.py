@@ -65,7 +65,7 @@ def compiled_parts(
     pipeline = find_pipeline(subject, source)
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
-    with progress("tracing the components"):
+    with progress("tracing and planning"):
         return _plan(Loading(pipeline, where, weights, dtype), wanted, sample.one_step() if in_one_step else sample)
 
 
