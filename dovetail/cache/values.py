@@ -125,9 +125,10 @@ class Values:
 
     def _container(self, value: Any) -> None:
         if isinstance(value, dict):
-            self.say("dict", dict.__len__(value))
+            items = list(dict.items(value))  # what lies in it: those of libraries import what they are asked for
+            self.say("dict", len(items))
             self._value(type(value)) if type(value) is not dict else None
-            for key, item in dict.items(value):  # what lies in it: those of libraries import what they are asked for
+            for key, item in items:  # a copy, for another thread may put something in meanwhile
                 self._value(key)
                 self._value(item if key != libraries.LEFT_AS_DEFAULT else None)
             self._attributes(value) if type(value) is not dict else None

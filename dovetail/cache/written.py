@@ -70,7 +70,7 @@ def _defaults(function: FunctionType) -> dict[str, Any]:
 
 def _below(held: Mapping[str, Any], stores: Stores, seen: set[tuple[int, tuple[str, ...]]]) -> Iterator[Any]:
     """What values that go by these names are or hold."""
-    for name, value in held.items():
+    for name, value in list(held.items()):  # another thread may put something in
         yield from _containers(value, _DEPTH, (name,), stores, seen)
 
 
@@ -94,12 +94,12 @@ def _code_of(values: Iterable[Any], depth: int) -> Iterator[Any]:
         elif isinstance(value, functools.partial):
             yield from _code_of((value.func, *value.args, *value.keywords.values()), depth - 1)
         elif isinstance(value, dict):
-            yield from _code_of(value.values(), depth - 1)
+            yield from _code_of(list(value.values()), depth - 1)
         elif isinstance(value, (list, tuple)):
             yield from _code_of(value, depth - 1)
         elif not isinstance(value, _NOWHERE) and (callable(value) or is_own(module_of(type(value)))):
             yield type(value)
-            yield from _code_of(getattr(value, "__dict__", {}).values(), depth - 1)
+            yield from _code_of(list(getattr(value, "__dict__", {}).values()), depth - 1)
 
 
 def _containers(
@@ -124,7 +124,7 @@ def _containers(
     if isinstance(getattr(value, "__dict__", None), dict) and _is_of_the_user(value):
         is_open = stores.is_open or _is_of_a_library(type(value))
         yield from [vars(value)] if is_open else _named(vars(value), stores.names)
-        held += vars(value).items()
+        held += list(vars(value).items())
         names = names if not is_open else ANY
     if isinstance(value, GENERATORS):
         yield from kept_in(value)  # whatever is called on one changes it

@@ -276,7 +276,7 @@ class _Walk:
         if isinstance(value, (dict, MappingProxyType)):
             self.dicts.append(value)
             self.keyed.append(value)
-            return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in value.items())
+            return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in list(value.items()))
         held = _attributes(value) if depth else None
         if depth and (callable(value) or is_own(module_of(type(value)))):
             self.code[type(value)] = None
