@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, NotHereError, TraceError
-from .compiler.frontend.outside import GENERATORS_OF_ALL
 from .compiler.frontend.rollback import contents, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
@@ -31,6 +30,7 @@ from .components.compiled import CompiledModule
 from .components.component import Component
 from .components.dry import CannotBePlannedError, DryRun, running_dry
 from .conventions.device_map import split_by_map
+from .planning.isolated import same_random_numbers
 from .runtime.store.origin import HOST, FileOrigin
 from .runtime.store.seen import ModuleWeights
 from .runtime.store.source import tensors_of_module
@@ -185,11 +185,11 @@ def compile_by_parts(
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
         component.assigned.commit({held[name]: one for name, one in assignment.items()})
-    before, beside = Kept(twin), [(one, contents(one)) for one in (*written(twin), *GENERATORS_OF_ALL)]
+    before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, index or ())
     try:
-        with _told_afterwards():
+        with _told_afterwards(), same_random_numbers([] if is_rehearsed else [one.torch for one in offered]):
             call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
             copy_context().run(call, *args, **kwargs)
     except CannotBePlannedError as error:

@@ -37,6 +37,7 @@ from numpy import frombuffer, ndarray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as every_module
+from torch.utils._python_dispatch import _disable_current_modes
 
 CONTAINERS = (dict, list, set, deque, CellType)
 HOLDERS = (
@@ -45,7 +46,7 @@ HOLDERS = (
 """What Python has to keep settings in."""
 _NOWHERE = (nn.Module, torch.Tensor, str, int, float, complex, bytes, type, BuiltinFunctionType, ModuleType, type(None))
 ARRAYS = (ndarray, bytearray, array)
-GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 _SMALL = 1 << 16
 """Bytes of an array that may count something; what is larger is a table."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -147,12 +148,19 @@ def _fill(held: Any, before: bytes) -> None:
 
 def _state_of(generator: Any) -> bytes:
     """Where a generator stands, as bytes: they are compared with ``==``, which arrays among it would not be."""
+    if isinstance(generator, torch.Generator):
+        with _disable_current_modes():  # a trace would answer with a tensor that has no numbers
+            return bytes(generator.get_state().numpy())
     if isinstance(generator, np.random.Generator):
         return pickle.dumps(generator.bit_generator.state)
     return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
 
 
 def _set_state(generator: Any, state: bytes) -> None:
+    if isinstance(generator, torch.Generator):
+        with _disable_current_modes():
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
     before = pickle.loads(state)
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = before

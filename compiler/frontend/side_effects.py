@@ -22,6 +22,7 @@ from torch import nn
 
 from ..errors import SideEffectError
 from .outside import GENERATORS_OF_ALL, Named
+from .random_numbers import seeds_noted
 from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
 
 _NUMBERS = (int, float, complex, str, bytes)
@@ -79,7 +80,7 @@ def _are_numbers(now: list[Any], before: list[Any]) -> bool:
 def noted_changes(module: nn.Module, beside: Sequence[Any] = ()) -> Iterator[dict[Any, bool]]:
     """Fills the dictionary with what the calls of a module change meanwhile; a trace itself takes most of it back.
 
-    Raises SideEffectError where a call changes a list or dict that it was given.
+    Raises SideEffectError where a call changes a list or dict that it was given, or sets a seed.
     """
     found: dict[Any, bool] = {}
     if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and is no module to be traced
@@ -89,37 +90,32 @@ def noted_changes(module: nn.Module, beside: Sequence[Any] = ()) -> Iterator[dic
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
         before.begin()
+        seeds.begin()
         _note(given, (args, kwargs))
 
-    hooks = (
-        module.register_forward_pre_hook(begin, with_kwargs=True),
-        module.register_forward_hook(lambda *_: found.update(before.changes())),
-    )
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def end(*_: Any) -> None:
+        seeds.end()
+        found.update(before.changes())
+
+    with seeds_noted() as seeds:
+        hooks = (
+            module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end),
+        )  # fmt: skip
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+    if seeds.was_set:
+        raise SideEffectError(
+            f"{type(module).__name__} sets the state of PyTorch's random numbers at each call, which no program does: "
+            "give it a generator, or set the seed before the call"
+        )
     if any(_gained(contents(one), held) for one, held in given):
         raise SideEffectError(
             f"{type(module).__name__} writes into a list or dict that it is given, which no program does: return what "
             "is to be kept"
         )
-
-
-@contextlib.contextmanager
-def numbers_drawn_again() -> Iterator[None]:
-    """What a module that is refused has drawn meanwhile, Python and numpy will draw again.
-
-    Where none is refused nothing is set back: other threads may have drawn.
-    """
-    before = [(one, one.read()) for one in GENERATORS_OF_ALL]
-    try:
-        yield
-    except SideEffectError:
-        for generator, state in before:
-            generator.write(state)
-        raise
 
 
 def _gained(now: Any, before: Any) -> bool:

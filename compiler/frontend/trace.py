@@ -44,6 +44,7 @@ from .inline import inline_regions
 from .layout_ops import AsInEager, part_views
 from .model_view import ModelView
 from .questions import Questions
+from .random_numbers import numbers_drawn_again, refuse_objects
 from .refusals import (
     no_raw_errors,
     refuse_fake_constants,
@@ -56,7 +57,7 @@ from .refusals import (
 )
 from .replaced_functions import applied_once
 from .rollback import rolled_back
-from .side_effects import noted_changes, numbers_drawn_again, refuse_side_effects
+from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def _traced(
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
     refuse_unknown_operations(exported, type(module).__name__)
+    refuse_objects(exported, type(module).__name__)
     ranges = {str(s): (_bound(r.lower), _bound(r.upper)) for s, r in exported.range_constraints.items()}
     guards = read_guards(exported, type(module).__name__, ranges)
     part_views(exported.graph)

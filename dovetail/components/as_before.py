@@ -1,8 +1,7 @@
 """Makes a module what it was, after its own Python ran in a dry run: what it keeps of a call, the next one reads.
 
 A counter, a cache of keys and values and a buffer that is written would otherwise begin a call with what zeros left. So
-would what its code counts and collects in classes and globals of the user's (``cache/written.py``), and the random
-numbers that Python and numpy draw.
+would what its code counts and collects in classes and globals of the user's (``cache/written.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from torch import nn
 
 from ..cache.written import written
 from ..compiler.frontend.fakes import has_numbers
-from ..compiler.frontend.outside import GENERATORS_OF_ALL
 from ..compiler.frontend.rollback import contents, contents_beside, contents_of, restore
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
@@ -34,7 +32,7 @@ class AsBefore:
     def __init__(self, module: nn.Module, store: Store) -> None:
         self._places = [(place, before, list(map(store.known, before.values()))) for place, before in _places(module)]
         self._held = [*contents_of(module), *contents_beside(module)]
-        self._held += [(one, contents(one)) for one in (*written(module), *GENERATORS_OF_ALL)]
+        self._held += [(one, contents(one)) for one in written(module)]
         self._tensors = [(one, _version(one), _copied(one)) for one in _tensors(module, self._held)]
 
     def give_back(self) -> None:

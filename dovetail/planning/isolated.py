@@ -56,7 +56,7 @@ def isolated(
     given = [_harmless(value, copies, memo) for value in args]
     wanted = {name: value for name, value in kwargs.items() if not is_left_out(name, value)}
     named = {name: _named(name, value, copies, memo) for name, value in wanted.items()}
-    with _same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
+    with same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
         yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
 
@@ -114,7 +114,7 @@ def _own(value: Any, known: dict[int, Any], memo: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[None]:
+def same_random_numbers(devices: Sequence[torch.device]) -> Iterator[None]:
     """The numbers that are drawn meanwhile are drawn again afterwards."""
     modules = [(torch.get_device_module(one), one) for one in dict.fromkeys(devices) if one.index is not None]
     states = [module.get_rng_state(device) for module, device in modules]

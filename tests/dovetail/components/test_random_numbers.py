@@ -1,4 +1,4 @@
-"""A forward that draws by generators of Python or numpy draws at each call what eager draws."""
+"""A forward that draws by generators of its own, of Python or numpy, or sets a seed, does what it does in eager."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from random import uniform
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, manual_seed, nn
 
 import dovetail
 
+from .small_pipeline import Block, compiled_pair
+
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
-LOT, GENERATOR = random.Random(3), np.random.default_rng(3)
+LOT, GENERATOR, OF_TORCH = random.Random(3), np.random.default_rng(3), torch.Generator()
 
 
 def _seed_all() -> None:
     random.seed(5)
     np.random.seed(5)
+    torch.manual_seed(5)
+    OF_TORCH.manual_seed(3)
     LOT.seed(3)
     Scaled.lot.seed(4)
     GENERATOR.bit_generator.state = np.random.default_rng(3).bit_generator.state
@@ -31,14 +35,16 @@ class Scaled(nn.Module):
 
     lot = random.Random(4)
 
-    def __init__(self, draw: Callable[[Scaled], float]) -> None:
+    def __init__(self, draw: Callable[[Scaled], float | Tensor]) -> None:
         super().__init__()
         self.layer, self.draw = nn.Linear(4, 4), draw
         self.own, self.array, self.state = random.Random(3), np.random.default_rng(3), np.random.RandomState(3)
+        self.of_torch = torch.Generator().manual_seed(3)
 
     def forward(self, x: Tensor) -> Tensor:
         """A draw a call."""
-        return torch.as_tensor(self.layer(x) * self.draw(self))
+        drawn = self.draw(self)
+        return torch.as_tensor(self.layer(x) * (drawn.to(x.device) if isinstance(drawn, Tensor) else drawn))
 
 
 class Drops(nn.Module):
@@ -54,7 +60,7 @@ class Drops(nn.Module):
         return torch.as_tensor(self.second(x) if random.random() < 0.7 else x)
 
 
-WAYS: dict[str, Callable[[Scaled], float]] = {
+WAYS: dict[str, Callable[[Scaled], float | Tensor]] = {
     "the module random": lambda _: random.random(),
     "a function of the module random": lambda _: uniform(0, 1),
     "numpy.random": lambda _: np.random.rand(),
@@ -64,7 +70,23 @@ WAYS: dict[str, Callable[[Scaled], float]] = {
     "a Random of its class": lambda one: one.lot.gauss(0, 1),
     "a Random as a global": lambda _: LOT.random(),
     "a Generator as a global": lambda _: float(GENERATOR.random()),
+    "a generator of PyTorch of its own": lambda one: torch.rand(4, generator=one.of_torch),
+    "a generator of PyTorch as a global": lambda _: torch.rand(4, generator=OF_TORCH),
+    "PyTorch's own": lambda _: torch.rand(4),
+    "a seed": lambda _: torch.rand(4, generator=torch.manual_seed(5)) + torch.rand(4),
+    "a seed by another name": lambda _: _after(manual_seed(5), torch.rand(4)),
+    "a seed for a while": lambda _: _forked() + torch.rand(4),
 }
+
+
+def _after(_: object, value: Tensor) -> Tensor:
+    return value
+
+
+def _forked() -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return torch.rand(4)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -93,6 +115,28 @@ def test_numbers_that_others_draw_during_a_trace_are_not_drawn_again() -> None:
     assert random.getstate() != before
 
 
+@pytest.mark.parametrize(
+    "way", ["the module random", "a generator of PyTorch of its own", "a seed", "a seed for a while"]
+)
+def test_pictures_too(way: str) -> None:
+    class Drawn(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled(WAYS[way])
+
+        def between(self, x: Tensor) -> Tensor:
+            return x * self.scaled(x[..., :4]).sum()
+
+    model, pipe, x = compiled_pair(Drawn)
+    with torch.no_grad():
+        _seed_all()
+        expected = [*(model(x) for _ in range(3)), torch.rand(1)]
+        _seed_all()
+        pipe.dovetail.plan(x)
+        assert all(torch.equal(pipe(x).cpu(), one) for one in expected[:3])
+    assert torch.equal(torch.rand(1), expected[3])
+
+
 def _check(make: Callable[[], nn.Module], backend: str) -> None:
     torch.manual_seed(0)
     eager = make().eval()
@@ -100,8 +144,8 @@ def _check(make: Callable[[], nn.Module], backend: str) -> None:
     model, x = make().eval(), torch.randn(2, 4)
     with torch.no_grad():
         _seed_all()
-        expected = [eager(x) for _ in range(6)]
+        expected, after = [eager(x) for _ in range(6)], torch.rand(1)
         _seed_all()
         compiled = dovetail.compile(model, (x,), backend=backend)
         assert all(torch.equal(compiled(x), one) for one in expected)
-    assert len({one.sum().item() for one in expected}) > 1
+    assert torch.equal(torch.rand(1), after)
