@@ -7,8 +7,10 @@ So a module that does either runs as it is, and its trace leaves no trace in the
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from ..errors import SideEffectError, TraceError
 from .outside import GENERATORS_OF_ALL
 
 _SETS = frozenset(("manual_seed", "seed", "set_state"))
+_BETWEEN = frozenset(("torch.random", "contextlib", "torch._compile", "torch._dynamo.eval_frame"))
+"""Where calls of such functions pass: Dynamo wraps `torch.manual_seed` where it has been at work."""
 
 
 class Seeds:
@@ -45,8 +49,15 @@ class Seeds:
 
     def __getattr__(self, name: str) -> Any:
         if name in _SETS and self._is_within and threading.get_ident() == self._thread:
-            self.was_set = True
+            self.was_set = self.was_set or not _is_of_torch(sys._getframe(1))
         return getattr(self._generator, name)
+
+
+def _is_of_torch(frame: FrameType | None) -> bool:
+    """Whether PyTorch itself asked: its compilers keep the state over what they trace, within a forward too."""
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 @contextlib.contextmanager
