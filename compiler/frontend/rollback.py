@@ -82,6 +82,12 @@ def contents_of(module: nn.Module) -> list[tuple[Any, Any]]:
     return [(one, contents(one)) for one in containers_of(module)]
 
 
+def contents_of_weights(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The same of where a module and its parts hold parameters and buffers."""
+    held = ((one._parameters, one._buffers) for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
+    return [(place, dict(place)) for places in held for place in places]
+
+
 def contents_beside(module: nn.Module) -> list[tuple[Any, Any]]:
     """The same of what functions on a module and context variables lead to."""
     return [(one, contents(one)) for one in reached_by_functions(module)]
