@@ -36,7 +36,7 @@ from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
 from .call_modes import modes_answered
 from .export_patches import lazily_exported, modes_let_go, quietly_exported
-from .fakes import copy_on_host, fake, faked, frozen
+from .fakes import cloned_buffers, copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
 from .identity import refuse_identity
@@ -143,8 +143,9 @@ def _traced(
         with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
             with noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
                 exported = _export(module, example, dynamic_shapes, view)
-            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
-            refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
+            with cloned_buffers(module, mode):
+                refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
+                refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
