@@ -104,6 +104,8 @@ def contents(container: Any) -> Any:
         return contents_of_cell(container)
     if isinstance(container, Named):
         return container.read()
+    if isinstance(container, OrderedDict):  # whose order may be another than that of the dict that it is
+        return {key: dict.__getitem__(container, key) for key in OrderedDict.__iter__(container)}
     return dict(dict.items(container)) if isinstance(container, dict) else list(container)
 
 

@@ -2,11 +2,11 @@
 
 A program computes results and leaves the module alone. What a call leaves in it for good (a table for a size, a flag)
 does not matter, for the next call finds it there or makes the same; what changes at every call does. So a module that
-its trace has changed is called twice more on fake tensors, which takes a fraction of the time of the trace; where the
-second call changes it again, it must run as it is. Looked at are the attributes, containers and plain objects that a
-module reaches, which tensors it holds as its weights, the variables of its hooks and own functions, context variables,
-the globals of its code, and the generators that Python and numpy draw random numbers by. Where these calls fail, what
-is sure counts alone.
+its trace has changed is called again on fake tensors, which takes a fraction of the time of the trace; where the second
+and the third call change it again, it must run as it is. Looked at are the attributes, containers and plain objects
+that a module reaches, which tensors it holds as its weights, the variables of its hooks and own functions, context
+variables, the globals of its code, and the generators that Python and numpy draw random numbers by. Where the first of
+these calls fails, what is sure counts alone; where a later one does, the module goes another way by what it keeps.
 """
 
 from __future__ import annotations
@@ -143,22 +143,43 @@ def _note(given: list[tuple[Any, Any]], value: Any) -> None:
 def refuse_side_effects(
     module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object], beside: Sequence[Any] = ()
 ) -> None:
-    """Raises SideEffectError for a module that a call has changed so, if every other call changes it again."""
-    if not found:
-        return
+    """Raises SideEffectError for a module that a call has changed so, if every other call changes it again.
+
+    The module must be by now what it was before that call.
+    """
     try:
         call()
-        between = Kept(module, beside)
-        call()
-        again = list(between.changes())
     except Exception:  # what looks at values cannot be called with fakes
-        again = [name for name, is_sure in found.items() if is_sure]
+        again = _sure(found)
+    else:
+        again = _changed_again(module, found, call, beside)
     if again:
         names = ", ".join(sorted(map(str, again))[:3])
         raise SideEffectError(
             f"{type(module).__name__} changes {names} at each call, which no program does: return what is to be kept, "
             "or keep it in a hook"
         )
+
+
+def _changed_again(
+    module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object], beside: Sequence[Any]
+) -> list[Any]:
+    """What the next calls change again, of which one may settle what the first began."""
+    changed: list[Any] = []
+    try:
+        for _ in range(2):
+            before = Kept(module, beside)
+            call()
+            changed = list(before.changes())
+            if not changed:
+                break
+    except Exception:  # the first call was none such: what it left has the next one look at values
+        return _sure(found) or list(found)
+    return changed
+
+
+def _sure(found: Mapping[Any, bool]) -> list[Any]:
+    return [name for name, is_sure in found.items() if is_sure]
 
 
 def _changed_keys(now: dict[Any, Any], before: Mapping[Any, Any], computed: tuple[str, ...]) -> dict[Any, bool]:

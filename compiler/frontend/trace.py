@@ -7,10 +7,11 @@ Buffers stay real, for models read values from them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -136,16 +137,27 @@ def _traced(
     }
     questions = Questions()
     view = ModelView(type(module).__name__, kind, questions)
-    on_host = functools.partial(copy_on_host, mode=mode, view=view)
-    with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
-        autocast = autocast_state(kind)
-        modes = modes_answered(module, questions.asked)
-        with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
-            with noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
-                exported = _export(module, example, dynamic_shapes, view)
-            with cloned_buffers(module, mode):
-                refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
-                refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
+    autocast = autocast_state(kind)
+
+    @contextlib.contextmanager
+    def prepared() -> Iterator[None]:
+        on_host = functools.partial(copy_on_host, mode=mode, view=view)
+        with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
+            modes = modes_answered(module, questions.asked)
+            with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
+                yield
+
+    with prepared(), noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
+        exported = _export(module, example, dynamic_shapes, view)
+    if found:
+        with prepared(), cloned_buffers(module, mode):  # without what the trace has left
+            refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
+
+    def call_anew(given: Mapping[str, Any]) -> None:
+        with prepared(), cloned_buffers(module, mode):
+            _call(module, given, mode, kind)
+
+    refuse_identity(module, full, example, call_anew)
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)

@@ -214,3 +214,55 @@ def test_a_trace_of_a_call_with_one_tensor_twice_counts_in_no_buffer() -> None:
     with pytest.raises(TraceError):
         trace(module, (X, X))
     assert module.total.item() == 0
+
+
+class Skipping(Net):
+    """Leaves its layer out where its input is near the one before, as a cache of steps does."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.count == 0 or float((x - self.last).abs().mean()) > 0.1:
+            self.result = self.linear(x)
+        self.last, self.count = x, self.count + 1
+        return self.result
+
+
+def test_a_module_that_goes_by_what_it_kept_of_the_last_call_runs_as_it_is() -> None:
+    module, eager = Skipping().eval(), Skipping().eval()
+    with pytest.raises(TraceError, match=r"Skipping changes .* at each call"):
+        trace(module, (X,))
+    compiled = dovetail.compile(module, (X,), backend="sim0")
+    with torch.no_grad():
+        for x in (X, X + 0.01, X + 1, X + 1.01):
+            assert torch.equal(compiled(x).cpu(), eager(x))
+
+
+class Settling(Net):
+    """Makes a table at the first call, and its factors at the second; reads values of both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.tensor(4.0)
+        elif self.last is None and float(self.table) == x.shape[-1]:
+            self.last = torch.ones(4)
+        return self.linear(x) * self.table
+
+
+def test_a_module_that_is_made_ready_by_two_calls_is_compiled() -> None:
+    assert len(list(trace(Settling().eval(), (X,)).ops())) > 1
+
+
+class Checking(Net):
+    """Keeps what it made, and looks at values of its input, on which nothing depends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        if not torch.compiler.is_compiling() and float(x.sum()) > 1e9:
+            raise ValueError("too large")
+        return self.linear(x) * self.table
+
+
+def test_a_module_whose_every_call_looks_at_values_is_refused_for_what_is_sure_alone() -> None:
+    assert len(list(trace(Checking().eval(), (X,)).ops())) > 1
