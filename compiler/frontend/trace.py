@@ -56,7 +56,7 @@ from .refusals import (
     refuse_unknown_sizes,
     refuse_unusual_inputs,
 )
-from .replaced_functions import applied_once
+from .replaced_functions import applied_once, are_any
 from .rollback import rolled_back
 from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
@@ -97,7 +97,9 @@ def trace(
     def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
         with no_raw_errors(type(module).__name__), numbers_drawn_again():
-            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside)
+            return copy_context().run(
+                _traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside, are_any()
+            )
 
     told: tuple[str, ...] = ()
     while True:
@@ -127,6 +129,7 @@ def _traced(
     asked: Mapping[str, set[str]],
     told: Collection[str],
     beside: Sequence[Any],
+    is_replaced: bool = False,
 ) -> Program:
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs)
@@ -147,8 +150,11 @@ def _traced(
             with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
                 yield
 
-    with prepared(), noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
+    once = applied_once(module) if is_replaced else contextlib.nullcontext()
+    with prepared(), noted_changes(module, beside) as found, questions.listening(module), once:
         exported = _export(module, example, dynamic_shapes, view)
+    if view.is_replaced and not is_replaced:  # by the module itself
+        return _traced(module, args, kwargs, dynamic_shapes, kind, asked, told, beside, is_replaced=True)
     if found:
         with prepared(), cloned_buffers(module, mode):  # without what the trace has left
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
