@@ -18,13 +18,14 @@ from torch.utils import _pytree as pytree
 from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
 from .compiler.errors import DovetailError, NotHereError, TraceError
-from .compiler.frontend.rollback import contents, restore
+from .compiler.frontend.rollback import contents, contents_of, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
 from .compiler.spec.residency import Residency
 from .compiler.spec.units import counted, format_bytes
 from .components import by_parts
+from .components.as_before import WeightsAsBefore
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
 from .components.component import Component
@@ -174,7 +175,9 @@ def compile_by_parts(
     given.look()
     twin = _twin(module)
     origins = None if index is None else _on_files(twin, index)
-    lacking = [name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (index or ())]
+    lacking = [
+        name for name, tensor in tensors_of_module(twin).items() if tensor.is_meta and name not in (origins or ())
+    ]
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     is_rehearsed = bool(lacking) or not rig.present or any(leaf.is_meta for leaf in leaves)
     component = Component(
@@ -186,8 +189,9 @@ def compile_by_parts(
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
         component.assigned.commit({held[name]: one for name, one in assignment.items()})
     before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
+    weights = WeightsAsBefore(twin, component.view.store, contents_of(twin))
     component.swap()
-    compiled = CompiledByParts(component, rig, why, given, index or ())
+    compiled = CompiledByParts(component, rig, why, given, origins or ())
     try:
         with _told_afterwards(), same_random_numbers([] if is_rehearsed else [one.torch for one in offered]):
             call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
@@ -204,6 +208,7 @@ def compile_by_parts(
             advice += f". It runs by its parts because it could not be traced: {why}"
         raise TraceError(f"{refused}: {advice}") from error
     finally:
+        weights.give_back()
         before.give_back()
         for one, held in beside:
             restore(one, held)
@@ -262,16 +267,30 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _on_files(module: nn.Module, index: WeightIndex) -> Mapping[str, FileOrigin]:
-    """Where the weights of a module lie that files have; stand-ins take their place, but buffers are read."""
-    origins = origins_of(index)
+    """Where the weights of a module lie that files have, by all names of each, of which files may have one alone.
+
+    Stand-ins take their place, but buffers are read.
+    """
+    origins, tensors = origins_of(index), tensors_of_module(module)
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors_of_module(module).items():
-        if name in index and isinstance(tensor, nn.Parameter):
-            found[name] = nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad)
-        elif name in index:
-            found[name] = origins[name].whole(tensor.dtype, HOST)
+    for tied in names.values():
+        source = next((name for name in tied if name in index), None)
+        if source is not None:
+            origin = origins[source]
+            found |= dict.fromkeys(tied, _from_files(tensors[source], origin))
+            origins |= dict.fromkeys(tied, origin)
     _put(module, found)
     return origins
+
+
+def _from_files(tensor: torch.Tensor, origin: FileOrigin) -> torch.Tensor:
+    """What takes the place of a weight that files have."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad)
+    return origin.whole(tensor.dtype, HOST)
 
 
 def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor | None]) -> None:

@@ -11,10 +11,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .model_view import ModelView
+from .rollback import contents_of_weights, restore
 
 STANDS_IN = "stands_in"
 """The attribute of a class of tensors that stand for weights whose numbers are elsewhere."""
 
+
+_LARGEST = 1 << 24
+"""Bytes of a buffer that may be written in a call; what is larger is a weight."""
 
 MARKS = frozenset({"_is_param", "_is_buffer", "persistent", "_is_hf_initialized"})
 """What PyTorch and transformers hang on weights, which says nothing of what is computed."""
@@ -55,6 +59,7 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """Puts fake CPU tensors in place of all parameters, and of buffers that have no values."""
     memo: dict[int, torch.Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    places = contents_of_weights(module)
     try:
         for child in module.modules():
             for held in cast(list[dict[str, Any]], [child._parameters, child._buffers]):
@@ -65,8 +70,30 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
         with _hung_on_fakes(module, [(held, name, attributes_of(tensor)) for held, name, tensor in replaced]):
             yield
     finally:
-        for held, name, tensor in replaced:
-            held[name] = tensor
+        for place, before in places:  # a forward may register more
+            restore(place, before)
+
+
+@contextlib.contextmanager
+def cloned_buffers(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Puts clones in place of real buffers meanwhile: what writes a number into one computes, though the rest is fake.
+
+    A buffer that is too large for that is a fake.
+    """
+    places, memo = contents_of_weights(module), dict[int, torch.Tensor]()
+    for place, before in places:
+        for name, tensor in before.items():
+            if tensor is not None and not isinstance(tensor, (nn.Parameter, FakeTensor)):
+                place[name] = memo.setdefault(id(tensor), _clone(tensor, mode))
+    try:
+        yield
+    finally:
+        for place, before in places:
+            restore(place, before)
+
+
+def _clone(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    return tensor.clone() if tensor.nbytes <= _LARGEST else fake_like(tensor, mode)
 
 
 @contextlib.contextmanager

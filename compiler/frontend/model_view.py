@@ -31,6 +31,7 @@ from ..errors import TraceError
 from ..spec.devices import HOST, KINDS
 from .diagnostics import is_of_model
 from .questions import Questions
+from .replaced_functions import is_replaced
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ def _attention_kernels() -> tuple[bool, ...]:
 class ModelView(TorchFunctionMode):
     """Stands between a model and PyTorch during a trace.
 
-    ``kind`` is that of the program's main device, ``questions`` note what is asked of tensors.
+    ``kind`` is that of the program's main device, ``questions`` note what is asked of tensors. ``is_replaced`` tells
+    whether a function of PyTorch was called that somebody has replaced, which each mode applies again.
     """
 
     def __init__(self, name: str, kind: str, questions: Questions | None = None) -> None:
@@ -105,6 +107,7 @@ class ModelView(TorchFunctionMode):
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned: set[str] = set()
         self._kernels = _attention_kernels()
+        self.is_replaced = False
 
     def __enter__(self) -> ModelView:
         if self._device is not None:
@@ -121,6 +124,7 @@ class ModelView(TorchFunctionMode):
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.is_replaced = self.is_replaced or is_replaced(func)
         self._questions.note(func, args)
         if func in _OF_GRADIENTS and is_of_model(_caller()):
             self._questions.note_of_gradients(args[0])

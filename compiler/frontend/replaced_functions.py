@@ -2,8 +2,8 @@
 
 A function that PyTorch has in Python (``F.silu``) asks first whether a mode is active, as several are during a trace,
 and has the mode call what stands under its own name now. That is the replacement, which calls the original, which asks
-the next mode: eager applies it once, a trace would once more for each mode. Where methods of tensors were replaced
-nothing is traced.
+the next mode: eager applies it once, a trace would once more for each mode. A module that replaces some itself while it
+runs is traced again. Where methods of tensors were replaced nothing is traced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType, GenericAlias
+from types import (
+    BuiltinFunctionType,
+    FrameType,
+    FunctionType,
+    GenericAlias,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any, Optional
 
 import torch
@@ -24,13 +32,25 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 _OWN = str(Path(torch.__file__).parent) + os.sep
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _HOMES = (torch.nn.functional, torch.functional)
+_OPERATIONS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
 _NO_REPLACEMENTS = (BuiltinFunctionType, type, GenericAlias, type(Optional))
+
+
+def are_any() -> bool:
+    """Whether any function of PyTorch is replaced now."""
+    return any(_foreign())
+
+
+def is_replaced(func: Any) -> bool:
+    """Whether what is called stands in the place of a function of PyTorch now."""
+    is_known = isinstance(func, _OPERATIONS) or id(func) in _FIRST
+    return not is_known and any(one is func for one in _foreign())
 
 
 @contextlib.contextmanager
 def applied_once(module: nn.Module) -> Iterator[None]:
-    """Has replaced functions of PyTorch be applied once in each call of a module; of no effect where there are none."""
-    if isinstance(module, torch.jit.ScriptModule) or not any(_foreign()):
+    """Has replaced functions of PyTorch be applied once in each call of a module."""
+    if isinstance(module, torch.jit.ScriptModule):
         yield
         return
     own, held = module.forward, vars(module).get("forward")
@@ -80,7 +100,7 @@ class _AppliedOnce(TorchFunctionMode):
         asking = sys._getframe(1)
         body = asking.f_back if asking.f_code is handle_torch_function.__code__ else None
         is_own = body is not None and body.f_code.co_filename.startswith(_OWN)
-        if body is not None and is_own and any(one is func for one in _foreign()):
+        if body is not None and is_own and is_replaced(func):
             func = _original(body)
         return func(*args, **(kwargs or {}))
 

@@ -82,6 +82,12 @@ def contents_of(module: nn.Module) -> list[tuple[Any, Any]]:
     return [(one, contents(one)) for one in containers_of(module)]
 
 
+def contents_of_weights(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The same of where a module and its parts hold parameters and buffers."""
+    held = ((one._parameters, one._buffers) for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
+    return [(place, dict(place)) for places in held for place in places]
+
+
 def contents_beside(module: nn.Module) -> list[tuple[Any, Any]]:
     """The same of what functions on a module and context variables lead to."""
     return [(one, contents(one)) for one in reached_by_functions(module)]
@@ -98,6 +104,8 @@ def contents(container: Any) -> Any:
         return contents_of_cell(container)
     if isinstance(container, Named):
         return container.read()
+    if isinstance(container, OrderedDict):  # whose order may be another than that of the dict that it is
+        return {key: dict.__getitem__(container, key) for key in OrderedDict.__iter__(container)}
     return dict(dict.items(container)) if isinstance(container, dict) else list(container)
 
 

@@ -2,10 +2,11 @@
 
 A program computes results and leaves the module alone. What a call leaves in it for good (a table for a size, a flag)
 does not matter, for the next call finds it there or makes the same; what changes at every call does. So a module that
-its trace has changed is called twice more on fake tensors, which takes a fraction of the time of the trace; where the
-second call changes it again, it must run as it is. Looked at are the attributes, containers and plain objects that a
-module reaches, the variables of its hooks and own functions, context variables, the globals of its code, and the
-generators that Python and numpy draw random numbers by. Where these calls fail, what is sure counts alone.
+its trace has changed is called again on fake tensors, which takes a fraction of the time of the trace; where the second
+and the third call change it again, it must run as it is. Looked at are the attributes, containers and plain objects
+that a module reaches, which tensors it holds as its weights, the variables of its hooks and own functions, context
+variables, the globals of its code, and the generators that Python and numpy draw random numbers by. Where the first of
+these calls fails, what is sure counts alone; where a later one does, the module goes another way by what it keeps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from ..errors import SideEffectError
 from .outside import GENERATORS_OF_ALL, Named
 from .random_numbers import seeds_noted
-from .rollback import contents, contents_beside, contents_of, contents_of_globals, restore
+from .rollback import contents, contents_beside, contents_of, contents_of_globals, contents_of_weights, restore
 
 _NUMBERS = (int, float, complex, str, bytes)
 
@@ -32,14 +33,17 @@ class Kept:
     """What the attributes of a module and of its parts, and what they reach beside, hold at one moment."""
 
     def __init__(self, module: nn.Module, beside: Iterable[Any] = ()) -> None:
+        self._module = module
+        self._weights = contents_of_weights(module)
         self._held = [*contents_of(module), *contents_beside(module)]
         self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in (*beside, *GENERATORS_OF_ALL))]
         self._context = dict(copy_context())
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
 
     def begin(self) -> None:
-        """Takes the context variables as they are now: a trace has set some of PyTorch's own by then."""
+        """Takes context variables and weights as they are now: a trace has set and replaced some by then."""
         self._context = dict(copy_context())
+        self._weights = contents_of_weights(self._module)
 
     def changes(self) -> dict[Any, bool]:
         """What has another value since then, and whether it is sure that the next call would change it again."""
@@ -54,6 +58,8 @@ class Kept:
                     "a variable of a function" if isinstance(container, CellType) else f"a {type(container).__name__}"
                 )
                 found[name] = len(now) > len(before) or _are_numbers(now, before)
+        for place, before in self._weights:
+            found |= _changed_keys(place, before, ())
         for variable, value in copy_context().items():
             if not _alike(value, self._context.get(variable)):
                 found[f"the context variable {variable.name}"] = False
@@ -137,22 +143,43 @@ def _note(given: list[tuple[Any, Any]], value: Any) -> None:
 def refuse_side_effects(
     module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object], beside: Sequence[Any] = ()
 ) -> None:
-    """Raises SideEffectError for a module that a call has changed so, if every other call changes it again."""
-    if not found:
-        return
+    """Raises SideEffectError for a module that a call has changed so, if every other call changes it again.
+
+    The module must be by now what it was before that call.
+    """
     try:
         call()
-        between = Kept(module, beside)
-        call()
-        again = list(between.changes())
     except Exception:  # what looks at values cannot be called with fakes
-        again = [name for name, is_sure in found.items() if is_sure]
+        again = _sure(found)
+    else:
+        again = _changed_again(module, found, call, beside)
     if again:
         names = ", ".join(sorted(map(str, again))[:3])
         raise SideEffectError(
             f"{type(module).__name__} changes {names} at each call, which no program does: return what is to be kept, "
             "or keep it in a hook"
         )
+
+
+def _changed_again(
+    module: nn.Module, found: Mapping[Any, bool], call: Callable[[], object], beside: Sequence[Any]
+) -> list[Any]:
+    """What the next calls change again, of which one may settle what the first began."""
+    changed: list[Any] = []
+    try:
+        for _ in range(2):
+            before = Kept(module, beside)
+            call()
+            changed = list(before.changes())
+            if not changed:
+                break
+    except Exception:  # the first call was none such: what it left has the next one look at values
+        return _sure(found) or list(found)
+    return changed
+
+
+def _sure(found: Mapping[Any, bool]) -> list[Any]:
+    return [name for name, is_sure in found.items() if is_sure]
 
 
 def _changed_keys(now: dict[Any, Any], before: Mapping[Any, Any], computed: tuple[str, ...]) -> dict[Any, bool]:

@@ -7,10 +7,11 @@ Buffers stay real, for models read values from them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,7 @@ from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
 from .call_modes import modes_answered
 from .export_patches import lazily_exported, modes_let_go, quietly_exported
-from .fakes import copy_on_host, fake, faked, frozen
+from .fakes import cloned_buffers, copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
 from .identity import refuse_identity
@@ -55,7 +56,7 @@ from .refusals import (
     refuse_unknown_sizes,
     refuse_unusual_inputs,
 )
-from .replaced_functions import applied_once
+from .replaced_functions import applied_once, are_any
 from .rollback import rolled_back
 from .side_effects import noted_changes, refuse_side_effects
 from .trace_lock import alone
@@ -96,7 +97,9 @@ def trace(
     def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
         with no_raw_errors(type(module).__name__), numbers_drawn_again():
-            return copy_context().run(_traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside)
+            return copy_context().run(
+                _traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside, are_any()
+            )
 
     told: tuple[str, ...] = ()
     while True:
@@ -126,6 +129,7 @@ def _traced(
     asked: Mapping[str, set[str]],
     told: Collection[str],
     beside: Sequence[Any],
+    is_replaced: bool = False,
 ) -> Program:
     positional, defaults = parameters_of(module.forward)
     given = name_arguments(positional, {}, args, kwargs)
@@ -136,15 +140,30 @@ def _traced(
     }
     questions = Questions()
     view = ModelView(type(module).__name__, kind, questions)
-    on_host = functools.partial(copy_on_host, mode=mode, view=view)
-    with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
-        autocast = autocast_state(kind)
-        modes = modes_answered(module, questions.asked)
-        with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
-            with noted_changes(module, beside) as found, questions.listening(module), applied_once(module):
-                exported = _export(module, example, dynamic_shapes, view)
+    autocast = autocast_state(kind)
+
+    @contextlib.contextmanager
+    def prepared() -> Iterator[None]:
+        on_host = functools.partial(copy_on_host, mode=mode, view=view)
+        with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
+            modes = modes_answered(module, questions.asked)
+            with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
+                yield
+
+    once = applied_once(module) if is_replaced else contextlib.nullcontext()
+    with prepared(), noted_changes(module, beside) as found, questions.listening(module), once:
+        exported = _export(module, example, dynamic_shapes, view)
+    if view.is_replaced and not is_replaced:  # by the module itself
+        return _traced(module, args, kwargs, dynamic_shapes, kind, asked, told, beside, is_replaced=True)
+    if found:
+        with prepared(), cloned_buffers(module, mode):  # without what the trace has left
             refuse_side_effects(module, found, lambda: _call(module, example, mode, kind), beside)
-            refuse_identity(module, full, example, lambda given: _call(module, given, mode, kind))
+
+    def call_anew(given: Mapping[str, Any]) -> None:
+        with prepared(), cloned_buffers(module, mode):
+            _call(module, given, mode, kind)
+
+    refuse_identity(module, full, example, call_anew)
     refuse_fake_constants(module, exported)
     inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..cache.written import written
 from ..compiler.frontend.fakes import has_numbers
-from ..compiler.frontend.rollback import contents, contents_beside, contents_of, restore
+from ..compiler.frontend.rollback import contents, contents_beside, contents_of, contents_of_weights, restore
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
 from ..runtime.store.store import Store
@@ -23,34 +23,53 @@ _LARGEST = 1 << 24
 """Bytes of a tensor that a module writes in place; what is larger is a weight."""
 
 
-class AsBefore:
-    """What a module, its parts, the functions on them and its code keep at one moment, apart from parameters.
+class WeightsAsBefore:
+    """Which parameters and buffers a module and its parts have at one moment, and the numbers of what may be written.
 
-    Of parameters it is which ones there are: ``store`` knows what stands for them by then.
+    These are buffers, and tensors in what it keeps beside (``held``). ``store`` knows what stands for a weight by then.
     """
 
-    def __init__(self, module: nn.Module, store: Store) -> None:
-        self._places = [(place, before, list(map(store.known, before.values()))) for place, before in _places(module)]
-        self._held = [*contents_of(module), *contents_beside(module)]
-        self._held += [(one, contents(one)) for one in written(module)]
-        self._tensors = [(one, _version(one), _copied(one)) for one in _tensors(module, self._held)]
+    def __init__(self, module: nn.Module, store: Store, held: list[tuple[Any, Any]]) -> None:
+        self._places = [
+            (place, before, list(map(store.known, before.values()))) for place, before in contents_of_weights(module)
+        ]
+        self._tensors = [(one, store.known(one), _version(one), _copied(one)) for one in _tensors(module, held)]
 
     def give_back(self) -> None:
         """Makes all of it so again."""
         for place, before, weights in self._places:
-            now = [(one if held is None else held.tensor) for one, held in zip(before.values(), weights, strict=True)]
-            restore(place, dict(zip(before, now, strict=True)))
+            held = [
+                (one if known is None else known.tensor) for one, known in zip(before.values(), weights, strict=True)
+            ]
+            restore(place, dict(zip(before, held, strict=True)))
+        for tensor, weight, version, numbers in self._tensors:
+            now = tensor if weight is None else weight.tensor
+            if has_numbers(now) and (now is not tensor or version is None or _version(now) != version):
+                with torch.inference_mode(now.is_inference()), torch.no_grad():
+                    now.copy_(moved(numbers, now.device))
+
+
+class AsBefore:
+    """What a module, its parts, the functions on them and its code keep at one moment, apart from parameters.
+
+    Of parameters it is which ones there are.
+    """
+
+    def __init__(self, module: nn.Module, store: Store) -> None:
+        self._held = [*contents_of(module), *contents_beside(module)]
+        self._held += [(one, contents(one)) for one in written(module)]
+        self._weights = WeightsAsBefore(module, store, self._held)
+
+    def give_back(self) -> None:
+        """Makes all of it so again."""
         for container, before in self._held:
             restore(container, before)
-        for tensor, version, numbers in self._tensors:
-            if version is None or _version(tensor) != version:
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(moved(numbers, tensor.device))
+        self._weights.give_back()
 
 
 def left_as_is(module: nn.Module) -> Callable[[], bool]:
     """What says, later, whether a module keeps the same objects as now, and has written to none of its tensors."""
-    held = [*contents_of(module), *contents_beside(module), *_places(module)]
+    held = [*contents_of(module), *contents_beside(module), *contents_of_weights(module)]
     versions = [(one, _version(one)) for one in _tensors(module, held)]
 
     def is_so() -> bool:
@@ -58,12 +77,6 @@ def left_as_is(module: nn.Module) -> Callable[[], bool]:
         return same and all(version is not None and _version(one) == version for one, version in versions)
 
     return is_so
-
-
-def _places(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Where a module and its parts hold weights, with what is there now."""
-    held = ((one._parameters, one._buffers) for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
-    return [(place, dict(place)) for places in held for place in places]
 
 
 def _is_same(now: Any, before: Any) -> bool:

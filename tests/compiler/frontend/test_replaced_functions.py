@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,30 @@ def test_what_replaces_a_function_may_be_anything_that_is_called(
         compiled = dovetail.compile(module, (x,), backend="sim0")
         assert torch.equal(compiled(x), module(x))
     assert compiled.program.graph is not None  # it was traced whole
+
+
+@contextlib.contextmanager
+def halving(name: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        halved(patch, F, name)
+        yield
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_that_a_forward_replaces_itself_is_applied_once(name: str) -> None:
+    def call(x: Tensor) -> Tensor:
+        with halving(name):
+            return CALLS[name](x)
+
+    assert agrees(call)
+
+
+def test_a_forward_that_replaces_nothing_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    exports = []
+    export = torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *args, **kwargs: exports.append(1) or export(*args, **kwargs))
+    assert agrees(lambda x: F.softmax(F.layer_norm(F.silu(x), (8,)), -1).norm(dim=-1, keepdim=True))
+    assert len(exports) == 1
 
 
 def test_nothing_of_pytorchs_own_counts_as_replaced() -> None:

@@ -110,3 +110,159 @@ class Complaining(Net):
 def test_a_warning_that_python_notes_is_no_change() -> None:
     warnings.warn_explicit("x", UserWarning, __file__, 1, registry=globals().setdefault("__warningregistry__", {}))
     assert trace(Complaining().eval(), (X,)).graph.nodes
+
+
+class Buffered(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+        self.gain = nn.Parameter(torch.ones(1), requires_grad=False)
+
+
+class Replacing(Buffered):
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + 1
+        return self.linear(x) + self.total
+
+
+class Registering(Buffered):
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("total", self.total + 1)
+        return self.linear(x) + self.total
+
+
+class Averaging(Buffered):
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.linear(x) + self.total
+        self.total = 0.9 * self.total + 0.1 * x.mean()
+        return result
+
+
+class Reparametrizing(Buffered):
+    def forward(self, x: Tensor) -> Tensor:
+        self.gain = nn.Parameter(self.gain * 2, requires_grad=False)
+        return self.linear(x) * self.gain
+
+
+@pytest.mark.parametrize("kind", [Replacing, Registering, Averaging, Reparametrizing])
+def test_a_module_that_replaces_its_weights_at_each_call_runs_as_it_is(kind: type[Buffered]) -> None:
+    module, eager = nn.Sequential(kind()).eval(), nn.Sequential(kind()).eval()
+    with pytest.raises(TraceError, match=r"changes (total|gain) at each call"):
+        trace(module, (X,))
+    compiled = dovetail.compile(module, (X,), backend="sim0")
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(X).cpu(), eager(X))
+
+
+class Tabulating(Net):
+    """Registers a table once, makes one where there is none, and has one grow with what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("absent", None)
+        self.register_buffer("growing", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.arange(4.0), persistent=False)
+        if self.absent is None:
+            self.absent = x.new_ones(4)
+        if len(self.growing) < x.shape[-1]:
+            self.growing = torch.arange(float(x.shape[-1]))
+        return self.linear(x) * self.absent + self.late + self.growing[: x.shape[-1]]
+
+
+def test_a_module_that_makes_a_buffer_once_is_compiled_and_left_as_it_was() -> None:
+    module = nn.Sequential(Tabulating()).eval()
+    names = list(module.state_dict()), [name for name, _ in module.named_buffers()]
+    assert len(list(trace(module, (X,)).ops())) > 2
+    assert (list(module.state_dict()), [name for name, _ in module.named_buffers()]) == names
+    assert module[0].absent is None
+
+
+class CountingBeside(Buffered):
+    """Counts in a buffer, and keeps a tensor of each call besides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total += 1
+        self.last = x
+        return self.linear(x) + self.total
+
+
+def test_a_trace_counts_in_no_buffer() -> None:
+    module, eager = CountingBeside().eval(), CountingBeside().eval()
+    with pytest.raises(TraceError):
+        trace(module, (X,))
+    assert module.total.item() == 0
+    compiled = dovetail.compile(nn.Sequential(module), (X,), backend="sim0")
+    assert module.total.item() == 0
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(X), eager(X)
+    assert eager.total.item() == 3
+
+
+class CountingTwice(Buffered):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.total += 1
+        return self.linear(x) + y + self.total
+
+
+def test_a_trace_of_a_call_with_one_tensor_twice_counts_in_no_buffer() -> None:
+    module = CountingTwice().eval()
+    with pytest.raises(TraceError):
+        trace(module, (X, X))
+    assert module.total.item() == 0
+
+
+class Skipping(Net):
+    """Leaves its layer out where its input is near the one before, as a cache of steps does."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.count == 0 or float((x - self.last).abs().mean()) > 0.1:
+            self.result = self.linear(x)
+        self.last, self.count = x, self.count + 1
+        return self.result
+
+
+def test_a_module_that_goes_by_what_it_kept_of_the_last_call_runs_as_it_is() -> None:
+    module, eager = Skipping().eval(), Skipping().eval()
+    with pytest.raises(TraceError, match=r"Skipping changes .* at each call"):
+        trace(module, (X,))
+    compiled = dovetail.compile(module, (X,), backend="sim0")
+    with torch.no_grad():
+        for x in (X, X + 0.01, X + 1, X + 1.01):
+            assert torch.equal(compiled(x).cpu(), eager(x))
+
+
+class Settling(Net):
+    """Makes a table at the first call, and its factors at the second; reads values of both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.tensor(4.0)
+        elif self.last is None and float(self.table) == x.shape[-1]:
+            self.last = torch.ones(4)
+        return self.linear(x) * self.table
+
+
+def test_a_module_that_is_made_ready_by_two_calls_is_compiled() -> None:
+    assert len(list(trace(Settling().eval(), (X,)).ops())) > 1
+
+
+class Checking(Net):
+    """Keeps what it made, and looks at values of its input, on which nothing depends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        if not torch.compiler.is_compiling() and float(x.sum()) > 1e9:
+            raise ValueError("too large")
+        return self.linear(x) * self.table
+
+
+def test_a_module_whose_every_call_looks_at_values_is_refused_for_what_is_sure_alone() -> None:
+    assert len(list(trace(Checking().eval(), (X,)).ops())) > 1

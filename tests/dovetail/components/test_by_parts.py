@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 from collections import Counter
@@ -304,6 +305,76 @@ def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
             hollow, (x,), weights=tmp_path / "net.safetensors", backend="sim0&sim1", params_backend=rests
         )
         assert torch.equal(compiled(x), eager)
+
+
+class Tied(Net):
+    """A net whose last layer has the weight of the first, and a buffer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__((Block, Numpy))
+        self.last.weight = self.first.weight
+        self.register_buffer("offset", torch.randn(WIDTH))
+        self.blocks[0].register_buffer("offset", self.offset)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.offset + self.blocks[0].offset
+
+
+@pytest.mark.parametrize(("is_meta", "rests"), [(False, None), (True, None), (True, "disk")])
+@pytest.mark.parametrize("lacks", [("last.weight", "blocks.0.offset"), ("first.weight", "offset")])
+def test_tied_weights_of_which_files_have_one_name_stay_tied(
+    is_meta: bool, lacks: tuple[str, str], rests: str | None, tmp_path: Path
+) -> None:
+    module, hollow, x = Tied().eval(), Tied().eval(), torch.randn(2, 8, WIDTH)
+    held = {name: tensor.clone() for name, tensor in module.state_dict().items() if name not in lacks}
+    save_file(held, tmp_path / "net.safetensors")
+    if is_meta:
+        hollow.to("meta")
+        hollow.last.weight = hollow.first.weight
+        hollow.blocks[0].offset = hollow.offset
+    compiled = dovetail.compile(
+        hollow, (x,), weights=tmp_path / "net.safetensors", backend="sim0&sim1", params_backend=rests
+    )
+    assert isinstance(compiled, CompiledByParts)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+    held_now = compiled._component.module
+    assert held_now.last.weight is held_now.first.weight
+
+
+class Counting(Net):
+    """A net that counts its calls in a buffer that it writes, and in a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__((Block, Numpy))
+        self.register_buffer("count", torch.zeros(()))
+        self.kept = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.kept += 1
+        return super().forward(x) + self.count + self.kept
+
+
+class Replacing(Counting):
+    """A net that counts its calls in a buffer that it replaces."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return Net.forward(self, x) + self.count
+
+
+@pytest.mark.parametrize("kind", [Counting, Replacing])
+@pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
+def test_the_example_call_leaves_no_count_in_buffers(backend: str, kind: type[Counting]) -> None:
+    torch.manual_seed(0)
+    module, x = kind().eval(), torch.randn(2, 8, WIDTH)
+    eager = copy.deepcopy(module)
+    compiled = dovetail.compile(module, (x,), backend=backend)
+    assert (module.count.item(), module.kept.item()) == (0, 0)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(x).cpu(), eager(x))
 
 
 def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
