@@ -124,7 +124,8 @@ class ModelView(TorchFunctionMode):
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.is_replaced = self.is_replaced or is_replaced(func)
+        if not torch.compiler.is_dynamo_compiling():  # which traces this method too, within flex attention
+            self.is_replaced = self.is_replaced or is_replaced(func)
         self._questions.note(func, args)
         if func in _OF_GRADIENTS and is_of_model(_caller()):
             self._questions.note_of_gradients(args[0])
