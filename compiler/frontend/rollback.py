@@ -61,11 +61,14 @@ def rolled_back(
 
 def containers_of(module: nn.Module) -> Iterator[Any]:
     """Every dict, list, deque and set that attributes of a module and its parts lead to, those of its objects too."""
-    seen: set[int] = set()
-    waiting: list[Any] = []
-    for child in module.modules():
-        seen.update(id(own) for own in (child._parameters, child._buffers, child._modules))
-        waiting.append(vars(child))
+    parts = list(module.modules())
+    weights = {id(own) for child in parts for own in (child._parameters, child._buffers, child._modules)}
+    return containers_in(map(vars, parts), weights)
+
+
+def containers_in(held: Iterable[Any], seen: set[int] | None = None) -> Iterator[Any]:
+    """These containers, and those that they lead to, but for what was ``seen`` by identity."""
+    seen, waiting = seen or set(), list(held)
     while waiting:
         container = waiting.pop()
         which = id(container.held if isinstance(container, Named) else container)

@@ -12,7 +12,10 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..compiler.frontend.outside import is_ours
+from ..conventions.replacements import Replacement
 from .code import home_of, is_own, module_of
 from .content import Content
 from .world import asked_of_environment
@@ -55,6 +58,11 @@ class Reach(Content):
     def say(self, *words: object) -> None:
         """Nothing is digested."""
 
+    def _object(self, value: Any) -> None:
+        """A compiled module is no way on: whoever asks for its code follows that from its classes."""
+        if not is_ours(value) and not (isinstance(value, nn.Module) and _is_compiled(value)):
+            super()._object(value)
+
     def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
         self._looked.setdefault(id(held), (held, {}))[1][name] = None
 
@@ -76,3 +84,7 @@ class Reach(Content):
 
     def _refuse(self, what: str) -> None:
         return
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return any(isinstance(one, Replacement) for one in list(vars(module).values()))

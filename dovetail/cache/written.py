@@ -42,13 +42,17 @@ def written_by(code: Iterable[Any]) -> list[Any]:
     seen: set[tuple[int, tuple[str, ...]]] = set()
     found: list[Any] = []
     for cls in reach.classes:
-        if is_own(module_of(cls)):
+        if not is_own(module_of(cls)):
+            found += _stored_to(cls, stores)
+        else:
             found += [Named(cls)] if stores.is_open else _named(cls, stores.names)
             found += _below({name: one for name, one in vars(cls).items() if not name.startswith("__")}, stores, seen)
     for held, names, own in reach.globals:
         if own and isinstance(held, dict):
             found += _named(held, names if stores.is_open else stores.names.intersection(names))
             found += _below(Named(held, names).read(), stores, seen)
+        else:
+            found += [one for cls in _classes_in(held, names) for one in _stored_to(cls, stores)]
     for function in reach.functions:
         found += _named(function.__globals__, stores.names.intersection(names_in(function.__code__)))
         found += [vars(function)] if stores.is_open else _named(vars(function), stores.names)
@@ -59,6 +63,15 @@ def written_by(code: Iterable[Any]) -> list[Any]:
 
 def _named(held: Any, names: Iterable[str]) -> list[Any]:
     return [Named(held, chosen)] if (chosen := tuple(sorted(names))) else []
+
+
+def _stored_to(cls: type, stores: Stores) -> list[Any]:
+    """What code may store to of a class that is no code of its own: a patch of a library may count in its class."""
+    return [Named(cls)] if stores.is_open else _named(cls, stores.names)
+
+
+def _classes_in(held: Mapping[str, Any], names: Iterable[str]) -> list[type]:
+    return [one for name in names if isinstance(one := held.get(name), type)]
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:
@@ -80,26 +93,27 @@ def _code(module: nn.Module) -> Iterator[Any]:
         yield type(child)
         own = vars(child)
         hooks = [hook for name in _HOOKS for hook in own.get(name, {}).values()]
-        yield from _code_of((*own.values(), *hooks), _DEPTH)
+        yield from code_of((*own.values(), *hooks))
 
 
-def _code_of(values: Iterable[Any], depth: int) -> Iterator[Any]:
+def code_of(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
+    """The classes and functions of what these values are, hold and call."""
     for value in list(values) if depth else ():
         if isinstance(value, Replacement):
             value = getattr(value, "replaced", None)
         if isinstance(value, FunctionType):
             yield value
         elif isinstance(value, MethodType):
-            yield from _code_of((value.__func__, value.__self__), depth)
+            yield from code_of((value.__func__, value.__self__), depth)
         elif isinstance(value, functools.partial):
-            yield from _code_of((value.func, *value.args, *value.keywords.values()), depth - 1)
+            yield from code_of((value.func, *value.args, *value.keywords.values()), depth - 1)
         elif isinstance(value, dict):
-            yield from _code_of(list(value.values()), depth - 1)
+            yield from code_of(list(value.values()), depth - 1)
         elif isinstance(value, (list, tuple)):
-            yield from _code_of(value, depth - 1)
+            yield from code_of(value, depth - 1)
         elif not isinstance(value, _NOWHERE) and (callable(value) or is_own(module_of(type(value)))):
             yield type(value)
-            yield from _code_of(list(getattr(value, "__dict__", {}).values()), depth - 1)
+            yield from code_of(list(getattr(value, "__dict__", {}).values()), depth - 1)
 
 
 def _containers(
@@ -111,6 +125,8 @@ def _containers(
     """
     if isinstance(value, torch.Tensor) and stores.change(names):
         yield [value]
+    if isinstance(value, type) and not is_own(module_of(value)):
+        yield from _stored_to(value, stores)
     if not depth or isinstance(value, _NOWHERE) or (id(value), names) in seen:
         return
     seen.add((id(value), names))

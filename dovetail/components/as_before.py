@@ -6,7 +6,7 @@ would what its code counts and collects in classes and globals of the user's (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,13 +14,39 @@ from torch import nn
 
 from ..cache.written import written
 from ..compiler.frontend.fakes import has_numbers
-from ..compiler.frontend.rollback import contents, contents_beside, contents_of, contents_of_weights, restore
+from ..compiler.frontend.outside import reached_by_functions
+from ..compiler.frontend.rollback import (
+    containers_of,
+    contents,
+    contents_beside,
+    contents_of,
+    contents_of_weights,
+    restore,
+)
+from ..conventions.replacements import Replacement
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
 from ..runtime.store.store import Store
 
 _LARGEST = 1 << 24
 """Bytes of a tensor that a module writes in place; what is larger is a weight."""
+
+
+class Kept:
+    """What some containers hold at one moment, and the numbers of small tensors in them."""
+
+    def __init__(self, containers: Iterable[Any]) -> None:
+        self._held = [(one, contents(one)) for one in containers]
+        self._tensors = [(one, _version(one), _copied(one)) for one in _tensors((), self._held)]
+
+    def give_back(self) -> None:
+        """Makes all of it so again."""
+        for container, before in self._held:
+            restore(container, _with_replacements(container, before))
+        for tensor, version, numbers in self._tensors:
+            if version is None or _version(tensor) != version:
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(moved(numbers, tensor.device))
 
 
 class WeightsAsBefore:
@@ -33,7 +59,8 @@ class WeightsAsBefore:
         self._places = [
             (place, before, list(map(store.known, before.values()))) for place, before in contents_of_weights(module)
         ]
-        self._tensors = [(one, store.known(one), _version(one), _copied(one)) for one in _tensors(module, held)]
+        tensors = _tensors(module.buffers(), held)
+        self._tensors = [(one, store.known(one), _version(one), _copied(one)) for one in tensors]
 
     def give_back(self) -> None:
         """Makes all of it so again."""
@@ -56,21 +83,19 @@ class AsBefore:
     """
 
     def __init__(self, module: nn.Module, store: Store) -> None:
-        self._held = [*contents_of(module), *contents_beside(module)]
-        self._held += [(one, contents(one)) for one in written(module)]
-        self._weights = WeightsAsBefore(module, store, self._held)
+        self._kept = Kept([*containers_of(module), *reached_by_functions(module), *written(module)])
+        self._weights = WeightsAsBefore(module, store, [])
 
     def give_back(self) -> None:
         """Makes all of it so again."""
-        for container, before in self._held:
-            restore(container, before)
+        self._kept.give_back()
         self._weights.give_back()
 
 
 def left_as_is(module: nn.Module) -> Callable[[], bool]:
     """What says, later, whether a module keeps the same objects as now, and has written to none of its tensors."""
     held = [*contents_of(module), *contents_beside(module), *contents_of_weights(module)]
-    versions = [(one, _version(one)) for one in _tensors(module, held)]
+    versions = [(one, _version(one)) for one in _tensors(module.buffers(), held)]
 
     def is_so() -> bool:
         same = all(_is_same(contents(container), before) for container, before in held)
@@ -88,10 +113,22 @@ def _is_same(now: Any, before: Any) -> bool:
     return len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
 
 
-def _tensors(module: nn.Module, held: list[tuple[Any, Any]]) -> Iterator[torch.Tensor]:
-    """The buffers of a module and the tensors that it keeps beside, each once, where they are small."""
+def _with_replacements(container: Any, before: Any) -> Any:
+    """What a container held before, but for what this package has put there or taken out since."""
+    if not isinstance(container, dict):
+        return before
+    now = dict(dict.items(container))
+    ours = [name for held in (before, now) for name, value in held.items() if isinstance(value, Replacement)]
+    if not ours:
+        return before
+    others = {name: value for name, value in before.items() if name not in ours}
+    return others | {name: now[name] for name in ours if name in now}
+
+
+def _tensors(beside: Iterable[torch.Tensor], held: list[tuple[Any, Any]]) -> Iterator[torch.Tensor]:
+    """These tensors and those that are held, each once, where they are small."""
     kept = (one for _, before in held for one in (before.values() if isinstance(before, dict) else before))
-    found = {id(one): one for one in (*module.buffers(), *kept) if isinstance(one, torch.Tensor)}
+    found = {id(one): one for one in (*beside, *kept) if isinstance(one, torch.Tensor)}
     for one in found.values():
         if not isinstance(one, nn.Parameter) and has_numbers(one) and one.nbytes <= _LARGEST:
             yield one

@@ -32,7 +32,7 @@ from ..runtime.failures import exhaustion_told
 from .described import as_html, as_line, as_text
 from .exchanging import Exchanging
 from .loras import apply_loras
-from .pipeline_state import bring_state
+from .pipeline_state import bring_state_home
 from .plan import Options
 from .sharing import leader_of
 from .subclass import become_as_before, become_compiled, handle_of
@@ -228,7 +228,7 @@ class CompiledPipeline(Exchanging):
         pipe = self._pipe()
         if pipe is not None and handle_of(pipe) is self:
             become_as_before(pipe)
-            bring_state(pipe)
+            bring_state_home(pipe)
 
     def faced(self, pipe: DiffusionPipeline) -> CompiledPipeline:
         """What another pipeline over the same components has at its own ``.dovetail``: these, as its calls use them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -23,6 +24,19 @@ def bring_state(pipe: Any, to: torch.device | None = None) -> None:
             there = to or libraries.execution_device(pipe)
             brought = {name: value for name, value in held.items() if to is None or value.device.type != HOST.type}
             vars(component).update({name: moved(value, there) for name, value in brought.items()})
+
+
+_undone: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Pipelines that were undone and have components that another one has compiled: where these are, their state is."""
+
+
+def bring_state_home(pipe: Any) -> None:
+    """Brings the state of a pipeline that was undone to where it computes now, and of those that were before it."""
+    _undone.add(pipe)
+    for one in list(_undone):
+        bring_state(one)
+        if not any(isinstance(part, nn.Module) and answering(part) for part in one.components.values()):
+            _undone.discard(one)
 
 
 class ExecutionDevice(Replacement):

@@ -1,6 +1,7 @@
 """A call of a pipeline that changes nothing: no attribute, no scheduler, no random number, and no argument.
 
-The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own. What
+The pipeline's own code runs on a copy of the pipeline, which has the same components and a scheduler of its own,
+unless functions of somebody's lie on that: it is given back what it held then (``own_code.py``). What
 is called back at the end of a step gives back what it is given, for pipelines keep values of the step for it; all else
 that is called back is left out. Random generators are copies; tensors that were given are those that were given, for
 their numbers may decide what is called, in containers of their own. Objects of the user's are copied
@@ -23,6 +24,7 @@ from torch import nn
 
 from ..components.dry import dry_run
 from .copies import copied, is_of_a_library, is_of_the_user
+from .own_code import functions_on
 
 STEP_END = "callback_on_step_end"
 """The argument that is called at the end of each step."""
@@ -60,9 +62,14 @@ def isolated(
         yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
 
+def is_called_back(name: str, value: Any) -> bool:
+    """Whether an argument is called back, which a dry run does not do."""
+    return name.startswith("callback") and callable(value)
+
+
 def is_left_out(name: str, value: Any) -> bool:
     """Whether an argument is called back, other than at the end of a step."""
-    return name.startswith("callback") and callable(value) and name != STEP_END
+    return is_called_back(name, value) and name != STEP_END
 
 
 def _named(name: str, value: Any, known: Mapping[int, Any], memo: dict[int, Any]) -> Any:
@@ -109,7 +116,7 @@ def _own(value: Any, known: dict[int, Any], memo: dict[int, Any]) -> Any:
     if isinstance(value, DiffusionPipeline):
         return _copied(value, type(value), known, memo)
     if isinstance(value, ConfigMixin) and id(value) not in known:
-        known[id(value)] = copy.deepcopy(value)
+        known[id(value)] = value if functions_on(value) else copy.deepcopy(value)  # which would lead back to it
     return known.get(id(value), value)
 
 

@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, cast
 
-from ..cache.code import is_own, module_of
 from ..cache.patched import replaced_method
-from ..cache.written import written_by
 from ..compiler.errors import DoesNotFitError, DovetailError
-from ..compiler.frontend.rollback import contents, restore
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
+from ..components.as_before import Kept
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
@@ -36,11 +34,12 @@ from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
 from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
-from .isolated import isolated
+from .isolated import is_called_back, isolated
 from .kinds import kind_of
 from .known import Known, Met, adopted_by
 from .lasting import Lasting
 from .making import Making, PlanRequest, as_before_on_error
+from .own_code import kept_around, own_code
 from .plannable import Phased, Plannable, SetAside
 from .tiles import FitsError, Tiles
 
@@ -239,8 +238,7 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
-        code = [kind for kind in (cls, *map(type, vars(pipe).values())) if is_own(module_of(kind))]
-        beside = [(one, contents(one)) for one in written_by(code)]
+        kept = self._kept(handle, cls, asked, run)
         try:
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
@@ -259,9 +257,17 @@ class Planner:
         finally:
             run.still = frozenset  # which knows copies of what the pipeline has on devices
             run.give_back()
-            for one, held in beside:
-                restore(one, held)
+            if kept is not None:
+                kept.give_back()
         return run
+
+    def _kept(self, handle: Plannable, cls: type[Any], asked: PlanRequest, run: DryRun) -> Kept | None:
+        """What the pipeline and its components hold, where somebody's own code runs around these in a dry run."""
+        named = (value for name, value in asked.kwargs.items() if not is_called_back(name, value))
+        code = own_code(handle.pipe, cls, (*asked.args, *named))
+        for component in handle.components.values() if code else ():
+            run.keep(component)
+        return kept_around(handle.pipe, code) if code else None
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
         """Makes the programs of what was traced, and checks them together; keeps none of them on an error.

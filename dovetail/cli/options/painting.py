@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> 
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
 
 
+def _finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{parameter.opts[-1]} takes a number, and {value} is none to compute with: write 7.5, say")
+    return value
+
+
 @dataclass(frozen=True)
 class Painting:
     """What to paint and how, as it was typed."""
@@ -39,9 +46,14 @@ class Painting:
     negative_prompt: Annotated[
         str | None, _option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")
     ] = None
-    guidance: Annotated[float | None, _option("--guidance", help="How closely to follow the prompt.")] = None
+    guidance: Annotated[
+        float | None, _option("--guidance", help="How closely to follow the prompt.", callback=_finite)
+    ] = None
     cfg_scale: Annotated[
-        float | None, _option("--cfg-scale", help="The same by a second call without the prompt, where both exist.")
+        float | None,
+        _option(
+            "--cfg-scale", help="The same by a second call without the prompt, where both exist.", callback=_finite
+        ),
     ] = None
     scheduler: Annotated[
         str,

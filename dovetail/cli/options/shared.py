@@ -84,9 +84,23 @@ Dtype = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def _not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    source = getattr(context.get_parameter_source(parameter.name or ""), "name", "DEFAULT")
+    if source != "DEFAULT" and not value.strip():
+        raise UsageError("--rig names no device: name some, as in cuda0=24GiB, or leave it out for this machine's")
+    return value
+
+
 Rig = Annotated[
     str,
-    typer.Option(metavar="SIZES", help="Plan for these devices: cuda0=24GiB,cuda1=16GiB.", rich_help_panel=PLACEMENT),
+    typer.Option(
+        metavar="SIZES",
+        help="Plan for these devices: cuda0=24GiB,cuda1=16GiB.",
+        rich_help_panel=PLACEMENT,
+        callback=_not_empty,
+    ),
 ]
 
 

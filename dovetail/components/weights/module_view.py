@@ -292,10 +292,11 @@ class ModuleView:
         one.bounds = ()
 
     def _was_on(self, one: StoredWeight) -> torch.device | None:
-        """Where a weight was before it was brought elsewhere; one that was made meanwhile belongs where others were."""
-        if one.name not in self._names:
-            return self._home
-        return one.before or (None if one in self._own else self._home)
+        """Where a weight was before it was brought elsewhere; one that came meanwhile belongs where others were.
+
+        Where such a one lay may be where another compiled model had it.
+        """
+        return one.before if one.name in self._names and one in self._own else self._home
 
     @locked
     def forget_copies(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
-from ...compiler.errors import WeightError
+from ...compiler.errors import DovetailError, WeightError
 from ...conventions import libraries
 from ...conventions.hub import read_json
 from ...runtime.store.origin import HOST, FileOrigin
@@ -72,7 +72,7 @@ def build(
     make = _of_diffusers if family == "diffusers" else _of_transformers
     if isinstance(dtype, str):  # "auto"; transformers takes the dtype of the files by itself
         dtype = _stored_dtype(index) if family == "diffusers" else None
-    module = make(cls, folder, index, dtype)
+    module = _made(make, cls, folder, index, dtype)
     if module is None:
         _leave(folder, "it is quantized", given)
         return None
@@ -88,8 +88,22 @@ def build(
 def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:
     """A component of which there is but the config; of dtype float32 where none is named."""
     make = _of_diffusers if family == "diffusers" else _of_transformers
-    module = make(cls, folder, None, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+    module = _made(make, cls, folder, None, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     return None if module is None else (module.eval(), {})
+
+
+def _made(
+    make: Callable[..., Any], cls: Any, folder: Path, index: WeightIndex | None, dtype: torch.dtype | None
+) -> Any:
+    """What makes a component of its config; raises WeightError where its class cannot be made of that."""
+    try:
+        return make(cls, folder, index, dtype)
+    except (DovetailError, ImportError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        way_out = "correct it, or download it again"
+        raise WeightError(f"{folder / 'config.json'} makes no {cls.__name__} ({said}): {way_out}") from error
 
 
 def _leave(folder: Path, why: str, given: WeightIndex | None, quietly: bool = False) -> None:

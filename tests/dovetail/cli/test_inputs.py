@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +152,17 @@ def test_a_picture_that_is_too_large_and_a_config_that_is_none_are_refused(
         Inputs(control_net=tmp_path).components(None)
 
 
+def test_a_config_of_which_no_component_can_be_made_is_named(sd: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sd"
+    shutil.copytree(sd, folder)
+    config = json.loads((folder / "unet" / "config.json").read_text())
+    (folder / "unet" / "config.json").write_text(json.dumps({**config, "cross_attention_dim": "x"}))
+    for command in (["generate", "x", "-o", tmp_path / "out.png"], ["explain"]):
+        result = run(*command, "--model", folder) if command[0] == "generate" else run(*command, folder)
+        assert result.exit_code == WeightError.exit_code
+        assert re.search(r"unet.config\.json makes no UNet2DConditionModel \(IndexError", result.stderr)
+
+
 def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_path: Path, picture: Path) -> None:
     assert "give that picture with --image" in refused("generate", "x", "--mask", picture)
     assert "--image: there is no file" in refused("generate", "x", "--image", tmp_path / "none.png")
@@ -168,6 +181,9 @@ def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_p
         (["--scheduler", "blah"], "no scheduler is called blah"),
         (["--negative-prompt", "blue", "--cfg-scale", 1], "only with --cfg-scale above 1"),
         (["-p", "another"], "two prompts were given"),
+        (["--guidance", "nan"], "--guidance takes a number, and nan is none to compute with"),
+        (["--cfg-scale", "inf"], "--cfg-scale takes a number, and inf is none to compute with"),
+        (["--rig", ""], "--rig names no device"),
         (["--scheduler", "ddim"], "cannot take the place of FlowMatchEulerDiscreteScheduler"),
     ],
 )

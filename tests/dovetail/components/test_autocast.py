@@ -154,3 +154,22 @@ class Sums(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("bi,bj->ij", self.layer(x), x)
+
+
+def test_a_product_that_autocast_casts_is_traced_without_a_word_of_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.bmm(self.layer(x), x)
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(caplog.handler)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            dovetail.compile(Product(), (torch.randn(2, 4, 4),))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "failed while attempting" not in caplog.text

@@ -169,6 +169,22 @@ def test_a_part_that_was_taken_out_has_its_weights_where_they_were(kind: type[Bl
 
 
 @pytest.mark.parametrize("kind", [Block, Numpy])
+def test_a_part_that_another_compiled_model_had_is_at_home_where_the_rest_is(kind: type[Block]) -> None:
+    eager, compiled, x = _made(kind, "two devices")
+    eager_other, other, _ = _made(kind, "two devices")
+    for pipe in (compiled, other):
+        pipe(x)
+    for source, target in ((eager, eager_other), (compiled, other)):
+        target.unet.blocks[2], source.unet.blocks[1] = source.unet.blocks[1], nn.Identity()
+    assert torch.equal(other(x), eager_other(x))
+    assert torch.equal(compiled(x), eager(x))
+    for pipe in (compiled, other):
+        pipe.dovetail.undo()
+        assert {one.device.type for one in pipe.unet.parameters()} == {"cpu"}
+    assert torch.equal(other(x), eager_other(x))
+
+
+@pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_was_taken_out_before_undo_has_its_weights_where_they_were(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "two devices")
     compiled(x)

@@ -156,3 +156,32 @@ def test_a_pipeline_made_of_one_whose_own_leader_is_gone_is_compiled_too(base: A
     second.dovetail.undo()
     assert {weight.device.type for weight in pipe.unet.parameters()} == {"cpu"}
     assert torch.equal(_pictured(pipe, call), expected)
+
+
+@pytest.mark.parametrize("first", ["made of it", "compiled"])
+def test_the_scheduler_of_a_pipeline_that_is_undone_before_the_one_it_was_made_of_comes_home(first: str) -> None:
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+    unet = diffusers.UNet2DModel(sample_size=8, norm_num_groups=4, layers_per_block=1, add_attention=False, **blocks)
+    pipe = diffusers.DDIMPipeline(unet.eval(), diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+
+    def picture(one: Any) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        return one(num_inference_steps=2, output_type="np", generator=generator, return_dict=False)[0]
+
+    expected = picture(pipe)
+    dovetail.compile_pipeline(pipe, "unet=sim0")
+    other = diffusers.DDIMPipeline(pipe.unet, diffusers.DDIMScheduler())
+    other.set_progress_bar_config(disable=True)
+    assert (picture(pipe) == expected).all()
+    assert (picture(other) == expected).all()
+    undone, left = (other, pipe) if first == "made of it" else (pipe, other)
+    undone.dovetail.undo()
+    assert (picture(undone) == expected).all()
+    if hasattr(left, "dovetail"):
+        left.dovetail.undo()
+    for one in (undone, left):
+        kept = [value for value in vars(one.scheduler).values() if isinstance(value, torch.Tensor)]
+        assert {value.device.type for value in kept} == {"cpu"}
+        assert (picture(one) == expected).all()
