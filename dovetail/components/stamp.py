@@ -290,7 +290,9 @@ class _Walk:
         if isinstance(value, (dict, MappingProxyType)):
             self.dicts.append(value)
             self.keyed.append(value)
-            return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in list(value.items()))
+            told = tuple((_key(key), self.value(item, depth)) for key, item in list(value.items()))
+            held = getattr(value, "__dict__", None)  # of a class of somebody's own
+            return serial(type(value)), told, () if held is None else self.value(held, depth)
         held = _attributes(value) if depth else None
         if depth and (callable(value) or is_own(module_of(type(value)))):
             self.code[type(value)] = None

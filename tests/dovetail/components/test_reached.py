@@ -214,3 +214,28 @@ def test_what_is_held_deep_in_a_global_is_followed_to_its_end(monkeypatch: pytes
         assert torch.equal(pipe(x), model(x))
         monkeypatch.setitem(INNERMOST, "factor", 2.0)
         assert torch.equal(pipe(x), model(x))
+
+
+class OwnDict(dict[str, float]):
+    """A table that answers by an attribute."""
+
+    factor = 1.0
+
+    def __getitem__(self, key: str) -> float:
+        return self.factor
+
+
+OWN_DICT = OwnDict(one=1.0)
+
+
+def test_an_attribute_of_a_table_of_somebodys_own_class_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looks(Block):
+        def between(self, x: torch.Tensor) -> torch.Tensor:
+            return x * OWN_DICT["one"]
+
+    model, pipe, x = compiled_pair(Looks)
+    with torch.no_grad():
+        for factor in (2.0, 3.0):
+            assert torch.equal(pipe(x), model(x))
+            monkeypatch.setattr(OWN_DICT, "factor", factor)
+        assert torch.equal(pipe(x), model(x))
