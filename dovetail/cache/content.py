@@ -96,8 +96,7 @@ class Content(Values):
         self._is_state = False
         done: dict[tuple[type, str], None] = {}
         while True:
-            while self._functions:
-                self._body(self._functions.popleft())
+            self._bodies()
             wanted = [(one, name) for one in list(self._classes) for name in self._members(one)]
             new = [pair for pair in wanted if pair not in done]
             if not new:
@@ -107,6 +106,10 @@ class Content(Values):
                 self.say("member", self._met[id(cls)][0], name)
                 self._is_owned = is_own(module_of(cls))
                 self._member(vars(cls)[name])
+
+    def _bodies(self) -> None:
+        while self._functions:
+            self._body(self._functions.popleft())
 
     def _unnamed(self, home: str, members: Mapping[str, Any], is_whole: bool) -> None:
         """All functions that a class or module has, and what is plain of one whose members any way may lead to."""

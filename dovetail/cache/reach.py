@@ -1,12 +1,14 @@
 """Where a model's code looks beside the model: the classes whose members it calls, and the globals that it names.
 
 What the key of a kept trace goes by between processes, a running process goes by between calls (components/stamp.py).
-Code is followed as `content` does; nothing is digested, and nothing refused.
+Code is followed as `content` does; nothing is digested, and nothing refused: what cannot be followed is passed by, and
+so are the objects of dovetail's own that stand in what is compiled.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType
 from typing import Any
@@ -18,6 +20,7 @@ from ..compiler.frontend.outside import is_ours
 from ..conventions.replacements import Replacement
 from .code import home_of, is_own, module_of
 from .content import Content
+from .values import DEEPEST
 from .world import asked_of_environment
 
 logger = logging.getLogger(__name__)
@@ -37,16 +40,14 @@ class Reach(Content):
         self.cells: list[CellType] = []
         self.functions: list[FunctionType] = []
         self.variables: dict[str, None] = {}
+        self._deeper: deque[tuple[bool, Any]] = deque()  # what is held too deep, and whether by somebody's own code
         self._looked: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         for root in roots:
             self._homes.add((module_of(root) if isinstance(root, type) else str(root.__module__)).partition(".")[0])
         self._is_state = False
-        try:
-            for root in roots:
-                self._value(root)
-            self._follow()
-        except Exception as error:  # whatever lies in somebody's globals: what was met until then is looked at
-            logger.debug("code is followed in part: %s: %s", type(error).__name__, str(error))
+        for root in roots:
+            self._value(root)
+        self._follow()
         for held, names in self._looked.values():
             self.globals.append((held, tuple(names), is_own(str(held.get("__name__")))))
 
@@ -66,7 +67,31 @@ class Reach(Content):
     def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
         self._looked.setdefault(id(held), (held, {}))[1][name] = None
 
+    def _bodies(self) -> None:
+        super()._bodies()
+        while self._deeper:
+            self._is_owned, value = self._deeper.popleft()
+            self._value(value)
+            super()._bodies()
+
+    def _value(self, value: Any) -> None:
+        depth = self._depth
+        if depth == DEEPEST:
+            self._deeper.append((self._is_owned, value))
+            return
+        try:
+            super()._value(value)
+        except Exception as error:  # whatever lies in somebody's globals: the rest is followed
+            self._depth = depth
+            _note(error)
+
     def _body(self, function: FunctionType) -> None:
+        try:
+            self._look_into(function)
+        except Exception as error:
+            _note(error)
+
+    def _look_into(self, function: FunctionType) -> None:
         if is_own(home_of(function)):
             self.cells += function.__closure__ or ()
             self.functions.append(function)
@@ -75,6 +100,10 @@ class Reach(Content):
 
     def _function(self, function: FunctionType) -> None:
         self._functions.append(function)
+
+    def _parameter(self, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            self._hung_on(tensor)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         return
@@ -88,3 +117,7 @@ class Reach(Content):
 
 def _is_compiled(module: nn.Module) -> bool:
     return any(isinstance(one, Replacement) for one in list(vars(module).values()))
+
+
+def _note(error: Exception) -> None:
+    logger.debug("code is followed in part: %s: %s", type(error).__name__, str(error))

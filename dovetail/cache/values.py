@@ -33,7 +33,8 @@ _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _SLOTS = (MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType)
 _BUILTIN = (BuiltinFunctionType, types.MethodWrapperType, types.ClassMethodDescriptorType, *_SLOTS)
-_DEEPEST = 60
+DEEPEST = 60
+"""So many values are followed, one held by another."""
 
 
 class HasNoContent(Exception):
@@ -86,8 +87,8 @@ class Values:
             self.say("torch", str(value))
         elif id(value) in self._met:
             self.say("met", self._met[id(value)][0])
-        elif self._depth == _DEEPEST:
-            raise HasNoContent(f"objects that hold one another more than {_DEEPEST} deep")
+        elif self._depth == DEEPEST:
+            raise HasNoContent(f"objects that hold one another more than {DEEPEST} deep")
         else:
             self._met[id(value)] = len(self._met), value
             self._depth += 1

@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.utils.parametrize import ParametrizationList
+
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
 from .arguments.ambient import ambient
@@ -25,14 +28,16 @@ def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mappin
     """
     if call.is_over:
         return answer_late(call, args, kwargs)
-    refuse_gradients(component.title(call), call.module, args, kwargs)
+    is_weight = _is_read_as_weight(component, call)
+    if not is_weight:
+        refuse_gradients(component.title(call), call.module, args, kwargs)
     state = component.watch.look(call)
     dry = dry_run()
     if component.enter and dry is None:
         component.enter(component)
     factor, others = component.adapters.without_factor(kwargs)
     branches = component.adapters.read(call.module, factor)
-    if state.replaced:  # which no trace takes, of a part neither
+    if state.replaced or is_weight:  # no trace takes a method that was replaced, of a part neither
         with component.parts.keeping():
             return component.parts.run(call, *args, **kwargs)
     if component.parts.takes(call, args, kwargs):
@@ -49,6 +54,11 @@ def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mappin
     if not isinstance(program, CompiledModule):
         return component.parts.run(call, *args, **kwargs)
     return _recovered(component, call, key, branches, program, args, others)
+
+
+def _is_read_as_weight(component: Component, call: Call) -> bool:
+    """Whether somebody reads a weight with gradients, beside any call, which its parametrizations compute."""
+    return isinstance(call.module, ParametrizationList) and torch.is_grad_enabled() and component.parts.frame is None
 
 
 def _dry(

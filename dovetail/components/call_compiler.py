@@ -157,7 +157,7 @@ class CallCompiler(OfComponent):
     def _traceable(self, call: Call, kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
         """A copy of a part, without compiled calls and plain adapters, whose forward is a call of it."""
         component = self.component
-        with skeleton(call.module, component.adapters.bases(component.module)) as copied:
+        with skeleton(call.module, component.adapters.bases(call.module)) as copied:
             if call.method != "forward" or not call.is_patched:  # others may have wrapped it since
                 vars(copied)["forward"] = MethodType(getattr(type(copied), call.method), copied)
             drops = without_caches(copied) and kwargs.get("use_cache") is None

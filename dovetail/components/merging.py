@@ -164,7 +164,7 @@ class Merges(OfComponent):
 
     def _check(self, wrapper: Wrapper) -> None:
         base: Any = wrapper.layer.get_base_layer()
-        if not wrapper.is_plain or getattr(base, "groups", 1) > 1:
+        if not wrapper.is_low_rank or getattr(base, "groups", 1) > 1:
             raise UsageError(
                 f"the adapter of {wrapper.path} cannot be merged: only plain low-rank branches can be, beside a matmul "
                 "or a convolution in one group: leave it beside the weights (lora_apply_mode=at_runtime)"
@@ -180,7 +180,7 @@ class Merges(OfComponent):
 def _states(wrappers: Sequence[Wrapper]) -> Callable[[], None]:
     """What makes the scales of wrappers, and which of their adapters they call merged, what they are now."""
     lists = [(one.layer.merged_adapters, list(one.layer.merged_adapters)) for one in wrappers]
-    scales = [(one.layer.scaling, copy.deepcopy(one.layer.scaling)) for one in wrappers if one.is_plain]
+    scales = [(one.layer.scaling, copy.deepcopy(one.layer.scaling)) for one in wrappers if one.is_low_rank]
 
     def restore() -> None:
         for merged, before in lists:

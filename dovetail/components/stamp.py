@@ -30,7 +30,7 @@ from ..compiler.frontend.outside import slots_of
 from ..compiler.frontend.refusals import foreign_library
 from ..conventions import libraries
 from ..conventions.hooks import is_of_libraries
-from ..conventions.replacements import Replacement
+from ..conventions.replacements import Replacement, has_own_forward
 from ..runtime.store.stored_weight import version_of
 from .calls import Answer
 from .identity import serial
@@ -68,6 +68,7 @@ class _Seen:
     """What was there when the module was described last, to be compared by identity."""
 
     modules: list[nn.Module]
+    beside: list[nn.Module]
     classes: list[type]
     dicts: list[Mapping[Any, Any]]
     keyed: list[Mapping[Any, Any]]
@@ -125,25 +126,27 @@ class Stamp:
         parts = tuple(walk.module(one, one is root, instead) for one in modules)
         roots = dict.fromkeys((*map(type, modules), *walk.code))
         told = tuple(walk.members(one) for one in _of_classes(map(type, modules)))
-        self._reached, beside = self._reached.renewed(roots, _Walk)
+        self._reached, reached = self._reached.renewed(roots, _Walk)
         every = tuple((kind, name, serial(value)) for kind, name, value in patched())
         described = parts, told, self._reached.described, every
         dicts: list[Mapping[Any, Any]] = [
             *(vars(one) for one in modules[1:]),
             *(one._modules for one in modules),
             *walk.dicts,
-            *beside.dicts,
+            *reached.dicts,
         ]
-        dicts += _of_classes(map(type, modules))
-        hooks = [vars(one)[name] for one in modules[1:] for name in _HOOKS]
-        classes, counts = list(map(type, modules)), list(map(len, hooks))
-        written = [*walk.written, *beside.written]
-        marks, sequences = list(map(_mark, written)), [*walk.sequences, *beside.sequences]
-        keyed = [*(one._modules for one in modules if isinstance(one, nn.ModuleDict)), *walk.keyed, *beside.keyed]
+        beside = [one for wrapper in instead for one in (wrapper, *libraries.lora_modules(wrapper))]
+        dicts += _of_wrappers(instead)
+        dicts += _of_classes(map(type, (*modules, *beside)))
+        hooks = [vars(one)[name] for one in (*modules[1:], *beside) for name in _HOOKS]
+        classes, counts = list(map(type, (*modules, *beside))), list(map(len, hooks))
+        written = [*walk.written, *reached.written]
+        marks, sequences = list(map(_mark, written)), [*walk.sequences, *reached.sequences]
+        keyed = [*(one._modules for one in modules if isinstance(one, nn.ModuleDict)), *walk.keyed, *reached.keyed]
         weights: list[Mapping[str, Any]] = [held for one in modules for held in (one._parameters, one._buffers) if held]
         hung = _hung_on(weights)
         seen = _Seen(
-            modules[1:], classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, weights, hung,
+            modules[1:], beside, classes[1:], dicts, keyed, sequences, hooks, counts, written, marks, weights, hung,
             self._reached, [],
         )  # fmt: skip
         seen.values.extend(_values(root, seen))
@@ -158,7 +161,7 @@ class Stamp:
 
 
 def _is_as_seen(root: nn.Module, seen: _Seen) -> bool:
-    if list(map(len, seen.hooks)) != seen.counts or list(map(type, seen.modules)) != seen.classes:
+    if list(map(len, seen.hooks)) != seen.counts or list(map(type, (*seen.modules, *seen.beside))) != seen.classes:
         return False
     try:
         if _hung_on(seen.weights) != seen.hung or not all(map(operator.is_, _values(root, seen), seen.values)):
@@ -182,7 +185,18 @@ def _values(root: nn.Module, seen: _Seen) -> Iterator[Any]:
         if not isinstance(value, Replacement) and name not in _NOTED_ELSEWHERE
     )
     dicts, lists = (held.values() for held in seen.dicts), chain(seen.sequences)
-    return itertools.chain(own, chain(dicts), chain(seen.keyed), lists, seen.reached.values(), members(), (_END,))
+    forwards = [vars(one).get("forward") for one in seen.beside]
+    return itertools.chain(
+        own, forwards, chain(dicts), chain(seen.keyed), lists, seen.reached.values(), members(), (_END,)
+    )
+
+
+def _of_wrappers(wrappers: Iterable[nn.Module]) -> Iterator[Mapping[str, Any]]:
+    """What modules that add adapters hold, and what says whether their dropouts drop anything."""
+    for one in wrappers:
+        yield one._modules
+        yield from (table._modules for table in libraries.lora_tables(one))
+        yield from (vars(added) for added in libraries.lora_modules(one) if isinstance(added, nn.Dropout))
 
 
 def _modules(root: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> Iterator[nn.Module]:
@@ -276,7 +290,9 @@ class _Walk:
         if isinstance(value, (dict, MappingProxyType)):
             self.dicts.append(value)
             self.keyed.append(value)
-            return serial(type(value)), tuple((_key(key), self.value(item, depth)) for key, item in list(value.items()))
+            told = tuple((_key(key), self.value(item, depth)) for key, item in list(value.items()))
+            held = getattr(value, "__dict__", None)  # of a class of somebody's own
+            return serial(type(value)), told, () if held is None else self.value(held, depth)
         held = _attributes(value) if depth else None
         if depth and (callable(value) or is_own(module_of(type(value)))):
             self.code[type(value)] = None
@@ -365,11 +381,7 @@ def _counts(name: str, value: Any) -> bool:
 def _why_live(module: nn.Module, is_root: bool) -> str:
     """Why a module must run as it is, or nothing; the hooks of the one that is called run around its program."""
     own = vars(module)
-    function = own.get("forward")
-    patched = function.call.is_patched if isinstance(function, Answer) else function is not None
-    if isinstance(function, MethodType) and function.__self__ is module:
-        patched = function.__func__ is not type(module).forward
-    if patched and not (is_root and not isinstance(function, Answer)):
+    if has_own_forward(module) and not (is_root and not isinstance(own["forward"], Answer)):
         return "its forward() was replaced, for example by a cache"
     quantized = (one for one in own["_parameters"].values() if one is not None)
     if library := next(filter(None, map(foreign_library, quantized)), ""):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -59,13 +58,9 @@ class Watch(OfComponent):
         return state
 
     def _stamp_of(self, call: Call) -> tuple[Stamp, WeightStamp]:
-        adapters, root = self.component.adapters, weakref.ref(self.component.module)
-
-        def bases() -> dict[nn.Module, nn.Module]:
-            module = root()
-            return adapters.bases(module) if module is not None else {}
-
-        return self._stamps.setdefault(call, (Stamp(call.module, bases), WeightStamp(self.component.view.store)))
+        adapters = self.component.adapters
+        stamp = Stamp(call.module, lambda: adapters.bases(call.module))
+        return self._stamps.setdefault(call, (stamp, WeightStamp(self.component.view.store)))
 
     def _leave(self, call: Call, stamp: Stamp, state: State) -> None:
         """Has the parts with hooks, caches and functions of somebody else run as they are; says so once."""

@@ -337,6 +337,19 @@ def is_plain_lora(layer: Any) -> bool:
     return not layer.lora_variant and not getattr(layer, "fan_in_fan_out", False)
 
 
+_LORA_PARTS = ("lora_A", "lora_B", "lora_dropout")
+
+
+def lora_tables(layer: Any) -> list[nn.ModuleDict]:
+    """What a LoRA layer has for its adapters by their names: both matrices and a dropout."""
+    return [layer._modules[name] for name in _LORA_PARTS]
+
+
+def lora_modules(layer: Any) -> list[nn.Module]:
+    """The modules that a LoRA layer calls beside the one that it wraps."""
+    return [one for table in lora_tables(layer) for one in table._modules.values() if one is not None]
+
+
 def lora_parts(layer: Any, adapter: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of the two matrices of an adapter in a LoRA layer, down and up, by name.
 

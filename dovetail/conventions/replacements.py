@@ -24,6 +24,16 @@ class Replacement:
         return None
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a module has a function of somebody's in the place of its class's ``forward``."""
+    there = vars(module).get("forward")
+    if isinstance(there, Replacement):
+        return there.replaced is not None
+    if isinstance(there, MethodType) and there.__self__ is module:
+        return there.__func__ is not type(module).forward
+    return there is not None
+
+
 class Method(Replacement):
     """What stands in a module in place of a method: calls ``around`` with the module's own method and the arguments."""
 

@@ -3,7 +3,8 @@
 peft wraps each module that an adapter belongs to. For the time of a trace the wrappers are taken out, so that a program
 is that of the bare model, and what they would add is told to the pass `lora` instead. At each call their state is read
 anew: another form means another program, another scale or other weights of the same form only other tensors in it.
-What is no plain low-rank branch (DoRA, LoKr, adapters of embeddings) stays in the module and is traced as it is.
+What is no plain low-rank branch (DoRA, LoKr, adapters of embeddings) stays in the module and is traced as it is, and so
+does one on which somebody has put hooks or another function.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from torch import nn
 
 from ..compiler.ir.weight import Adapter
 from ..conventions import libraries
+from ..conventions.replacements import has_own_forward
 from .watched import unwatch, unwatched_version, version_of, watch
 
 logger = logging.getLogger(__name__)
 
 _BASE = "base_layer"
+_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TENSORS = frozenset({"weight", "bias"})
+_LIBRARIES = ("torch", "peft")
 
 
 def plain_name(name: str) -> str:
@@ -42,6 +47,11 @@ class Wrapper:
     path: str
     layer: Any
     is_plain: bool
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether its adapters are low-rank branches, whatever somebody has done to how they are computed."""
+        return _is_low_rank(self.layer)
 
     @property
     def active(self) -> list[str]:
@@ -172,7 +182,9 @@ class Adapters:
         self._read.clear()
 
     def bases(self, module: nn.Module) -> dict[nn.Module, nn.Module]:
-        """What each wrapper of plain branches of a part wraps."""
+        """What each wrapper of plain branches of a part wraps, by what they are now."""
+        if any(one.is_plain is not _is_plain(one.layer) for one in self.wrappers(module)):
+            self.look_anew()
         return {one.layer: one.layer.get_base_layer() for one in self.wrappers(module) if one.is_plain}
 
     def without_factor(self, kwargs: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
@@ -199,20 +211,43 @@ def _wrappers(module: nn.Module) -> Iterator[Wrapper]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether all that a wrapper adds are low-rank branches; a convolution's must pad as the convolution does."""
+    """Whether all that a wrapper adds are low-rank branches, which are computed as peft and PyTorch compute them."""
+    if not _is_low_rank(layer):
+        return False
+    added = libraries.lora_modules(layer)
+    return all(map(_is_of_library, added)) and not any(map(_is_touched, (layer, *added)))
+
+
+def _is_low_rank(layer: Any) -> bool:
+    """Whether the adapters of a wrapper are of that kind; a convolution's must pad as the convolution does."""
     if not libraries.is_plain_lora(layer):
         return False
     base = layer.get_base_layer()
     return getattr(base, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(base, "padding", 0), str)
 
 
+def _is_of_library(added: nn.Module) -> bool:
+    """Whether what a wrapper calls is a matrix with weights of its own, or a dropout that drops nothing."""
+    if isinstance(added, nn.Dropout):
+        return not added.training or added.p == 0
+    return isinstance(added, nn.Identity) or (isinstance(added, _MATRICES) and added._parameters.keys() >= _TENSORS)
+
+
+def _is_touched(module: nn.Module) -> bool:
+    """Whether somebody has put hooks on a module, or another function in the place of what it computes."""
+    if module._forward_hooks or module._forward_pre_hooks or has_own_forward(module):
+        return True
+    home = getattr(type(module).forward, "__globals__", {}).get("__name__", "")  # whatever functools.wraps says
+    return home.partition(".")[0] not in _LIBRARIES
+
+
 def _tell_of_others(name: str, wrappers: Sequence[Wrapper]) -> None:
-    others = sorted({type(one.layer).__name__ for one in wrappers if not one.is_plain})
+    others = sorted({type(one.layer).__name__ for one in wrappers if not one.is_low_rank})
     if others:
         logger.warning(
             "%s has adapters that are no plain low-rank branches (%s of its modules are wrapped by %s): they are "
             "compiled in as they are, so that another scale of theirs compiles again",
-            name, sum(not one.is_plain for one in wrappers), ", ".join(others),
+            name, sum(not one.is_low_rank for one in wrappers), ", ".join(others),
         )  # fmt: skip
 
 

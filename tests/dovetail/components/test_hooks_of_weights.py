@@ -8,12 +8,14 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from torch.nn.utils import prune, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import dovetail
 from dovetail.components.calls import answering
 from testbed.pipelines.tiny_pipelines import paint, sd
 from tests.cases import slow_but
+
+from .small_pipeline import Block, compiled_pair
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -83,3 +85,36 @@ def test_a_spectrally_normed_weight_is_as_in_eager_but_for_rounding(folder: Path
         one.unet.conv_in.register_forward_pre_hook(lambda *_: None)
         spectral_norm(one.unet.conv_in)
     assert torch.allclose(paint(pipe, sd()[1]).cpu(), paint(eager, sd()[1]), atol=1e-4)
+
+
+class Doubled(torch.nn.Module):
+    """Doubles a weight by a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.by.to(weight.device)
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight / self.by.to(weight.device)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [parametrizations.weight_norm, lambda layer: parametrize.register_parametrization(layer, "weight", Doubled())],
+)
+def test_a_weight_that_is_parametrized_is_read_with_its_gradient_and_made_a_plain_one_again(put: Any) -> None:
+    model, pipe, x = compiled_pair(Block)
+    layers = [one.blocks[0].up for one in (model, pipe.unet)]
+    for layer in layers:
+        put(layer)
+    with torch.no_grad():
+        assert torch.equal(pipe(x), model(x))
+    assert torch.equal(layers[1].weight.cpu(), layers[0].weight)
+    assert layers[1].weight.requires_grad
+    for layer in layers:
+        parametrize.remove_parametrizations(layer, "weight")
+    with torch.no_grad():
+        assert torch.equal(pipe(x), model(x))

@@ -143,3 +143,99 @@ def test_a_model_that_reads_a_list_of_a_closure_is_never_a_call_behind() -> None
         seen[0] = number
         with torch.no_grad():
             assert torch.equal(pipe(x), model(x))
+
+
+class Chain:
+    """Objects that hold one another."""
+
+    def __init__(self, length: int) -> None:
+        self.next = Chain(length - 1) if length else None
+
+
+BESIDE: Any = None
+SEEN: list[int] = []
+ZOOM = 1.0
+
+
+class Beside(Block):
+    """A block whose code names something beside what it computes with."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(1)
+        return x if BESIDE is Ellipsis else torch.relu(x) * ZOOM
+
+
+BESIDES: dict[str, Callable[[Pipeline], Any]] = {
+    "pipeline": lambda pipe: pipe,
+    "its handle": lambda pipe: pipe.dovetail,
+    "component": lambda pipe: pipe.unet,
+    "part in a list": lambda pipe: [pipe.unet.blocks[0]],
+    "function of a component": lambda pipe: pipe.unet.forward,
+    "chain": lambda pipe: Chain(100),
+}
+
+
+@pytest.mark.parametrize("what", BESIDES)
+def test_whatever_else_the_code_of_a_model_names_a_change_of_a_global_is_seen(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pipe, x = compiled_pair(Beside)
+    monkeypatch.setitem(globals(), "BESIDE", BESIDES[what](pipe))
+    monkeypatch.setitem(globals(), "SEEN", [])
+    with torch.no_grad():
+        assert torch.equal(pipe(x), model(x))
+        assert len(SEEN) == 2
+        monkeypatch.setitem(globals(), "ZOOM", 2.0)
+        assert torch.equal(pipe(x), model(x))
+
+
+INNERMOST = {"factor": 1.0}
+
+
+def test_what_is_held_deep_in_a_global_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Innermost:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * INNERMOST["factor"]
+
+    class Holds(Block):
+        def between(self, x: torch.Tensor) -> torch.Tensor:
+            last = BESIDE
+            while last.next is not None:
+                last = last.next
+            result: torch.Tensor = last.innermost(x)
+            return result
+
+    monkeypatch.setitem(globals(), "BESIDE", chain := Chain(100))
+    while chain.next is not None:
+        chain = chain.next
+    chain.innermost = Innermost()  # type: ignore[attr-defined]
+    model, pipe, x = compiled_pair(Holds)
+    with torch.no_grad():
+        assert torch.equal(pipe(x), model(x))
+        monkeypatch.setitem(INNERMOST, "factor", 2.0)
+        assert torch.equal(pipe(x), model(x))
+
+
+class OwnDict(dict[str, float]):
+    """A table that answers by an attribute."""
+
+    factor = 1.0
+
+    def __getitem__(self, key: str) -> float:
+        return self.factor
+
+
+OWN_DICT = OwnDict(one=1.0)
+
+
+def test_an_attribute_of_a_table_of_somebodys_own_class_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looks(Block):
+        def between(self, x: torch.Tensor) -> torch.Tensor:
+            return x * OWN_DICT["one"]
+
+    model, pipe, x = compiled_pair(Looks)
+    with torch.no_grad():
+        for factor in (2.0, 3.0):
+            assert torch.equal(pipe(x), model(x))
+            monkeypatch.setattr(OWN_DICT, "factor", factor)
+        assert torch.equal(pipe(x), model(x))
