@@ -8,6 +8,7 @@ so are the objects of dovetail's own that stand in what is compiled.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType
@@ -63,6 +64,14 @@ class Reach(Content):
         """A compiled module is no way on: whoever asks for its code follows that from its classes."""
         if not is_ours(value) and not (isinstance(value, nn.Module) and _is_compiled(value)):
             super()._object(value)
+
+    def _imports(self, modules: Iterable[str], names: tuple[str, ...]) -> None:
+        """Functions of PyTorch too, which the key of a kept trace knows by the version: somebody may replace them."""
+        super()._imports(modules, names)
+        of_torch = [one for one in modules if one.partition(".")[0] == "torch" and one in sys.modules]
+        for held in map(vars, map(sys.modules.__getitem__, of_torch)):
+            for name in filter(held.__contains__, names):
+                self._looked_up(held, name)
 
     def _looked_up(self, held: Mapping[str, Any], name: str) -> None:
         self._looked.setdefault(id(held), (held, {}))[1][name] = None

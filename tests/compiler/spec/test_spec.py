@@ -212,7 +212,7 @@ def test_one_share_for_two_devices_is_called_one_share() -> None:
 
 
 def test_a_wrong_resting_place_is_told_of_the_disk_and_offered_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"expected disk, one of .*\ndid you mean 'disk'"):
+    with pytest.raises(SpecError, match=r"expected disk, device, one of .*\ndid you mean 'disk'"):
         parse_params_backend("te=disc", PIPELINE).resting_place("text_encoder", "te", RIG)
 
 

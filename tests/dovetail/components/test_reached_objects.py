@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import dovetail
 
@@ -77,7 +78,9 @@ counted.k = 1.0  # type: ignore[attr-defined]
 
 
 def coded(x: torch.Tensor) -> torch.Tensor:
-    return x * 1.0
+    from torch.nn.functional import hardsigmoid
+
+    return hardsigmoid(x * 1.0)
 
 
 class Reaching(Block):
@@ -115,6 +118,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "an attribute of a function": lambda _: setattr(counted, "k", 2.0),
     "the defaults of a function": lambda _: setattr(counted, "__defaults__", (2.0,)),
     "its defaults by name": lambda _: setattr(counted, "__kwdefaults__", {"plus": 2.0}),
+    "a function that a function imports": lambda _: setattr(functional, "hardsigmoid", functional.softsign),
     "the code of a function": lambda _: setattr(coded, "__code__", (lambda x: x * 2.0).__code__),
     "a key of a table": lambda _: _renamed(KEYS),
     "a key of a table of the module": lambda model: _renamed(model.blocks[0].flags),
@@ -135,7 +139,9 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 def painted() -> Any:
     """Both models, the pipeline of the compiled one, and an input."""
     model, pipe, x = compiled_pair(Reaching)
+    before = functional.hardsigmoid
     yield [model, pipe.unet], pipe, x
+    functional.hardsigmoid = before
     os.environ.pop(VARIABLE, None)
 
 
