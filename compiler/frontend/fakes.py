@@ -70,6 +70,8 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
         with _hung_on_fakes(module, [(held, name, attributes_of(tensor)) for held, name, tensor in replaced]):
             yield
     finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
         for place, before in places:  # a forward may register more
             restore(place, before)
 

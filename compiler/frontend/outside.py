@@ -102,16 +102,12 @@ class Named:
                 _kind_of(self.held).__setattr__(self.held, name, value)
 
 
-GENERATORS_OF_ALL = (Named(random._inst), Named(np.random.mtrand._rand))
-"""What `random.random()`, `np.random.rand()` and their like draw by."""
-
-
 def kept_in(value: Any) -> list[Named]:
     """What an object keeps beside a dictionary: attributes with places of their own, bytes of an array, a state."""
     if isinstance(value, ARRAYS):
         return [Named(value)] if _is_small(value) else []
     if isinstance(value, GENERATORS):
-        return [] if isinstance(value, random.SystemRandom) else [Named(value)]
+        return [Named(value)] if _has_state(value) else []
     if isinstance(value, (*_NOWHERE, *CONTAINERS, FunctionType, MethodType)):
         return []
     names = slots_of(value)
@@ -154,6 +150,14 @@ def _state_of(generator: Any) -> bytes:
     if isinstance(generator, np.random.Generator):
         return pickle.dumps(generator.bit_generator.state)
     return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
+
+
+def _has_state(generator: Any) -> bool:
+    """Whether a generator says where it stands: one that asks the system, or a subclass, may not."""
+    try:
+        return bool(_state_of(generator))
+    except Exception:  # whatever somebody's own raises
+        return False
 
 
 def _set_state(generator: Any, state: bytes) -> None:

@@ -1,7 +1,7 @@
 """Random numbers in a forward: a program draws by PyTorch's generators when it runs, and by no others.
 
-What Python or numpy draw would be drawn once, by the trace; a seed that a forward sets would be set by the trace alone.
-So a module that does either runs as it is, and its trace leaves no trace in the generators.
+A seed that a forward sets would be set by the trace alone. So a module that does runs as it is, as does one that draws
+by a generator of its own, and the state of PyTorch's is what it was before the trace.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ..errors import SideEffectError, TraceError
-from .outside import GENERATORS_OF_ALL
+from ..errors import TraceError
 
 _SETS = frozenset(("manual_seed", "seed", "set_state"))
 _BETWEEN = frozenset(("torch.random", "contextlib", "torch._compile", "torch._dynamo.eval_frame"))
@@ -71,21 +70,6 @@ def seeds_noted() -> Iterator[Seeds]:
     finally:
         looked_up["default_generator"] = before
         seeds.end()
-
-
-@contextlib.contextmanager
-def numbers_drawn_again() -> Iterator[None]:
-    """What a module that is refused has drawn meanwhile, Python and numpy will draw again.
-
-    Where none is refused nothing is set back: other threads may have drawn.
-    """
-    before = [(one, one.read()) for one in GENERATORS_OF_ALL]
-    try:
-        yield
-    except SideEffectError:
-        for generator, state in before:
-            generator.write(state)
-        raise
 
 
 def refuse_objects(exported: ExportedProgram, name: str) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..errors import SideEffectError
-from .outside import GENERATORS_OF_ALL, Named
+from .outside import Named
 from .random_numbers import seeds_noted
 from .rollback import contents, contents_beside, contents_of, contents_of_globals, contents_of_weights, restore
 
@@ -36,7 +36,7 @@ class Kept:
         self._module = module
         self._weights = contents_of_weights(module)
         self._held = [*contents_of(module), *contents_beside(module)]
-        self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in (*beside, *GENERATORS_OF_ALL))]
+        self._shared = [*contents_of_globals(module), *((one, contents(one)) for one in beside)]
         self._context = dict(copy_context())
         self._computed = {id(vars(child)): _computed_anew(child) for child in module.modules()}
 
@@ -170,8 +170,9 @@ def _changed_again(
         for _ in range(2):
             before = Kept(module, beside)
             call()
-            changed = list(before.changes())
-            if not changed:
+            now = before.changes()
+            changed = list(now)
+            if not changed or _sure(now):
                 break
     except Exception:  # the first call was none such: what it left has the next one look at values
         return _sure(found) or list(found)

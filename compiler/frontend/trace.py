@@ -45,7 +45,7 @@ from .inline import inline_regions
 from .layout_ops import AsInEager, part_views
 from .model_view import ModelView
 from .questions import Questions
-from .random_numbers import numbers_drawn_again, refuse_objects
+from .random_numbers import refuse_objects
 from .refusals import (
     no_raw_errors,
     refuse_fake_constants,
@@ -96,7 +96,7 @@ def trace(
 
     def traced(told: Collection[str]) -> Program:
         # what the module does to context variables stays in a context of its own
-        with no_raw_errors(type(module).__name__), numbers_drawn_again():
+        with no_raw_errors(type(module).__name__):
             return copy_context().run(
                 _traced, module, args, kwargs or {}, dynamic_shapes, kind, asked, told, beside, are_any()
             )

@@ -8,16 +8,18 @@ the code of forwards, processors and hooks names, and of what these call, where 
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..compiler.frontend.outside import ARRAYS, CONTAINERS, GENERATORS, HOLDERS, Named, contents_of_cell, kept_in
 from ..conventions.replacements import Replacement
-from .code import is_own, module_of, names_in
+from .code import imports_in, is_own, module_of, names_in
 from .reach import Reach
 from .stores import ANY, Stores
 
@@ -28,6 +30,7 @@ _METHODS = (MethodType, BuiltinFunctionType)
 _LEADING = (tuple, frozenset, functools.partial, *_METHODS)
 """What holds others, and cannot be changed."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_PYTHON, _OF_NUMPY = random._inst, np.random.mtrand._rand
 
 
 def written(module: nn.Module) -> list[Any]:
@@ -56,9 +59,21 @@ def written_by(code: Iterable[Any]) -> list[Any]:
     for function in reach.functions:
         found += _named(function.__globals__, stores.names.intersection(names_in(function.__code__)))
         found += [vars(function)] if stores.is_open else _named(vars(function), stores.names)
+        found += _drawn_by(function)
         found += _below({**vars(function), **_defaults(function)}, stores, seen)
         found += _below(dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)), stores, seen)
     return list({id(one): one for one in found}.values())
+
+
+def _drawn_by(function: FunctionType) -> list[Any]:
+    """The generators of Python and numpy by which all code draws (`random.random()`), where a function names them."""
+    names = names_in(function.__code__)
+    globals_ = (function.__globals__.get(name) for name in names)
+    modules = {one.__name__ for one in globals_ if isinstance(one, ModuleType)}
+    modules.update(imports_in(function.__code__, function.__globals__.get("__package__") or ""))
+    found = [Named(_OF_PYTHON)] if "random" in modules else []
+    is_numpys = "numpy.random" in modules or ("numpy" in modules and "random" in names)
+    return [*found, Named(_OF_NUMPY)] if is_numpys else found
 
 
 def _named(held: Any, names: Iterable[str]) -> list[Any]:
@@ -96,6 +111,15 @@ def _code(module: nn.Module) -> Iterator[Any]:
         yield from code_of((*own.values(), *hooks))
 
 
+def attributes_in(value: Any) -> dict[str, Any]:
+    """The attributes of an object, none of one that does not say: objects of somebody's own may raise anything."""
+    try:
+        held = value.__dict__
+    except Exception:
+        return {}
+    return held if type(held) is dict else {}
+
+
 def code_of(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
     """The classes and functions of what these values are, hold and call."""
     for value in list(values) if depth else ():
@@ -113,7 +137,7 @@ def code_of(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
             yield from code_of(value, depth - 1)
         elif not isinstance(value, _NOWHERE) and (callable(value) or is_own(module_of(type(value)))):
             yield type(value)
-            yield from code_of(list(getattr(value, "__dict__", {}).values()), depth - 1)
+            yield from code_of(list(attributes_in(value).values()), depth - 1)
 
 
 def _containers(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .isolated import STEP_END, is_left_out
-from .own_code import runs_own_code
+from .own_code import kept_of, runs_own_code
 
 _PLAIN = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.device)
 
@@ -21,8 +21,14 @@ _PLAIN = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.devic
 def kind_of(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """The kind of a call of a pipeline, with what the pipeline itself is set to."""
     tokenizers = [part for part in pipe.components.values() if hasattr(part, "tokenize") and callable(part)]
-    if any(map(runs_own_code, tokenizers)):  # which may count its calls
-        tokenizers = []
+    kept = kept_of(one for one in tokenizers if runs_own_code(one))  # which may count its calls
+    try:
+        return _kind(pipe, args, kwargs, tokenizers)
+    finally:
+        kept.give_back()
+
+
+def _kind(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tokenizers: Sequence[Any]) -> Hashable:
     named = {name: value is not None if name == STEP_END else value for name, value in kwargs.items()}
     own = tuple((name, _of(value, tokenizers)) for name, value in named.items() if not is_left_out(name, value))
     given = tuple(_of(value, tokenizers) for value in args)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..cache.code import home_of, is_own, module_of
-from ..cache.written import code_of, written_by
+from ..cache.written import attributes_in, code_of, written_by
 from ..compiler.frontend.outside import is_ours
 from ..compiler.frontend.rollback import containers_in
 from ..components.as_before import Kept
@@ -40,8 +40,7 @@ def own_code(pipe: Any, cls: type[Any], given: Iterable[Any]) -> list[Any]:
 
 def functions_on(value: Any) -> list[Any]:
     """The functions of somebody's own that stand in attributes of an object, as in place of its methods."""
-    own = getattr(value, "__dict__", {})
-    return [one for one in code_of(filter(callable, list(own.values()))) if _is_somebodys(one)]
+    return [one for one in code_of(filter(callable, list(attributes_in(value).values()))) if _is_somebodys(one)]
 
 
 def runs_own_code(value: Any) -> bool:
@@ -50,8 +49,19 @@ def runs_own_code(value: Any) -> bool:
 
 
 def kept_around(pipe: Any, code: Sequence[Any]) -> Kept:
-    """What a pipeline, its objects beside components, and such code hold now."""
-    return Kept([*containers_in([vars(pipe)]), *written_by(code)])
+    """What a pipeline, its objects on which functions of somebody's own lie, and such code hold now.
+
+    Not what other objects hold: other threads may write to them.
+    """
+    values = (one for one in vars(pipe).values() if not isinstance(one, nn.Module) and functions_on(one))
+    return Kept([vars(pipe), *containers_in(map(attributes_in, values)), *written_by(code)])
+
+
+def kept_of(values: Iterable[Any]) -> Kept:
+    """What objects of somebody's own hold now, and what their code writes to."""
+    found = list(values)
+    code = [one for value in found for one in (type(value), *functions_on(value))]
+    return Kept([*map(attributes_in, found), *written_by(code)])
 
 
 def _functions_over(classes: Iterable[type]) -> list[FunctionType]:

@@ -238,8 +238,9 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
-        kept = self._kept(handle, cls, asked, run)
+        kept: Kept | None = None
         try:
+            kept = self._kept(handle, cls, asked, run)
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still
@@ -264,10 +265,14 @@ class Planner:
     def _kept(self, handle: Plannable, cls: type[Any], asked: PlanRequest, run: DryRun) -> Kept | None:
         """What the pipeline and its components hold, where somebody's own code runs around these in a dry run."""
         named = (value for name, value in asked.kwargs.items() if not is_called_back(name, value))
-        code = own_code(handle.pipe, cls, (*asked.args, *named))
+        try:
+            code = own_code(handle.pipe, cls, (*asked.args, *named))
+            kept = kept_around(handle.pipe, code) if code else None
+        except Exception as error:  # objects of somebody's own may raise anything when they are looked at
+            raise CannotBePlannedError(f"what it holds cannot be looked at: {error}") from error
         for component in handle.components.values() if code else ():
             run.keep(component)
-        return kept_around(handle.pipe, code) if code else None
+        return kept
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
         """Makes the programs of what was traced, and checks them together; keeps none of them on an error.

@@ -266,3 +266,38 @@ class Checking(Net):
 
 def test_a_module_whose_every_call_looks_at_values_is_refused_for_what_is_sure_alone() -> None:
     assert len(list(trace(Checking().eval(), (X,)).ops())) > 1
+
+
+class Warming(Net):
+    """Goes by a count that stands still from the second call on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = min(self.count + 1, 2)
+        return self.linear(x) * self.count
+
+
+def test_a_module_whose_second_call_counts_on_runs_as_it_is() -> None:
+    eager, model = Warming().eval(), Warming().eval()
+    compiled = dovetail.compile(model, (X,), backend="sim0")
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(X), eager(X))
+
+
+class Scripted(Net):
+    """Has a part that TorchScript compiled, which no trace takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.jit.script(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.part(self.linear(x)))
+
+
+def test_a_trace_leaves_the_weights_of_a_scripted_part_in_their_places() -> None:
+    model = Scripted().eval()
+    before = dict(model.named_parameters())
+    with pytest.raises(TraceError):
+        trace(model, (X,))
+    assert all(one is before[name] for name, one in model.named_parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from random import uniform
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, manual_seed, nn
 
 import dovetail
+from dovetail.compiler.errors import SideEffectError
+from dovetail.compiler.frontend.trace import trace
 
 from .small_pipeline import Block, compiled_pair
 
@@ -99,20 +102,36 @@ def test_a_layer_that_is_left_out_at_random_is_left_out_when_it_is_in_eager() ->
     _check(Drops, "sim0&sim1")
 
 
-def test_numbers_that_others_draw_during_a_trace_are_not_drawn_again() -> None:
-    drawn: list[float] = []
+@pytest.mark.parametrize("counts", [False, True])
+def test_what_other_threads_draw_meanwhile_they_do_not_draw_again(counts: bool) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.count = nn.Linear(4, 4), nn.Linear(4, 4), 0
 
-    class Watched(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            if not drawn:  # as another thread may at this moment
-                drawn.append(random.random())
-            return super().forward(x)
+            self.count += counts
+            return torch.as_tensor(self.second(self.first(x)))
 
-    random.seed(5)
-    before, x = random.getstate(), torch.randn(2, 4)
-    compiled = dovetail.compile(Watched(4, 4).eval(), (x,), backend="sim0")
-    assert isinstance(compiled, dovetail.CompiledModule)
-    assert random.getstate() != before
+    drawn, is_over = list[float](), threading.Event()
+
+    def draw() -> None:
+        while not is_over.is_set():
+            drawn.append(random.random())
+            is_over.wait(0.0002)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        trace(Plain().eval(), (torch.randn(2, 4),))
+        is_refused = False
+    except SideEffectError:
+        is_refused = True
+    finally:
+        is_over.set()
+        thread.join()
+    assert is_refused is counts
+    assert len(set(drawn)) == len(drawn) > 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 import dovetail
 from dovetail.planning.kinds import kind_of
+from dovetail.planning.own_code import kept_around, own_code
 from testbed.pipelines import tiny_pipelines
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
@@ -193,3 +194,37 @@ def test_a_tokenizer_that_counts_is_not_asked_for_the_lengths_of_a_text() -> Non
     count = _tokenizer(pipe)
     kind_of(pipe, (), call)
     assert count() == 0
+
+
+class App:
+    """What a program keeps on a pipeline, to which its other threads write."""
+
+    def __init__(self) -> None:
+        self.log: list[int] = []
+
+
+def test_what_is_put_into_other_objects_of_a_pipeline_meanwhile_stays() -> None:
+    pipe = _small()
+    pipe.app, own = App(), pipe.scheduler.step
+    pipe.scheduler.step = lambda *args, **kwargs: own(*args, **kwargs)
+    code = own_code(pipe, type(pipe), ())
+    assert code
+    kept = kept_around(pipe, code)
+    pipe.app.log.append(1)
+    kept.give_back()
+    assert pipe.app.log == [1]
+
+
+class Lazy:
+    """An object that raises when anybody looks at it."""
+
+    @property
+    def __class__(self) -> Any:
+        raise ValueError("not loaded yet")
+
+
+def test_an_object_that_cannot_be_looked_at_ends_the_plan_and_not_the_call() -> None:
+    pipe, expected = _small(), _picture(_small(), 1, output_type="np")
+    dovetail.compile_pipeline(pipe, "unet=sim0")
+    vars(pipe)["lazy"] = Lazy()
+    assert torch.equal(_picture(pipe, 1, output_type="np"), expected)
