@@ -19,6 +19,7 @@ from .stored_weight import ORDINARY, Data, Layout, StorageReference, memory_of, 
 
 _VERSION, _WANTS = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 _IS_TENSOR = torch.Tensor.__instancecheck__
+_POINTER, _IS_FREED = operator.attrgetter("cdata"), torch.UntypedStorage._expired
 _STRIDES, _COUNT = torch.Tensor.stride, torch.Tensor.numel
 
 
@@ -85,7 +86,7 @@ class Seen:
                 and list(map(memory, self.tensors)) == self.memory
                 and list(map(version, self.tensors)) == self.versions
                 and _layouts(self.tensors) == self.layouts
-                and not any(map(StorageReference.expired, filter(None, self.storages)))
+                and not any(map(_IS_FREED, map(_POINTER, filter(None, self.storages))))
             )
         except RuntimeError:  # another thread puts something in, or a tensor is of another kind now
             return False
