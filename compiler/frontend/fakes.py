@@ -17,8 +17,8 @@ STANDS_IN = "stands_in"
 """The attribute of a class of tensors that stand for weights whose numbers are elsewhere."""
 
 
-_LARGEST = 1 << 24
-"""Bytes of a buffer that may be written in a call; what is larger is a weight."""
+LARGEST_WRITTEN = 1 << 24
+"""Bytes of a tensor that a module may write in a call; what is larger is a weight."""
 
 MARKS = frozenset({"_is_param", "_is_buffer", "persistent", "_is_hf_initialized"})
 """What PyTorch and transformers hang on weights, which says nothing of what is computed."""
@@ -70,7 +70,7 @@ def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
         with _hung_on_fakes(module, [(held, name, attributes_of(tensor)) for held, name, tensor in replaced]):
             yield
     finally:
-        for held, name, tensor in replaced:
+        for held, name, tensor in replaced:  # of scripted parts too, which are no dictionaries to restore
             held[name] = tensor
         for place, before in places:  # a forward may register more
             restore(place, before)
@@ -95,7 +95,7 @@ def cloned_buffers(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _clone(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    return tensor.clone() if tensor.nbytes <= _LARGEST else fake_like(tensor, mode)
+    return tensor.clone() if tensor.nbytes <= LARGEST_WRITTEN else fake_like(tensor, mode)
 
 
 @contextlib.contextmanager

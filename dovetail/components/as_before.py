@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..cache.written import written
-from ..compiler.frontend.fakes import has_numbers
+from ..compiler.frontend.fakes import LARGEST_WRITTEN, has_numbers
 from ..compiler.frontend.outside import reached_by_functions
 from ..compiler.frontend.rollback import (
     containers_of,
@@ -28,11 +28,8 @@ from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
 from ..runtime.store.store import Store
 
-_LARGEST = 1 << 24
-"""Bytes of a tensor that a module writes in place; what is larger is a weight."""
 
-
-class Kept:
+class ContainersAsBefore:
     """What some containers hold at one moment, and the numbers of small tensors in them."""
 
     def __init__(self, containers: Iterable[Any]) -> None:
@@ -45,8 +42,7 @@ class Kept:
             restore(container, _with_replacements(container, before))
         for tensor, version, numbers in self._tensors:
             if version is None or _version(tensor) != version:
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(moved(numbers, tensor.device))
+                _fill(tensor, numbers)
 
 
 class WeightsAsBefore:
@@ -72,8 +68,7 @@ class WeightsAsBefore:
         for tensor, weight, version, numbers in self._tensors:
             now = tensor if weight is None else weight.tensor
             if has_numbers(now) and (now is not tensor or version is None or _version(now) != version):
-                with torch.inference_mode(now.is_inference()), torch.no_grad():
-                    now.copy_(moved(numbers, now.device))
+                _fill(now, numbers)
 
 
 class AsBefore:
@@ -83,7 +78,7 @@ class AsBefore:
     """
 
     def __init__(self, module: nn.Module, store: Store) -> None:
-        self._kept = Kept([*containers_of(module), *reached_by_functions(module), *written(module)])
+        self._kept = ContainersAsBefore([*containers_of(module), *reached_by_functions(module), *written(module)])
         self._weights = WeightsAsBefore(module, store, [])
 
     def give_back(self) -> None:
@@ -130,13 +125,18 @@ def _tensors(beside: Iterable[torch.Tensor], held: list[tuple[Any, Any]]) -> Ite
     kept = (one for _, before in held for one in (before.values() if isinstance(before, dict) else before))
     found = {id(one): one for one in (*beside, *kept) if isinstance(one, torch.Tensor)}
     for one in found.values():
-        if not isinstance(one, nn.Parameter) and has_numbers(one) and one.nbytes <= _LARGEST:
+        if not isinstance(one, nn.Parameter) and has_numbers(one) and one.nbytes <= LARGEST_WRITTEN:
             yield one
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return tensor.detach().clone() if tensor.is_cpu else moved(tensor.detach(), HOST)
+
+
+def _fill(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.copy_(moved(numbers, tensor.device))
 
 
 def _version(tensor: torch.Tensor) -> int | None:

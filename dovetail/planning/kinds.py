@@ -21,7 +21,10 @@ _PLAIN = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.devic
 def kind_of(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """The kind of a call of a pipeline, with what the pipeline itself is set to."""
     tokenizers = [part for part in pipe.components.values() if hasattr(part, "tokenize") and callable(part)]
-    kept = kept_of(one for one in tokenizers if runs_own_code(one))  # which may count its calls
+    own = [one for one in tokenizers if runs_own_code(one)]
+    if not own:
+        return _kind(pipe, args, kwargs, tokenizers)
+    kept = kept_of(own)  # which may count their calls
     try:
         return _kind(pipe, args, kwargs, tokenizers)
     finally:

@@ -17,7 +17,7 @@ from ..cache.code import home_of, is_own, module_of
 from ..cache.written import attributes_in, code_of, written_by
 from ..compiler.frontend.outside import is_ours
 from ..compiler.frontend.rollback import containers_in
-from ..components.as_before import Kept
+from ..components.as_before import ContainersAsBefore
 
 _WRAPPERS = 8
 """So many functions that wrap one another are looked through."""
@@ -48,20 +48,19 @@ def runs_own_code(value: Any) -> bool:
     return _is_somebodys(type(value)) or _is_somebodys(type(value).__call__) or bool(functions_on(value))
 
 
-def kept_around(pipe: Any, code: Sequence[Any]) -> Kept:
+def kept_around(pipe: Any, code: Sequence[Any]) -> ContainersAsBefore:
     """What a pipeline, its objects on which functions of somebody's own lie, and such code hold now.
 
     Not what other objects hold: other threads may write to them.
     """
     values = (one for one in vars(pipe).values() if not isinstance(one, nn.Module) and functions_on(one))
-    return Kept([vars(pipe), *containers_in(map(attributes_in, values)), *written_by(code)])
+    return ContainersAsBefore([vars(pipe), *containers_in(map(attributes_in, values)), *written_by(code)])
 
 
-def kept_of(values: Iterable[Any]) -> Kept:
+def kept_of(values: Sequence[Any]) -> ContainersAsBefore:
     """What objects of somebody's own hold now, and what their code writes to."""
-    found = list(values)
-    code = [one for value in found for one in (type(value), *functions_on(value))]
-    return Kept([*map(attributes_in, found), *written_by(code)])
+    code = [one for value in values for one in (type(value), *functions_on(value))]
+    return ContainersAsBefore([*map(attributes_in, values), *written_by(code)])
 
 
 def _functions_over(classes: Iterable[type]) -> list[FunctionType]:

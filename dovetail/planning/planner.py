@@ -24,7 +24,7 @@ from ..cache.patched import replaced_method
 from ..compiler.errors import DoesNotFitError, DovetailError
 from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..components.as_before import Kept
+from ..components.as_before import ContainersAsBefore
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
@@ -238,7 +238,7 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
-        kept: Kept | None = None
+        kept: ContainersAsBefore | None = None
         try:
             kept = self._kept(handle, cls, asked, run)
             with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
@@ -262,7 +262,7 @@ class Planner:
                 kept.give_back()
         return run
 
-    def _kept(self, handle: Plannable, cls: type[Any], asked: PlanRequest, run: DryRun) -> Kept | None:
+    def _kept(self, handle: Plannable, cls: type[Any], asked: PlanRequest, run: DryRun) -> ContainersAsBefore | None:
         """What the pipeline and its components hold, where somebody's own code runs around these in a dry run."""
         named = (value for name, value in asked.kwargs.items() if not is_called_back(name, value))
         try:
