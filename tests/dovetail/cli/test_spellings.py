@@ -92,6 +92,7 @@ def test_layers_are_streamed_from_host_memory() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_search_and_one_with_one_gpu_say_so_in_their_options() -> None:
     plan = ("plan", "--steps", "1", "--rig", "cuda0=64MiB,cuda1=64MiB,cpu=16GiB", "--json")
     off, one = (json.loads(run(*plan, *words).stdout) for words in (("--auto-fit", "off"), ("--no-multi-gpu",)))

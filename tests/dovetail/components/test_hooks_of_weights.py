@@ -50,8 +50,8 @@ def _hook(pipe: Any, theirs: bool) -> None:
         Thirds.apply(pipe.unet.up_blocks[0].resnets[0].conv1, "weight")
 
 
-@pytest.mark.parametrize("theirs", [False, True])
-@pytest.mark.parametrize(("devices", "rests"), slow_but(((SPREAD, "cpu"), ("sim0", "disk")), CASES))
+@pytest.mark.parametrize("theirs", slow_but([True], [False, True]))
+@pytest.mark.parametrize(("devices", "rests"), slow_but([(SPREAD, "cpu")], CASES))
 def test_weights_that_hooks_compute_are_painted_with_as_in_eager(
     devices: str, rests: str | None, theirs: bool, folder: Path
 ) -> None:
@@ -75,6 +75,7 @@ def test_a_pruned_part_is_in_the_program_of_the_whole(folder: Path) -> None:
     assert call.failures == 0
 
 
+@pytest.mark.slow
 def test_a_spectrally_normed_weight_is_as_in_eager_but_for_rounding(folder: Path) -> None:
     """The host's product of a matrix and a vector rounds by where these lie in memory: a copy in eager differs too."""
     eager: Any = diffusers.StableDiffusionPipeline.from_pretrained(folder)

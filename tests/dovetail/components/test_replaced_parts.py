@@ -94,7 +94,7 @@ def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
     return eager, compiled, torch.randn(6, WIDTH)
 
 
-@pytest.mark.parametrize("rig", slow_but(["one device", "weights in RAM"], list(RIGS)))
+@pytest.mark.parametrize("rig", slow_but(["weights in RAM"], list(RIGS)))
 @pytest.mark.parametrize("kind", slow_but([Numpy], [Block, Numpy]))
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None], kind: type[Block], rig: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.cases import slow_but
 
 from .small_pipeline import WIDTH, Model, Numpy, Pipeline
 
@@ -45,8 +46,8 @@ def _in_threads(work: Callable[[], Any], also: Callable[[], None]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("rests", [None, "cpu"])
-@pytest.mark.parametrize("meanwhile", ["nothing", "undo", "refresh", "release"])
+@pytest.mark.parametrize("rests", slow_but(["cpu"], [None, "cpu"]))
+@pytest.mark.parametrize("meanwhile", slow_but(["refresh", "release"], ["nothing", "undo", "refresh", "release"]))
 def test_threads_get_the_bits_of_eager_whatever_another_one_does(rests: str | None, meanwhile: str) -> None:
     torch.manual_seed(0)
     model = Model(Slow).eval()

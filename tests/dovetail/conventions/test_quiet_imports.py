@@ -29,6 +29,7 @@ def test_a_notice_is_kept_back_meanwhile_and_nothing_else(name: str, caplog: pyt
     assert logger.filters == filters
 
 
+@pytest.mark.slow
 def test_a_command_prints_nothing_of_other_libraries() -> None:
     pytest.importorskip("torchao")
     command = [sys.executable, "-m", "dovetail", "plan", "--rig", "sim0=1GiB,cpu=8GiB", "--backend", "sim0", "--json"]

@@ -134,6 +134,7 @@ def test_the_least_of_a_refusal_is_accepted_and_little_less_is_refused() -> None
         within(0.85 * least)
 
 
+@pytest.mark.slow
 def test_after_a_refusal_another_call_is_planned_anew() -> None:
     pipe = opened("sim0=1MiB,cpu=3GiB", backend="diffusion=sim0")
     for _ in range(2):

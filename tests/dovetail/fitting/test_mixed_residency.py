@@ -69,6 +69,7 @@ def test_a_part_of_the_weights_stays_on_the_card_and_the_rest_comes(mix: str) ->
     assert {one.residency.value for one in held} == {"device", *re.findall("cpu|disk", mix)}
 
 
+@pytest.mark.slow
 def test_weights_that_are_to_stay_on_the_card_are_nowhere_else_if_they_do_not_fit() -> None:
     """Where nothing is said they are."""
     layers, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).eval(), torch.randn(2, 64)

@@ -34,12 +34,13 @@ def lines_in(message: str) -> list[list[str]]:
     return [shlex.split(options) for options in re.findall(r"\((--[^()]*?): [\d.e+–-]+ s\)", fits)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
         pytest.param(("--backend", "cuda1", "--max-vram", "cuda1=1MiB"), id="one card that is too small"),
-        pytest.param(("--backend", "cuda0", "--max-vram", "cuda0=1MiB"), id="a budget", marks=pytest.mark.slow),
-        pytest.param(("--backend", "cuda0&cuda1", "--max-vram", "1MiB"), id="two cards", marks=pytest.mark.slow),
+        pytest.param(("--backend", "cuda0", "--max-vram", "cuda0=1MiB"), id="a budget"),
+        pytest.param(("--backend", "cuda0&cuda1", "--max-vram", "1MiB"), id="two cards"),
     ],
 )
 def test_every_line_that_a_refusal_names_works(said: tuple[str, ...]) -> None:

@@ -118,7 +118,9 @@ def test_adapters_of_what_runs_by_its_parts_count(course: str, rig: str) -> None
     _equal_after(_plain(), compiled, COURSES[course])
 
 
-@pytest.mark.parametrize(("added", "step"), [(_load, _cached), (_load, _hooked), (_dora, _hooked)])
+@pytest.mark.parametrize(
+    ("added", "step"), slow_but([(_dora, _hooked)], [(_load, _cached), (_load, _hooked), (_dora, _hooked)])
+)
 def test_adapters_that_were_there_before_it_was_compiled_count(added: Step, step: Step) -> None:
     eager, compiled = _plain(), _plain()
     for pipe in (eager, compiled):

@@ -53,6 +53,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CompiledPipeline, "refused", lambda _, error, *__: error)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("briefly")
 def test_a_plan_that_was_refused_leaves_the_next_one_what_it_would_be() -> None:
     options = {"backend": "sim0", "params_backend": "cpu", "rig": "sim0=110KiB,cpu=1GiB", "vae_tiling": "off"}
@@ -67,9 +68,8 @@ def test_a_plan_that_was_refused_leaves_the_next_one_what_it_would_be() -> None:
     assert not isinstance(expected, str)
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("sim0", id="typed", marks=pytest.mark.slow), pytest.param(None, id="searched")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [pytest.param("sim0", id="typed"), pytest.param(None, id="searched")])
 def test_a_call_is_answered_alike_before_and_after_calls_that_need_less(backend: str | None) -> None:
     options = {"backend": backend, "rig": "sim0=1200KiB,cpu=1GiB", "vae_tiling": "off"}
     eager, call = tiny_pipelines.flux()

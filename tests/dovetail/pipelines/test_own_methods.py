@@ -61,6 +61,7 @@ def test_components_that_a_pipeline_uses_by_methods_and_tensors_are_where_it_com
     assert torch.equal(pipe(image), expected)
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_turns_to_numpy_on_a_device_raises_as_it_does_on_a_gpu() -> None:
     sim.enable()
     parts = {**motif_parts(), "feature_extractor": transformers.SiglipImageProcessor(size={"height": 32, "width": 32})}

@@ -78,7 +78,8 @@ def test_a_pipeline_made_of_a_compiled_one_has_its_own_plan_page_and_check(base:
     assert torch.equal(_pictured(other, _from_picture(call)), expected_other)
 
 
-@pytest.mark.parametrize("first", [pytest.param("base", marks=pytest.mark.slow), "refiner"])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["base", "refiner"])
 def test_two_pipelines_share_components_and_undoing_one_leaves_the_other_right(base: Any, first: str) -> None:
     pipe, call, expected, _ = base
     refiner, refined = _refiner(base)

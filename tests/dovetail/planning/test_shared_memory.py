@@ -45,6 +45,7 @@ def document(*words: str) -> dict[str, Any]:
     return dict(json.loads(CliRunner().invoke(app, ["plan", *words, "--json"]).stdout))
 
 
+@pytest.mark.slow
 def test_a_mac_of_less_memory_than_the_weights_gets_a_plan_on_its_gpu_with_all_that_it_may_use() -> None:
     told = document("--rig", "mps=20MiB@Apple M3,cpu=20MiB")
     assert told["options"]["--backend"] == "mps"

@@ -23,6 +23,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["generate", *words])
 
 
+@pytest.mark.slow
 def test_a_decode_that_fails_leaves_latents_from_which_the_same_picture_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
