@@ -246,6 +246,9 @@ def argument_of(node: Node, name: str) -> Any:
 
 def storages_of(node: Node) -> Collection[int]:
     """The numbers of the memory that a node's results lie in, by the trace."""
+    value = node.meta["value"]
+    if type(value) is TensorType:  # passes ask a third of a million times
+        return (value.storage,)
     return [tensor.storage for tensor in tensors_of(node)]
 
 
