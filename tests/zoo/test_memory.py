@@ -23,7 +23,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights
 from testbed.zoo.everything import TINY
 from testbed.zoo.row_split import WIDE
-from tests.cases import drawn, slow_but
+from tests.cases import drawn
 from tests.measured import least, measured, predicted
 
 CLASSES = [
@@ -35,8 +35,7 @@ CLASSES = [
 ]  # fmt: skip
 EVERY = [*((name, "layer") for name in CLASSES), *((name, "row") for name in CLASSES if name in WIDE)]
 """By rows those that have matrices large enough."""
-FAST = ("T5EncoderModel", "layer")
-CASES = [FAST, *drawn((case for case in EVERY if case != FAST), len(EVERY) // 4)]
+CASES = drawn(EVERY, len(EVERY) // 4)
 ROOMY = Rig.of(sim0=2**30, sim1=2**30)
 
 
@@ -64,7 +63,8 @@ class Case:
         return CompiledModule(program, rig, weights)
 
 
-@pytest.mark.parametrize(("name", "mode"), slow_but([FAST], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode"), CASES)
 def test_the_predicted_peak_is_the_measured_one(name: str, mode: str, tmp_path: Path) -> None:
     gc.collect()
     sim.enable({0: 2**34, 1: 2**34})

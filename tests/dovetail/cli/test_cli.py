@@ -127,6 +127,7 @@ def test_passes_are_listed_in_a_text_that_passes_takes() -> None:
     assert plans["vae.decode"]["segments"] > 1
 
 
+@pytest.mark.slow
 def test_generate_paints_the_same_picture_on_one_device_and_on_two(tmp_path: Path) -> None:
     one, two = tmp_path / "one.png", tmp_path / "two.png"
     assert done("generate", "a red circle", "--steps", "2", "--size", "64", "-o", str(one)) == f"{one}\n"

@@ -102,6 +102,7 @@ def test_a_plan_without_a_search_and_one_with_one_gpu_say_so_in_their_options() 
     assert not [note for note in one["notes"] if "cuda1" in note]
 
 
+@pytest.mark.slow
 def test_the_line_to_copy_has_all_that_was_typed(tmp_path: Path) -> None:
     picture = tmp_path / "i.png"
     Image.new("RGB", (64, 64)).save(picture)

@@ -197,7 +197,7 @@ class Within(Root):
 
 
 @pytest.mark.parametrize("mode", [Functions, Dispatches])
-@pytest.mark.parametrize("cls", [Root, Within])
+@pytest.mark.parametrize("cls", slow_but([Root], [Root, Within]))
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS[1:3])
 def test_weights_are_read_within_modes_of_somebody_else(
     backend: str, asked: dict[str, Any], cls: type[Model], mode: type[Any]

@@ -124,6 +124,7 @@ def test_a_program_that_was_not_cut_is_refused() -> None:
         page({"model": program})
 
 
+@pytest.mark.slow
 def test_a_compiled_pipeline_shows_a_call_of_it(tmp_path: Path) -> None:
     pipe = dovetail.load_pipeline(demo.folder(), backend="sim0&sim1", rig="sim0=64MiB,sim1=64MiB")
     shown = pipe.dovetail.show("a red circle", **{**demo.CALL_DEFAULTS, "num_inference_steps": 3})

@@ -142,6 +142,7 @@ def test_after_a_refusal_another_call_is_planned_anew() -> None:
             paint(pipe)
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_machine_reads_nothing() -> None:
     dry = searched("cuda0=64MiB,cuda1=64MiB,cpu=16GiB")
     assert dry.decision is not None

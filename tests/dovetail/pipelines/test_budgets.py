@@ -117,6 +117,7 @@ def test_what_a_pipeline_keeps_for_what_is_called_at_the_end_of_a_step_is_planne
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_brought() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = bytes_of(pipe) // 20

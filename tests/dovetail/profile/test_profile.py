@@ -146,6 +146,7 @@ def test_show_writes_what_is_predicted() -> None:
     assert groups == {PREDICTED}
 
 
+@pytest.mark.slow
 def test_a_generation_is_profiled_and_its_profile_compared(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     options = ["--steps", "1", "--backend", "sim0&sim1", "-o", str(tmp_path / "o.png"), "--profile", str(file)]

@@ -221,7 +221,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize("backend", [pytest.param("sim0", marks=SLOW), SPREAD])
-@pytest.mark.parametrize("kind", ["own", "safetensors", "Q8_0"])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=SLOW) for kind in ("own", "safetensors")), "Q8_0"])
 def test_of_two_components_with_the_same_names_and_shapes_each_gets_its_own(
     kind: str, backend: str, twins: tuple[Path, Any], tmp_path: Path
 ) -> None:
