@@ -156,7 +156,14 @@ class Account:
         searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{searched}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
-        return [*warnings, takes, *self.notes]
+        return [*warnings, takes, *self._withheld(), *self.notes]
+
+    def _withheld(self) -> Iterator[str]:
+        """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more."""
+        for name, fact in self.devices().items():
+            rest = fact["total"] - fact["reserved"] - fact["free"]
+            if rest >= fact["total"] / 100:
+                yield f"{name}: {format_bytes(rest)} of it are in use, or kept back by a budget"
 
     def document(self) -> dict[str, object]:
         """All of it as data; sizes are in bytes."""

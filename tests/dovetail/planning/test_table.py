@@ -2,7 +2,9 @@
 
 import pytest
 
-from dovetail.planning.table import _blocks
+from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.table import Account, _blocks
+from testbed.pipelines import tiny_pipelines
 
 
 @pytest.mark.parametrize(
@@ -11,3 +13,12 @@ from dovetail.planning.table import _blocks
 )
 def test_blocks_are_counted_from_one_and_one_block_is_no_range(here: list[int], told: list[str]) -> None:
     assert _blocks(here, 4) == told
+
+
+@pytest.mark.parametrize(("options", "told"), [({}, []), ({"max_vram": "sim0=1"}, ["sim0: 3.0 GiB of it"])])
+def test_what_is_neither_reserved_nor_to_be_used_of_a_device_is_said(options: dict[str, str], told: list[str]) -> None:
+    pipe, call = tiny_pipelines.flux()
+    dry = DryPipeline(pipe, {"rig": "sim0=4GiB,sim1=4GiB,cpu=4GiB", "backend": "sim0&sim1", **options})
+    account = dry.account(dry(**call))
+    assert isinstance(account, Account)
+    assert [line.partition(" are in use")[0] for line in account.remarks() if "kept back" in line] == told
