@@ -15,7 +15,7 @@ from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
 from ..opening.garbage import collect_from_now
 from ..opening.loading import Loading
-from ..options.call import Size, call_arguments
+from ..options.call import Size, call_arguments, frame_rate
 from ..options.inputs import Inputs
 from ..options.lora import Loras
 from ..options.painting import ANY_SEED, Painting, class_of, without_size
@@ -99,6 +99,9 @@ def generate(
         pipe = loading.load()
     collect_from_now()
     arguments = call_arguments(pipe, given, pipeline.defaults)
+    rate = frame_rate(type(pipe))
+    if painting.fps and rate:  # what is computed depends on it
+        arguments["frame_rate"] = painting.fps
     if saved and saved.pipeline != type(pipe).__name__:
         raise UsageError(
             f"{latents} is of a {saved.pipeline}, not of {type(pipe).__name__}: name its --model and the pictures that "
@@ -106,7 +109,7 @@ def generate(
         )
     _warn_of_prompt(pipe, arguments, is_demo=not model)
     again = [*(["--model", model] if model else []), *source.words(), *weights.words(), *inputs.words()]
-    run = Run(pipe, arguments, phases, output, again, painting.fps, latents_to, json)
+    run = Run(pipe, arguments, phases, output, again, painting.fps or rate, latents_to, json)
     seeds = painting.seeds(seed)
     with profiled(profile, pipe):
         files = run.pictures(seeds, saved)

@@ -104,6 +104,12 @@ def takes(cls: Any, name: str) -> bool:
     return bool(_spelled(name, inspect.signature(cls.__call__).parameters))
 
 
+def frame_rate(cls: Any) -> float | None:
+    """The frames a second that a class of pipelines computes videos for; None where it takes no such number."""
+    parameter = inspect.signature(cls.__call__).parameters.get("frame_rate")
+    return float(parameter.default) if parameter and isinstance(parameter.default, (int, float)) else None
+
+
 def check_options(cls: Any, given: Mapping[str, Any]) -> None:
     """Raises UsageError for an option that a class of pipelines cannot use; nothing needs to be loaded for it."""
     parameters = inspect.signature(cls.__call__).parameters

@@ -19,7 +19,7 @@ MOVING = (".gif", ".webp", FILM)
 FPS = 16
 
 
-def save(result: Any, path: Path, fps: int = FPS) -> list[Path]:
+def save(result: Any, path: Path, fps: float = FPS) -> list[Path]:
     """Writes the first picture of a result, or its first video: as one file where that moves, else as a file a frame.
 
     Where the disk is full or gone by now, what was painted goes to a folder for temporary files, and the error says so.
@@ -35,14 +35,14 @@ def save(result: Any, path: Path, fps: int = FPS) -> list[Path]:
         raise DovetailError(f"{why}; what was painted is in {_save_elsewhere(frames, path, fps)}") from error
 
 
-def _save_elsewhere(frames: Sequence[Image.Image], path: Path, fps: int) -> str:
+def _save_elsewhere(frames: Sequence[Image.Image], path: Path, fps: float) -> str:
     try:
         return ", ".join(map(str, _save(frames, Path(tempfile.mkdtemp(prefix="dovetail-"), path.name), fps)))
     except OSError as error:
         return f"no file either ({error.strerror}): make room and paint it again"
 
 
-def _save(frames: Sequence[Image.Image], path: Path, fps: int) -> list[Path]:
+def _save(frames: Sequence[Image.Image], path: Path, fps: float) -> list[Path]:
     if len(frames) == 1 or path.suffix.lower() in MOVING:
         return [_write(frames, path, fps)]
     return [_write([frame], numbered(path, index), fps) for index, frame in enumerate(frames)]
@@ -97,7 +97,7 @@ def _picture(frame: Any) -> Image.Image:
     return Image.fromarray(values if values.dtype == np.uint8 else (values * 255).round().clip(0, 255).astype("uint8"))
 
 
-def _write(frames: Sequence[Image.Image], path: Path, fps: int) -> Path:
+def _write(frames: Sequence[Image.Image], path: Path, fps: float) -> Path:
     with written_beside(path) as draft:
         if path.suffix.lower() == FILM:
             _write_film(frames, draft, fps)
@@ -108,7 +108,7 @@ def _write(frames: Sequence[Image.Image], path: Path, fps: int) -> Path:
     return path
 
 
-def _write_film(frames: Sequence[Image.Image], path: Path, fps: int) -> None:
+def _write_film(frames: Sequence[Image.Image], path: Path, fps: float) -> None:
     """Writes H.264, whose sides are even: of a frame with an odd one, the last row or column is left out."""
     from diffusers.utils import export_to_video
 

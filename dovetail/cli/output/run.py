@@ -30,7 +30,7 @@ class Run:
     phases: Phases
     output: Path
     again: Sequence[str]
-    fps: int | None
+    fps: float | None
     latents_to: Path | None
     json: bool
 
@@ -88,6 +88,8 @@ class Run:
         with self.phases.watching():
             begin("writing")
             files = save(result, output, self.fps or FPS)
+        if getattr(result, "audio", None) is not None:
+            warn("the sound that this pipeline has made is not written: use it from Python, where the result has audio")
         if not self.json:
             print(*files, sep="\n", flush=True)
         return files

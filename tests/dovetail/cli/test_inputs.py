@@ -20,13 +20,16 @@ import dovetail
 from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.cli.commands.help import TOPICS
+from dovetail.cli.options.call import frame_rate
 from dovetail.cli.options.inputs import Inputs
 from dovetail.cli.output.picture import check_suffix, save
+from dovetail.cli.output.run import Run
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.conventions.prompts import told_of_cut
 from dovetail.conventions.schedulers import exchanged
 from dovetail.conventions.tasks import class_for
 from dovetail.demo.words import unknown_words
+from dovetail.progress.phases import Phases
 from testbed.pipelines import tiny_pipelines
 
 
@@ -326,3 +329,20 @@ def test_each_topic_shows_commands_that_are_understood(topic: str, tmp_path: Pat
 
 def test_a_topic_that_is_not_there_names_those_that_are() -> None:
     assert "did you mean placement?" in refused("help", "placemnt")
+
+
+@pytest.mark.parametrize(("name", "rate"), [("LTX2Pipeline", 24), ("LTXPipeline", 25), ("WanPipeline", None)])
+def test_a_video_is_as_fast_as_its_pipeline_computes_it_for(name: str, rate: float | None) -> None:
+    assert frame_rate(getattr(diffusers, name)) == rate
+
+
+@pytest.mark.parametrize("audio", [None, np.zeros((1, 2, 8))])
+def test_sound_that_is_not_written_is_said(
+    audio: np.ndarray | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = np.stack([np.full((16, 16, 3), shade) for shade in (0.0, 1.0)])
+    made = SimpleNamespace(frames=frames[None], audio=audio)
+    run = Run(None, {}, Phases(lambda _: None), tmp_path / "a.gif", [], 24.0, None, False)
+    assert run._write(made, tmp_path / "a.gif") == [tmp_path / "a.gif"]
+    assert Image.open(tmp_path / "a.gif").info["duration"] == 40
+    assert ("sound" in capsys.readouterr().err) == (audio is not None)
