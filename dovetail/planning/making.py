@@ -227,11 +227,14 @@ class Making:
         return {}
 
     def _smaller(self, run: DryRun) -> Iterator[tuple[Mapping[str, str], DryRun]]:
-        """Dry runs of smaller sizes, with the options that ask for them."""
+        """Dry runs of smaller sizes that the pipeline takes, with the options that ask for them."""
+        called = {one.component.name for one in run.calls.values()}
         for options, given in smaller_calls(self._handle.pipe, run, self._asked.kwargs):
             asked = replace(self._asked, kwargs={**self._asked.kwargs, **given}, strict=False)
             with as_before_on_error(list(self._handle.components.values())):
-                yield options, self._planner.trace(self._handle, asked)
+                found = self._planner.trace(self._handle, asked)
+                if called <= {one.component.name for one in found.calls.values()}:
+                    yield options, found
 
     def _in_tiles(self, run: DryRun) -> tuple[str, ...]:
         """In words that decoding in tiles would fit, where it was forbidden."""

@@ -39,6 +39,23 @@ def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_tog
     assert {phases(name) for name in NAMES} == {"conditioning"}
 
 
+def _ran(*names: str) -> Any:
+    calls = {name: SimpleNamespace(component=SimpleNamespace(name=name)) for name in names}
+    return SimpleNamespace(calls=calls)
+
+
+def test_a_smaller_size_that_the_pipeline_refuses_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own code ends a dry run of such a size before anything is called, and nothing fits everywhere."""
+    sizes: list[dict[str, str]] = [{"--size": "48x48"}, {"--size": "32x32"}, {"--size": "16x16"}]
+    monkeypatch.setattr("dovetail.planning.making.smaller_calls", lambda *_: [(size, {}) for size in sizes])
+    runs = [_ran(), _ran("text_encoder", "vae"), _ran("text_encoder")]
+    planner: Any = Refusing([])
+    planner.trace = lambda *_: runs.pop(0)
+    handle: Any = SimpleNamespace(pipe=None, components={})
+    making = Making(planner, handle, PlanRequest("", (), {}))
+    assert [size for size, _ in making._smaller(_ran("text_encoder", "vae"))] == sizes[1:2]
+
+
 class Refusing:
     """A planner whose plans are refused, each as it is told, and which notes what they were made with."""
 
