@@ -159,11 +159,15 @@ class Account:
         return [*warnings, takes, *self._withheld(), *self.notes]
 
     def _withheld(self) -> Iterator[str]:
-        """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more."""
-        for name, fact in self.devices().items():
-            rest = fact["total"] - fact["reserved"] - fact["free"]
-            if rest >= fact["total"] / 100:
-                yield f"{name}: {format_bytes(rest)} of it are in use, or kept back by a budget"
+        """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more.
+
+        Of a GPU that shares the host's memory, what the host keeps is told elsewhere.
+        """
+        for device in self.generation.peaks():
+            memory = self.generation.rig[device]
+            rest = memory.total - memory.reserve - memory.free
+            if rest >= memory.total / 100 and not memory.integrated:
+                yield f"{device}: {format_bytes(rest)} of it are in use, or kept back by a budget"
 
     def document(self) -> dict[str, object]:
         """All of it as data; sizes are in bytes."""
