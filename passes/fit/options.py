@@ -317,7 +317,8 @@ def _asked(load: Load, chain: Chain, problem: Problem) -> Split | None:
     shares = [*load.asked.shares, *[0.0] * len(problem.rooms)][: len(problem.rooms)] if load.asked.shares else ()
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
     rooms = [Offer(room.budget) for room in problem.rooms]
-    return _of_counts(problem, split_parts(parts, rooms, Placed(chain.rest.nbytes, chain.rest.live), shares))
+    rest = chain.rest.nbytes - (load.unread if shares else 0)  # which shares do not divide
+    return _of_counts(problem, split_parts(parts, rooms, Placed(rest, chain.rest.live), shares))
 
 
 def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:

@@ -180,7 +180,7 @@ def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
 
 def _shares(load: Load, way: Option) -> str:
     """Shares with which a layer split has these ranges: the bytes of each, which is checked."""
-    chain = load.way(way.tiled)[0]
+    chain, _ = load.called(way.tiled, way.chunks)
     nbytes = [sum(part.nbytes for part in chain.parts[start:end]) for start, end in way.ranges]
     nbytes[0] += chain.rest.nbytes
     unit = min(2**20, max(1, sum(nbytes) // 1000))

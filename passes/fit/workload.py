@@ -68,10 +68,13 @@ class Load:
 
     def way(self, tiled: bool, chunks: int = 1) -> tuple[Chain, float]:
         """The chain and the number of its calls, in tiles or chunks; the rest has the weights that no call reads."""
-        whole = self.chunked.get(chunks, self.chain), self.times
-        chain, times = self.tiles if tiled and self.tiles else whole
+        chain, times = self.called(tiled, chunks)
         missing = max(0, max(self.nbytes, self.chain.nbytes) - chain.nbytes)
         return replace(chain, rest=replace(chain.rest, nbytes=chain.rest.nbytes + missing)), times
+
+    def called(self, tiled: bool, chunks: int = 1) -> tuple[Chain, float]:
+        """The same with the weights alone that its calls read, which are those that a split by shares divides."""
+        return self.tiles if tiled and self.tiles else (self.chunked.get(chunks, self.chain), self.times)
 
     def coarse(self, tiled: bool, most: int, chunks: int = 1) -> tuple[Chain, tuple[int, ...]]:
         """The chain in at most so many parts, and how many blocks each has; made once."""
