@@ -81,15 +81,21 @@ def _short(text: str) -> str:
 class DoesNotFitError(DovetailError):
     """What was asked needs more memory than a device, a budget or the machine has.
 
-    ``over`` has by how many bytes each device is exceeded, as far as that is known. ``problem`` is the message without
-    what it proposes, which is ``ways``. A problem that takes long to find is given as a function, which is called when
-    the message is read, once: most refusals are caught, and something else is tried.
+    ``over`` has by how many bytes each device is exceeded, as far as that is known, and ``component`` is the one at
+    whose fullest moment that is, where that is known; it is ``own`` where that moment is a call's, and not for others.
+    ``problem`` is the message without what it proposes, which is ``ways``. A problem that takes long to find is given
+    as a function, which is called when the message is read, once: most refusals are caught, and something else is
+    tried.
     """
 
     exit_code = 3
 
-    def __init__(self, problem: str | Callable[[], str], over: Mapping[Any, int] | None = None, ways: str = "") -> None:
+    def __init__(
+        self, problem: str | Callable[[], str], over: Mapping[Any, int] | None = None, ways: str = "", *,
+        own: bool = False, component: str = "",
+    ) -> None:  # fmt: skip
         self.over: Mapping[Any, int] = over or {}
+        self.own, self.component = own, component
         self.ways = ways
         self._problem = problem
         super().__init__(problem)
@@ -100,6 +106,11 @@ class DoesNotFitError(DovetailError):
         if not isinstance(self._problem, str):
             self._problem = self._problem()
         return self._problem
+
+    @property
+    def excess(self) -> dict[tuple[str, Any], int]:
+        """The bytes of ``over`` by component, "" where it is not known, and device."""
+        return {(self.component, device): nbytes for device, nbytes in self.over.items()}
 
     def __str__(self) -> str:
         """The problem and the ways out."""

@@ -24,7 +24,7 @@ from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.workload import TRIES, Asked, Budgets, Load, taken_off
+from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
@@ -126,15 +126,15 @@ class Decision:
         return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
 
 
-def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Device, int] | None = None) -> Decision:
+def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None = None) -> Decision:
     """The plan of least seconds.
 
     Args:
         name: of the pipeline, for messages.
         loads: its components.
         request: the rig, the budgets, and what was asked.
-        over: by how many bytes a plan that was made before turned out to exceed a device when it was lowered; so much
-            less is used of it.
+        over: by how many bytes a plan that was made before turned out to exceed a device when it was lowered, by
+            component and device; so much more is taken to be alive there.
 
     Raises:
         DoesNotFitError: no plan does what was asked within the budgets; the message says which component takes the
@@ -143,8 +143,7 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Mapping[Dev
     started = time.perf_counter()
     machine = machine_of(request)
     granted, _ = budgets_of(request)
-    tight = {device: max(0, n - (over or {}).get(device, 0)) for device, n in granted.devices.items()}
-    budgets = replace(granted, devices=tight)
+    loads, budgets = foreseeing(loads, granted, over or {})
     solution = search(loads, machine, budgets)
     if solution is None:
         raise DoesNotFitError(partial(_problem, name, tuple(loads), machine, budgets, request.rig))
@@ -158,16 +157,16 @@ def _problem(name: str, loads: Sequence[Load], machine: Machine, budgets: Budget
     return f"{name} does not fit: {problem_of(lacking(loads, machine, budgets), loads, budgets, total)}"
 
 
-def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
-    """What an attempt gives that is made anew while it exceeds a device, with so much less of that device.
+def tightened(attempt: Callable[[Over], T]) -> T:
+    """What an attempt gives that is made anew while it exceeds a device, with so much more foreseen there.
 
     Args:
-        attempt: decides and lowers; takes the bytes by which the attempts before exceeded each device.
+        attempt: decides and lowers; takes the bytes by which those before exceeded devices.
 
     Raises DoesNotFitError: that of the last attempt that had numbers of devices that it exceeds, for those of a search
     within less than the budgets mean nothing to a person; else that of the first.
     """
-    over: Counter[Device] = Counter()
+    over: Counter[tuple[str, Device]] = Counter()
     exceeded: DoesNotFitError | None = None
     tries = 0
     while True:
@@ -179,7 +178,7 @@ def tightened(attempt: Callable[[Mapping[Device, int]], T]) -> T:
                 raise (error if error.over else exceeded or error) from None
             exceeded = error
             logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update(taken_off(error.over, tries))
+            over.update(taken_off(error.excess, tries))
 
 
 def machine_of(request: Request) -> Machine:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ..compiler.spec.devices import Device
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
+from ..passes.fit.workload import Over
 from .asked import request_of
 from .decide import Decision, Member, TracedCall, decide, loads_of, tightened
 
@@ -67,7 +67,7 @@ def fitted(
     roles = {one: member.role for one, member in members.items()}
     loads = loads_of(members, calls_of(run), request)
 
-    def attempt(over: Mapping[Device, int]) -> tuple[T, Decision]:
+    def attempt(over: Over) -> tuple[T, Decision]:
         decision = decide(name, loads, request, over)
         logger.info("searched %.2f s: %s", decision.searched, decision.plan.line)
         place(request_of(request, decision.plan, roles))

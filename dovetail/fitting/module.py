@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..compiler.errors import DoesNotFitError
@@ -12,11 +12,11 @@ from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.schedule import Load as Bring
 from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
 from ..compiler.spec.chunks import WHOLE, Chunks
-from ..compiler.spec.devices import HOST, Device
+from ..compiler.spec.devices import HOST
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
-from ..passes.fit.workload import Load
+from ..passes.fit.workload import Load, Over
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .asked import leaves_devices_open
@@ -105,7 +105,7 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -
     loads = loads_of({name: Member("", "all", nbytes)}, [TracedCall(name, traced)], request)
     loads = [_staying(load) for load in loads]
 
-    def attempt(over: Mapping[Device, int]) -> Program:
+    def attempt(over: Over) -> Program:
         placed = _placed(request, decide(name, loads, request, over).solution, name)
         logger.info("%s: --backend %s", name, placed.backend)
         return lower(placed)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.chunks import WHOLE
-from ..compiler.spec.devices import Device
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
 from ..passes.fit.ways_out import CHUNKS, Trial, WayOut, refusal, said_of, ways_out
-from ..passes.fit.workload import Budgets, Load
+from ..passes.fit.workload import Budgets, Load, Over
 from .asked import budgets_of, leaves_devices_open, settings_of_request, typed, with_chunks
 from .chains import COUNTS
 from .chunked import Counts, Lowered, least_chunks
@@ -25,7 +24,7 @@ from .packing import packed
 
 logger = logging.getLogger(__name__)
 
-Lowers = Callable[[DryRun], "Mapping[Device, int]"]
+Lowers = Callable[[DryRun], Over]
 """Lowers what a dry run has traced as it is placed now, and keeps nothing: by how much each device is exceeded."""
 
 Seconds = Callable[[DryRun], float]
@@ -75,7 +74,7 @@ def explained(
         return loads_of(members, calls_of(some), eased(request, roles), COUNTS)
 
     def trial_of(some: DryRun) -> Trial:
-        def trial(out: WayOut) -> Mapping[Device, int] | None:
+        def trial(out: WayOut) -> Over | None:
             if place is None:
                 return None if out.has_chunks else {}
             with packed(some, out.packed, out.quant):

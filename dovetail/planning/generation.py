@@ -220,7 +220,7 @@ class Generation:
                 if peak.total > memory.free and is_asked:
                     over = {device: peak.total - memory.free}
                     problem, ways = self._refusal(call, device, peak, memory)
-                    raise DoesNotFitError(problem, over, ways)
+                    raise DoesNotFitError(problem, over, ways, component=call.component)
         self._check_shared()
 
     def _check_shared(self) -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..fitting.decide import Decision, speeds_here
 from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
+from ..passes.fit.workload import Over
 from .generation import Generation
 from .plannable import Plannable
 from .quicker import (
@@ -218,12 +218,12 @@ class Making:
         tried = Tried(self._exceeded, seconds, lambda: self._smaller(run), self._in_tiles(run), folder)
         return handle.refused(refused, run, tried)
 
-    def _exceeded(self, run: DryRun) -> Mapping[Device, int]:
+    def _exceeded(self, run: DryRun) -> Over:
         """By how many bytes devices are exceeded by what a dry run has traced, as it is placed now."""
         try:
             self._planner.try_out(self._handle, run)
         except DoesNotFitError as error:
-            return error.over
+            return error.excess
         return {}
 
     def _smaller(self, run: DryRun) -> Iterator[tuple[Mapping[str, str], DryRun]]:

@@ -310,7 +310,11 @@ class Planner:
                 held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
                 there = one.component.sites.main_of(one.call.module)
                 one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
-                compiled = one.component.finish(one.call, one.key, one.traced)
+                try:
+                    compiled = one.component.finish(one.call, one.key, one.traced)
+                except DoesNotFitError as error:
+                    error.component = self.refused if error.own else ""
+                    raise
                 values = Counter(values_of(compiled.program)) + held
                 self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
             self.refused = ""

@@ -145,6 +145,7 @@ def _amounts(
         return [load.asked.amounts]
     if residency is Residency.DEVICE or budgets.host in devices:
         return [ALIKE]
+    budgets = budgets.less(load.more)
     host = budgets.of(budgets.host)
     in_memory = [0] if residency is Residency.HOST else _worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
     on_device = [0]
@@ -184,6 +185,7 @@ def option(
     ``amounts`` of the weights rest on the devices for good, or in the host's memory where the others rest on disk.
     Weights come and go in stages finer than a block only where they have no room for blocks.
     """
+    budgets = budgets.less(load.more)
     whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or load.asked.is_split else most, chunks)
     chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
     for grain in GRAINS if residency.stages_on(devices[0]) else GRAINS[:1]:
@@ -247,7 +249,7 @@ def _streamed(chain: Chain, split: Split, grain: Grain) -> int:
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     """The way in which each device is filled in proportion to what it offers, with weights that stay."""
-    chunks = load.counts()[0]
+    chunks, budgets = load.counts()[0], budgets.less(load.more)
     chain, counted = load.coarse(False, WHOLE, chunks)
     problem = problem_of(load, chain, machine, budgets, devices, Residency.DEVICE)
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
@@ -375,6 +377,7 @@ def _option(
     ends = [0, *accumulate(counts)]
     places = [place for place, count in zip(split.residency, counts, strict=True) for _ in range(count)]
     used = [index for index, (start, end) in enumerate(split.ranges) if end > start or index == 0]
+    live += Counter({devices[index]: load.more.get(devices[index], 0) for index in used})
     ranges = [(ends[split.ranges[index][0]], ends[split.ranges[index][1]]) for index in used]
     brought = Counter({device: nbytes for device, nbytes in kept.items() if moves[device]})
     stays += Counter({device: nbytes for device, nbytes in kept.items() if not moves[device]})

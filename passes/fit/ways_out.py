@@ -20,7 +20,7 @@ from .chain import Part
 from .options import Machine
 from .plan import settings_of
 from .search import Solution, search
-from .workload import TRIES, Asked, Budgets, Load, taken_off
+from .workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off
 
 TYPES = ("Q8_0", "Q4_K")
 """The packed types that are tried, in bits a number from most to least."""
@@ -64,14 +64,14 @@ class WayOut:
         return any(ways[load.name].chunks > 1 for load in self.loads if load.asked.chunks is None)
 
 
-Trial = Callable[[WayOut], "Mapping[Device, int] | None"]
+Trial = Callable[[WayOut], Over | None]
 """Tries a way out: gives by how many bytes each device is exceeded, nothing where it fits; None if it cannot be."""
 
 Smaller = Callable[[], Iterator[tuple[Mapping[str, str], Sequence[Load], Trial]]]
 """Gives smaller sizes, the largest first: the options that ask for it, the components at that size, and its trial."""
 
 
-def _fits(_: WayOut) -> Mapping[Device, int]:
+def _fits(_: WayOut) -> Over:
     return {}
 
 
@@ -148,9 +148,9 @@ def _tried(
     more: Mapping[str, str] | None = None, packed: tuple[str, tuple[str, ...]] = ("", ()),
 ) -> WayOut | None:  # fmt: skip
     """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it."""
-    left = budgets
+    some, left = loads, budgets
     for tries in range(1, TRIES + 1):
-        solution = search(loads, machine, left)
+        solution = search(some, machine, left)
         if solution is None:
             return None
         typed = {"--max-vram": budgets.typed} if budgets.typed else {}
@@ -159,8 +159,7 @@ def _tried(
         over = trial(out)
         if not over:
             return out if over is not None else None
-        off = taken_off(over, tries)
-        left = replace(left, devices={device: max(0, n - off.get(device, 0)) for device, n in left.devices.items()})
+        some, left = foreseeing(some, left, taken_off(over, tries))
     return None
 
 

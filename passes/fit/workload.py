@@ -16,6 +16,9 @@ TRIES = 6
 
 _MARGIN = 1.02
 
+Over = Mapping[tuple[str, Device], int]
+"""By how many bytes devices are exceeded, at the fullest moment of a component by name; "" where that is not known."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -47,7 +50,8 @@ class Load:
 
     ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
     ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
-    ``chunked`` has by a number of chunks the chain in which wide parts are computed in so many.
+    ``chunked`` has by a number of chunks the chain in which wide parts are computed in so many. ``more`` bytes than the
+    chain knows of are alive on devices, as lowering has found.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Load:
     asked: Asked = field(default_factory=Asked)
     in_files: bool = True
     chunked: Mapping[int, Chain] = field(default_factory=dict, hash=False)
+    more: Mapping[Device, int] = field(default_factory=dict, hash=False)
 
     @property
     def unread(self) -> int:
@@ -133,13 +138,29 @@ class Budgets:
         """The bytes for weights and values on a device."""
         return self.devices.get(device, 0)
 
+    def less(self, nbytes: Mapping[Device, int]) -> Budgets:
+        """The budgets without some bytes of devices."""
+        if not nbytes:
+            return self
+        return replace(self, devices={one: max(0, n - nbytes.get(one, 0)) for one, n in self.devices.items()})
 
-def taken_off(over: Mapping[Device, int], tries: int) -> dict[Device, int]:
-    """The bytes to take off the budgets of devices which a plan was found to exceed by ``over``, after so many tries.
+
+def taken_off(over: Over, tries: int) -> dict[tuple[str, Device], int]:
+    """The bytes to take for more than was foreseen, where a plan was found to exceed devices, after so many tries.
 
     A little more than that at first; from the third on four times as much each time, so that few tries find an end.
     """
-    return {device: int(_MARGIN * nbytes * 4 ** max(0, tries - 2)) for device, nbytes in over.items()}
+    return {one: int(_MARGIN * nbytes * 4 ** max(0, tries - 2)) for one, nbytes in over.items()}
+
+
+def foreseeing(loads: Sequence[Load], budgets: Budgets, over: Over) -> tuple[list[Load], Budgets]:
+    """The components with so much more alive on devices; what is of no one of them is taken off the budgets."""
+    of_each: dict[str, dict[Device, int]] = {load.name: dict(load.more) for load in loads}
+    of_all: dict[Device, int] = {}
+    for (name, device), nbytes in over.items():
+        some = of_each.get(name, of_all)
+        some[device] = some.get(device, 0) + nbytes
+    return [replace(load, more=of_each[load.name]) for load in loads], budgets.less(of_all)
 
 
 def joined(calls: Sequence[tuple[Chain, float]]) -> tuple[Chain, float]:

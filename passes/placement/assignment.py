@@ -226,6 +226,7 @@ def _check_room(
             _problem(name, need, is_staged, there),
             {device: need.total - free[device]},
             _ways_out(rig, device, need),
+            own=not need.is_for_others,
         )
 
 

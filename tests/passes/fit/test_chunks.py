@@ -82,7 +82,7 @@ def test_a_refusal_names_chunks_that_were_not_asked_for_before_other_weights_and
     assert [out.what for out in outs[:2]] == ["wide parts in chunks", "a larger budget"]
     assert '--chunk "diffusion=4"' in said_of(outs[0])
     tried = ways_out(
-        loads, machine((FAST, CPU)), given, trial=lambda out: {FAST: 1} if "--chunk" in out.settings else {}
+        loads, machine((FAST, CPU)), given, trial=lambda out: {("", FAST): 1} if "--chunk" in out.settings else {}
     )
     assert not any("--chunk" in out.settings for out in tried)
 

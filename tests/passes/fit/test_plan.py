@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dovetail.compiler.spec import parse_backend, parse_chunks, parse_params_backend, parse_tensor_split
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.options import Machine, option
@@ -45,15 +47,17 @@ def test_one_device_for_all_is_written_once() -> None:
     assert plan_of(found(loads, given), loads, given).line == "--backend cuda0"
 
 
-def test_the_shares_of_the_line_give_the_ranges_of_the_plan() -> None:
+@pytest.mark.parametrize("unread", [0, 200])
+def test_the_shares_of_the_line_give_the_ranges_of_the_plan(unread: int) -> None:
     one = load("diffusion", 13, 20)
+    one = replace(one, nbytes=one.nbytes + unread * MIB)  # which no call reads, and no program has
     on = Machine((FAST, SLOW, CPU), machine().speeds, CPU)
     for fast in range(50, 250, 10):
-        way = option(one, on, budgets(fast, 250, 0), (FAST, SLOW), Residency.DEVICE, False)
+        way = option(one, on, budgets(fast + unread, 250, 0), (FAST, SLOW), Residency.DEVICE, False)
         assert way is not None
         if len(way.devices) < 2:
             continue
-        plan = plan_of(Solution({"diffusion": way}), [one], budgets(fast, 250, 0))
+        plan = plan_of(Solution({"diffusion": way}), [one], budgets(fast + unread, 250, 0))
         shares = parse_tensor_split(plan.settings["--tensor-split"], {"diffusion": "diffusion"}).shares_for(
             "diffusion", "diffusion", (FAST, SLOW)
         )

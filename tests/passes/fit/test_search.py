@@ -16,7 +16,7 @@ from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
 from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
-from dovetail.passes.fit.workload import Asked, Budgets, Load
+from dovetail.passes.fit.workload import Asked, Budgets, Load, foreseeing
 from dovetail.passes.simulate.cost import OpCost
 from tests.cases import slow_but
 
@@ -282,3 +282,15 @@ def test_devices_that_share_the_memory_of_the_host_have_one_budget_with_it() -> 
     kept = [replace(one, asked=Asked(residency=Residency.DEVICE)) for one in loads]
     assert search(kept, machine((FAST, CPU)), apart) is not None
     assert search(kept, machine((FAST, CPU)), shared) is None
+
+
+def test_what_one_component_needs_more_than_foreseen_takes_room_from_no_other() -> None:
+    loads, given = pipeline(), budgets(240, 0, 1000)
+    before = found(loads, given)
+    again, left = foreseeing(loads, given, {("vae", FAST): 185 * MIB})
+    after = found(again, left)
+    assert after.ways["vae"].devices == (CPU,), "60 MiB and 185 are more than its device has"
+    assert after.ways["diffusion"] == before.ways["diffusion"]
+    assert left == given
+    _, left = foreseeing(loads, given, {("", FAST): 185 * MIB})
+    assert left.of(FAST) == 55 * MIB

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, search
 from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, refusal, said_of, ways_out
-from dovetail.passes.fit.workload import Asked, Budgets, Load
+from dovetail.passes.fit.workload import Asked, Budgets, Load, Over
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
 
@@ -90,7 +89,7 @@ def test_a_smaller_size_is_tried_last() -> None:
 
     def smaller() -> Iterator[tuple[dict[str, str], list[Load], Trial]]:
         yield {"--size": "768x768"}, [load("vae", 0, 0, live=55)], lambda _: {}
-        yield {"--size": "640x640"}, small, lambda _: {FAST: 90 * MIB}
+        yield {"--size": "640x640"}, small, lambda _: {("", FAST): 90 * MIB}
         yield {"--size": "512x512"}, small, lambda out: tried.append(out) or {}
 
     found = outs([load("vae", 0, 0, live=60)], Budgets({FAST: 50 * MIB}, CPU), smaller=smaller)
@@ -101,9 +100,11 @@ def test_a_smaller_size_is_tried_last() -> None:
 def test_a_way_out_that_turns_out_to_exceed_a_device_is_searched_again_with_less_of_it() -> None:
     tried: list[WayOut] = []
 
-    def trial(out: WayOut) -> dict[Device, int]:
+    def trial(out: WayOut) -> Over:
         tried.append(out)
-        return {} if out.solution.ways["diffusion"].devices == (CPU,) else {FAST: 10**9, SLOW: 10**9}
+        return (
+            {} if out.solution.ways["diffusion"].devices == (CPU,) else {("", FAST): 10**9, ("diffusion", SLOW): 10**9}
+        )
 
     loads = [replace(one, asked=Asked((SLOW,), Residency.DEVICE)) for one in pipeline() if one.name == "diffusion"]
     found = outs(loads, budgets(1000, 100, 1000), trial=trial)
