@@ -7,7 +7,7 @@ Nodes follow the weight consumed last before or at them, as they do when they ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -18,14 +18,16 @@ from ...compiler.ir.staging import aligned
 from ...compiler.spec.devices import Rig
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.speeds import Speed
-from ..analysis.liveness import live_bytes
 from ..analysis.memory_needs import Count
+from ..placement.assignment import arranged
 from ..placement.place import blocks_of_nodes
 from ..simulate.cost import OpCost, cost_of
 
 REST = -1
 Work = tuple[tuple[OpCost, float], ...]
 _ANY = Rig.of(cpu=1)
+_ACCELERATOR = Rig.of(cuda0=1)
+"""A device whose kernels take nothing beside operands and results, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +122,14 @@ def chain_of(program: Program) -> Chain:
     block = blocks_of_nodes(program, of_block)
     count = len(program.blocks)
     work: dict[int, Counter[OpCost]] = defaultdict(Counter)
-    live: Counter[int] = Counter()
-    for node, nbytes in live_bytes(program):
-        index = block[node]
-        live[index] = max(live[index], nbytes)
+    for node in program.graph.nodes:
         cost = cost_of(node)
         if cost.flops or cost.read or cost.written:
-            work[index][cost] += 1
+            work[block[node]][cost] += 1
     weights: Counter[int] = Counter()
     for weight in program.weights.values():
         weights[of_block.get(weight.name, REST)] += weight.nbytes
-    boundary, finest = _boundaries(program, block, count), _finest(program, block)
+    boundary, finest, live = _boundaries(program, block, count), _finest(program, block), _live(program, of_block)
 
     def part(index: int, name: str) -> Part:
         nbytes = weights[index]
@@ -138,6 +137,21 @@ def chain_of(program: Program) -> Chain:
 
     parts = tuple(part(index, one.name) for index, one in enumerate(program.blocks))
     return Chain(program.name, part(REST, "outside blocks"), parts)
+
+
+def _live(program: Program, of_block: Mapping[str, int]) -> Counter[int]:
+    """For each block, and for the rest, the bytes of values alive at most on one device that has the whole program.
+
+    As lowering has it there: with memory that is shared, and in the order in which least is alive.
+    """
+    whole = replace(program, rig=_ACCELERATOR)
+    copy = arranged(replace(whole, home=dict.fromkeys(program.weights, whole.main)))
+    block, counted = blocks_of_nodes(replace(copy, home={}), of_block), Count(copy, copy.places())
+    alive = counted.values.get(copy.main, [0])
+    found: Counter[int] = Counter({REST: alive[-1]})
+    for node, step in counted.steps.items():
+        found[block[node]] = max(found[block[node]], alive[step])
+    return found
 
 
 def _finest(program: Program, block: dict[Node, int]) -> dict[int, int]:
