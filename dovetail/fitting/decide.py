@@ -209,22 +209,18 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     used = {device for way in solution.ways.values() for device in way.devices}
     idle = [one for one in machine.devices if one not in used and one != machine.host]
+    kinds = machine.kinds(budgets)
     notes = []
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         if device == machine.host:
             continue
-        alike = [one for one in idle if _kind(one, machine, budgets) == _kind(device, machine, budgets)]
+        alike = [one for one in idle if kinds[one] == kinds[device]]
         without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((device, *alike), 0)})
         other = search(loads, machine, without)
         longer = _longer(other.seconds / solution.seconds, "take as long") if other else ""
         names = joined(sorted((device, *alike), key=machine.devices.index))
         notes.append(f"without {names} {f'a picture would {longer}' if longer else 'nothing fits'}")
     return notes
-
-
-def _kind(device: Device, machine: Machine, budgets: Budgets) -> tuple[int, Speed]:
-    """What two devices have alike that can take each other's place."""
-    return budgets.of(device), machine.speeds[device]
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
@@ -235,10 +231,11 @@ def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, bu
     used = {device for way in solution.ways.values() for device in way.devices}
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     others = [one for one in machine.devices if one not in solution.ways[heavy.name].devices and one != machine.host]
-    known: dict[tuple[int, Speed, bool], str] = {}
+    known: dict[tuple[Speed, int, bool], str] = {}
+    kinds = machine.kinds(budgets)
     told: dict[tuple[bool, str], list[Device]] = defaultdict(list)
     for device in () if heavy.asked.devices else others:
-        kind = budgets.of(device), machine.speeds[device], device in used
+        kind = *kinds[device], device in used
         if kind not in known:
             known[kind] = _why(device, heavy, solution, loads, machine, budgets)
         told[device in used, known[kind]].append(device)
@@ -282,5 +279,5 @@ def _why(
 def _longer(ratio: float, same: str = "be no faster") -> str:
     """How much longer a picture takes, by the ratio of two plans' seconds; less than half a percent is nothing."""
     if ratio < 1.005:
-        return same
+        return same if ratio > 0.995 else f"be {1 - ratio:.0%} faster"
     return f"take {seconds_text(ratio)} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"

@@ -7,13 +7,14 @@ weights come and go in every call, the partition of the chain says what lies whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, islice, pairwise, product
+from itertools import accumulate, islice, pairwise, product, zip_longest
+from typing import TypeVar
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
-from ...compiler.spec.speeds import Speeds
+from ...compiler.spec.speeds import Speed, Speeds
 from ..placement.place import Part as Placed
 from ..placement.place import Room as Offer
 from ..placement.place import split_parts
@@ -21,6 +22,8 @@ from .chain import Chain, Part
 from .grains import BLOCKS, GRAINS, SLOTS, Grain
 from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load
+
+T = TypeVar("T")
 
 LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
 PARTS = 16
@@ -36,7 +39,10 @@ _PARTS_ON_DEVICE = (0.5, 0.75, 0.95)
 WHOLE = 10**9
 """More parts than any chain has."""
 
-_LISTS = 24  # of devices that are tried for one component
+_LISTS = 32  # of several devices that are tried for one component
+_COUNTS = 16  # of devices in a list
+_ALIKE = 0.98
+"""Devices of one speed are of a kind where the smallest may use at least this part of what the largest may."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,36 @@ class Machine:
     speeds: Speeds
     host: Device
 
-    def lists(self, alike: Mapping[Device, object]) -> list[tuple[Device, ...]]:
-        """Lists of devices worth trying: each alone, and the others fastest and largest first, the host last.
+    def kinds(self, budgets: Budgets) -> dict[Device, tuple[Speed, int]]:
+        """The kind of each card: its speed, and how many kinds of that speed may use more memory."""
+        found: dict[Device, tuple[Speed, int]] = {}
+        largest: dict[Speed, tuple[int, int]] = {}
+        for card in sorted((one for one in self.devices if one != self.host), key=budgets.of, reverse=True):
+            speed, nbytes = self.speeds[card], budgets.of(card)
+            number, most = largest.get(speed, (-1, 0))
+            if number < 0 or nbytes < _ALIKE * most:
+                number, most = number + 1, nbytes
+            found[card], largest[speed] = (speed, number), (number, most)
+        return found
 
-        Devices of which ``alike`` has the same are exchanged for each other in one-device lists only.
+    def lists(self, budgets: Budgets) -> list[tuple[Device, ...]]:
+        """Lists of devices worth trying: each alone, and so many of several, the fastest and largest first.
+
+        Those of each number of devices, with the host behind them or without it, take turns. Devices of a kind are
+        exchanged for each other in one-device lists only.
         """
-        cards = [device for device in self.devices if device != self.host]
-        singles = [(device,) for device in self.devices]
-        several = (order for count in range(2, len(cards) + 1) for order in _orders(cards, count, alike))
-        with_host = (
-            (*order, self.host) for count in range(1, len(cards) + 1) for order in _orders(cards, count, alike)
-        )
-        return [*singles, *islice(chain(several, with_host), _LISTS)]
+        kinds = self.kinds(budgets)
+        cards = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], self.devices.index(one)))
+        counts = sorted({-(-len(cards) * part // _COUNTS) for part in range(1, _COUNTS + 1) if cards})
+        several = [_orders(cards, count, kinds) for count in counts if count > 1]
+        with_host = [((*order, self.host) for order in _orders(cards, count, kinds)) for count in counts]
+        return [*((one,) for one in self.devices), *islice(_in_turns([*several, *with_host]), _LISTS)]
+
+
+def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
+    """What several iterables have, one of each after another."""
+    for each in zip_longest(*some, fillvalue=None):
+        yield from (one for one in each if one is not None)
 
 
 def _orders(

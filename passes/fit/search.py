@@ -58,8 +58,7 @@ class Solution:
 
 def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution | None:
     """The ways of least seconds that fit together, or None where no ways do."""
-    alike = {one: (budgets.of(one), machine.speeds[one], one == machine.host) for one in machine.devices}
-    trial = Trial(loads, machine, budgets, machine.lists(alike), places_of(loads, budgets))
+    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets))
     columns: dict[str, list[Option]] = {}
     for load in loads:
         columns[load.name] = list(trial.options(load, budgets))

@@ -130,25 +130,43 @@ def test_the_host_is_a_budget_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_lists_of_devices_are_all_orders_of_their_kinds_fewest_devices_first(seed: int) -> None:
+def test_lists_of_devices_are_all_orders_of_their_kinds_of_each_number_of_devices(seed: int) -> None:
     rng = random.Random(seed)
     cards = tuple(Device("cuda", index) for index in range(rng.randint(0, 5)))
-    alike = {card: rng.randint(0, 2) for card in cards} | {CPU: -1}
+    sizes = {card: rng.choice((100, 50, 25)) for card in cards}  # of three kinds, a percent apart within each
+    nbytes = {card: size * MIB * rng.randint(990, 1000) // 1000 for card, size in sizes.items()}
+    on = Machine((*cards, CPU), Speeds(dict.fromkeys((*cards, CPU), Speed({"float32": 1e9}, 1e9, 1e9, 0.0)), 1e8), CPU)
+    alike = {**sizes, CPU: -1}
     orders = [order for count in range(1, len(cards) + 1) for order in itertools.permutations(cards, count)]
     every = [*(one for one in orders if len(one) > 1), *((*one, CPU) for one in orders)]
     kinds = {tuple(alike[device] for device in order): order for order in reversed(every)}
     differing = [order for order in every if kinds[tuple(alike[device] for device in order)] == order]
-    lists = Machine((*cards, CPU), machine().speeds, CPU).lists(alike)
+    lists = on.lists(Budgets({**nbytes, CPU: MIB}, CPU))
     alone = len(cards) + 1
     assert lists[:alone] == [(device,) for device in (*cards, CPU)]
-    assert lists[alone:] == differing[:24]
+    assert len(lists[alone:]) == len({*lists[alone:]}) == min(32, len(differing))
+    assert {*lists[alone:]} <= {*differing}
+    assert {(len(one), CPU in one) for one in lists[alone:]} == {(len(one), CPU in one) for one in differing}
+    assert all(sizes[card] == max(sizes.values()) for card in (lists[alone][0] for _ in cards[:1]) if card != CPU)
+
+
+def test_cards_that_differ_by_next_to_nothing_work_together_in_any_order() -> None:
+    cards = tuple(Device("cuda", index) for index in range(4))
+    speed = machine().speeds[FAST]
+    on = Machine((*cards, CPU), Speeds({**dict.fromkeys(cards, speed), CPU: machine().speeds[CPU]}, 1e8), CPU)
+    one = load("diffusion", 12, 20, live=2, times=20)
+    for sizes in ([68, 68, 68, 68], [67, 68, 68, 67], [68, 67, 67, 67]):
+        given = Budgets({**{card: size * MIB for card, size in zip(cards, sizes, strict=True)}, CPU: 1000 * MIB}, CPU)
+        assert len(found([one], given, on).ways["diffusion"].devices) == 4, sizes
 
 
 def test_many_cards_are_many_lists_and_no_more() -> None:
     cards = tuple(Device("cuda", index) for index in range(64))
-    on = Machine((*cards, CPU), machine().speeds, CPU)
-    for kinds in (dict.fromkeys(cards, 0), {card: card for card in cards}):
-        assert len(on.lists({**kinds, CPU: -1})) == 65 + 24
+    on = Machine((*cards, CPU), Speeds(dict.fromkeys((*cards, CPU), machine().speeds[CPU]), 1e8), CPU)
+    for nbytes in (dict.fromkeys(cards, MIB), {card: 2 ** (1 + card.index) for card in cards}):
+        lists = on.lists(Budgets({**nbytes, CPU: MIB}, CPU))
+        assert len(lists) <= 65 + 32
+        assert {64, 65} <= {*map(len, lists)}, "all of them, with the host and without it"
 
 
 def random_pipeline(rng: random.Random) -> list[Load]:
