@@ -1,7 +1,7 @@
 """Fits a pipeline whose devices were left open, once its calls are traced: searches, places, lowers, and checks.
 
 The search knows a program as a chain of parts. What its schedule needs is known when it is lowered, to the byte. Where
-that is more than a budget, so much less is taken for granted of the device, and the search is made again.
+that is more than a budget, the component whose moment it is gets so much more foreseen, and the search is made again.
 """
 
 from __future__ import annotations
