@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ from ...compiler.errors import UsageError
 from .words import words_of
 
 PICTURE = "Picture"
-_DIGITS = 7
+_PIXELS = re.compile("[0-9]{1,6}")
 _LARGEST = 2**15
 """Pixels of the longest side: planning makes the latents of a picture, and those of a mistyped size fill the memory."""
+MOST_STEPS = 10_000
+"""Planning walks through the loop of a call too, step by step, and a mistyped number of them would take hours."""
 _STEP_END = "callback_on_step_end"
 _SPELLINGS = {
     "guidance": ("guidance_scale", "true_cfg_scale"),
@@ -70,7 +73,7 @@ class Size:
         if not self.size:
             return None, None
         parts = self.size.lower().split("x")
-        if len(parts) > 2 or not all(part.isdecimal() and len(part) < _DIGITS and int(part) for part in parts):
+        if len(parts) > 2 or not all(_PIXELS.fullmatch(part) and int(part) for part in parts):
             raise UsageError(
                 f"--size {self.size[:40]} is no size: write width and height, such as 512x768, or one number"
             )
@@ -88,7 +91,9 @@ SAMPLE = "a picture"
 class Sample(Size):
     """The call that is planned where none is made: of a size, in so many steps."""
 
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Denoising steps.", rich_help_panel=PICTURE)
+    ] = None
 
     def one_step(self) -> Sample:
         """The same in one step, where none are asked for: enough to know what is called."""

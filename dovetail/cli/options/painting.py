@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...compiler.errors import UsageError
-from .call import PICTURE, check_options, takes
+from .call import MOST_STEPS, PICTURE, check_options, takes
 from .inputs import Inputs
 from .subject import Pipeline, quiet_libraries
 from .words import words_of
@@ -37,7 +37,7 @@ class Painting:
     """What to paint and how, as it was typed."""
 
     named_prompt: Annotated[str | None, _option("-p", "--prompt", metavar="TEXT", help="The same as PROMPT.")] = None
-    steps: Annotated[int | None, _option("--steps", min=1, help="Denoising steps.")] = None
+    steps: Annotated[int | None, _option("--steps", min=1, max=MOST_STEPS, help="Denoising steps.")] = None
     seed: Annotated[int, _option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
     count: Annotated[
         int,

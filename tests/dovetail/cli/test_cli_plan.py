@@ -25,6 +25,13 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --steps 2"
 
 
+@pytest.mark.parametrize("command", [["plan"], ["explain"], ["show"], ["compile", "-o", "plans"], ["generate", "x"]])
+def test_more_steps_than_anybody_means_are_refused_at_once(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--steps", "100000000"])
+    assert result.exit_code == 2
+    assert "less than or equal to 10000" in " ".join(result.stderr.split())
+
+
 def test_a_plan_as_json_has_bytes_and_options() -> None:
     plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").stdout)
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
