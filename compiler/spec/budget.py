@@ -113,7 +113,9 @@ def parse_max_memory(given: MaxMemory) -> Budget:
 
 
 def _in_bytes(value: object) -> object:
-    return f"{value}B" if isinstance(value, Real) and not isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return value
+    return f"{value}B" if isinstance(value, Real) else value
 
 
 def _read_most(span: Span) -> Amount:
