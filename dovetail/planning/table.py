@@ -70,7 +70,8 @@ class Account:
     """The plan of a call with all that is said of it.
 
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
-    ``notes`` say why devices are used or not. ``decision`` is what the search found.
+    ``notes`` say why devices are used or not. ``decision`` is what the search found, and ``planned`` are the seconds
+    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering.
     """
 
     generation: Generation
@@ -79,6 +80,7 @@ class Account:
     searched: float | None = None
     notes: Sequence[str] = ()
     decision: Decision | None = None
+    planned: float | None = None
 
     def __repr__(self) -> str:
         return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
@@ -153,10 +155,16 @@ class Account:
 
         The warnings are left out where somebody has ``warned`` before.
         """
-        searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
-        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{searched}"
+        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         return [*warnings, takes, *self._withheld(), *self.notes]
+
+    def _took(self) -> str:
+        """How long the search took if there was one, and planning in all."""
+        if self.searched is None:
+            return ""
+        whole = "" if self.planned is None else f" of the {seconds_text(self.planned)} s that planning took"
+        return f"; the search took {self.searched:.2f} s{whole}"
 
     def _withheld(self) -> Iterator[str]:
         """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more.
@@ -175,6 +183,7 @@ class Account:
         return {
             **_seconds(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
+            "planning_seconds": None if self.planned is None else round(self.planned, 3),
             "options": dict(self.settings),
             "components": {part.title: _facts(part) for part in self.shown},
             "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},

@@ -1,6 +1,7 @@
 """`dovetail plan`."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     assert sorted(" ".join(lines[:2]).split()) == sorted(" ".join(HEAD).split()), "a head that wraps has two lines"
     assert [line.split()[0] for line in lines[2:6]] == ["text_encoder", "text_encoder_2", "transformer", "vae"]
     assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --steps 2"
+    took = re.search(r"; the search took ([\d.]+) s of the ([\d.]+) s that planning took$", result.stdout, re.MULTILINE)
+    assert took, result.stdout
+    assert float(took[1]) < float(took[2])
 
 
 @pytest.mark.parametrize("command", [["plan"], ["explain"], ["show"], ["compile", "-o", "plans"], ["generate", "x"]])
@@ -37,6 +41,7 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
     assert plan["options"]["--backend"].startswith("te=cpu")
     assert plan["peak_bytes"]["cuda0"] <= plan["budget_bytes"]["cuda0"]
+    assert plan["search_seconds"] < plan["planning_seconds"]
     assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
 
 
