@@ -23,7 +23,7 @@ from ..compiler.spec.speeds import SPREAD, Speeds
 from ..compiler.spec.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
-from .generation import Generation, PlannedCall, numbered
+from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
 from .parts import Part, Row
 from .together import together
@@ -140,7 +140,8 @@ class Account:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
-        return [_text(part, row) for part in self.shown for row in part.rows]
+        names = told_apart(part.title for part in self.shown)
+        return [_text(name, part, row) for name, part in zip(names, self.shown, strict=True) for row in part.rows]
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
@@ -273,12 +274,12 @@ def _resting(program: Program, device: Device) -> dict[Residency, int]:
     return dict(+found)
 
 
-def _text(part: Part, row: Row) -> tuple[str, ...]:
+def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
     is_first = row is part.rows[0]
     chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
     return (
-        part.title if is_first else "",
+        name if is_first else "",
         row.device.name,
         row.what + chunks + tiles,
         _size(row.weights),

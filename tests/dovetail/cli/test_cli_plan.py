@@ -45,11 +45,24 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
     assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
 
 
+def _parts_of(table: list[str]) -> dict[str, str]:
+    """What a printed table says under "part", by the names under "component", which stand there whole."""
+    start, end = table[0].index("part"), table[0].index("weights")
+    found: dict[str, str] = {}
+    name = ""
+    for line in table[2:]:
+        name = line.split()[0] if line[0] != " " else name
+        found[name] = f"{found.get(name, '')} {line[start:end].strip()}".strip()
+    return found
+
+
 def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
     said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
     lines = run(*said).stdout.splitlines()
-    assert [line.split()[0] for line in lines if ", in 4" in line] == ["transformer"]
-    assert lines[1 + next(index for index, line in enumerate(lines) if ", in 4" in line)].strip() == "chunks"
+    table = lines[: lines.index("")]
+    assert {name: part for name, part in _parts_of(table).items() if "in 4" in part} == {
+        "transformer": "all, in 4 chunks"
+    }
     assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --chunk diffusion=4 --steps 2"
     plan = json.loads(run(*said, "--json").stdout)
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}
