@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,39 @@ _OPTIONS = {
 """The options by parameter, where they are called otherwise."""
 
 
+def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option that says something of the picture."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
+
+
+def _finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{parameter.opts[-1]} takes a number, and {value} is none to compute with: write 7.5, say")
+    return value
+
+
+Steps = Annotated[int | None, option("--steps", min=1, max=MOST_STEPS, help="Denoising steps.")]
+NegativePrompt = Annotated[str | None, option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")]
+Guidance = Annotated[float | None, option("--guidance", help="How closely to follow the prompt.", callback=_finite)]
+CfgScale = Annotated[
+    float | None,
+    option("--cfg-scale", help="The same by a second call without the prompt, where both exist.", callback=_finite),
+]
+
+
+def steering(
+    steps: int | None, negative_prompt: str | None, guidance: float | None, cfg_scale: float | None
+) -> dict[str, Any]:
+    """What was asked for, by the names that `check_options` knows."""
+    given = {
+        "num_inference_steps": steps,
+        "negative_prompt": negative_prompt,
+        "guidance": guidance,
+        "cfg": cfg_scale,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Size:
     """How large the picture shall be."""
@@ -67,7 +101,7 @@ class Size:
 
     def words(self) -> list[str]:
         """The same options as they are typed."""
-        return words_of({f"--{name}": value for name, value in vars(self).items()})
+        return words_of({f"--{name.replace('_', '-')}": value for name, value in vars(self).items()})
 
     def _both(self) -> tuple[int | None, int | None]:
         if not self.size:
@@ -89,11 +123,12 @@ SAMPLE = "a picture"
 
 @dataclass(frozen=True)
 class Sample(Size):
-    """The call that is planned where none is made: of a size, in so many steps."""
+    """The call that is planned where none is made: of a size, in so many steps, steered so."""
 
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STEPS, help="Denoising steps.", rich_help_panel=PICTURE)
-    ] = None
+    steps: Steps = None
+    negative_prompt: NegativePrompt = None
+    guidance: Guidance = None
+    cfg_scale: CfgScale = None
 
     def one_step(self) -> Sample:
         """The same in one step, where none are asked for: enough to know what is called."""
@@ -101,7 +136,8 @@ class Sample(Size):
 
     def call(self) -> dict[str, Any]:
         """Its keyword arguments."""
-        return {"prompt": SAMPLE, **({"num_inference_steps": self.steps} if self.steps else {}), **self.arguments()}
+        steered = steering(self.steps, self.negative_prompt, self.guidance, self.cfg_scale)
+        return {"prompt": SAMPLE, **steered, **self.arguments()}
 
 
 def takes(cls: Any, name: str) -> bool:

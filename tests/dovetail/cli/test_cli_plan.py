@@ -2,9 +2,12 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
@@ -27,6 +30,37 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     took = re.search(r"; the search took ([\d.]+) s of the ([\d.]+) s that planning took$", result.stdout, re.MULTILINE)
     assert took, result.stdout
     assert float(took[1]) < float(took[2])
+
+
+def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:
+    picture = tmp_path / "begin.png"
+    Image.new("RGB", (64, 32), "red").save(picture)
+    steered = ["--guidance", "1.5", "-n", "blue", "--image", str(picture), "--strength", "0.5"]
+    asked = ["--rig", RIG, "--backend", "cuda0", "--steps", "4"]
+    plan = CliRunner().invoke(app, ["plan", *asked, *steered])
+    dry = CliRunner().invoke(app, ["generate", "a cat", "--dry-run", *asked, *steered])
+    assert plan.exit_code == dry.exit_code == 0, plan.output + dry.output
+    assert plan.stdout == dry.stdout
+    line = shlex.split(plan.stdout.splitlines()[-1])
+    assert {"--guidance", "1.5", "blue", str(picture), "0.5"} <= set(line)
+    document = json.loads(CliRunner().invoke(app, ["plan", *asked, *steered, "--json"]).stdout)
+    assert any(name.startswith("vae.encode") for name in document["components"])
+    assert document["components"]["transformer"]["calls"] == 4, "half of four steps, with and without the prompt"
+
+
+def test_guidance_decides_how_often_a_plan_calls_the_denoiser() -> None:
+    alone = json.loads(run("--rig", RIG, "--guidance", "1", "--json").stdout)
+    assert alone["components"]["transformer"]["calls"] == 2
+    told = CliRunner().invoke(app, ["explain", "--steps", "2", "--rig", RIG, "--guidance", "1"])
+    assert told.exit_code == 0, told.output
+    assert "a picture makes 2." in " ".join(told.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_a_picture_to_begin_with_that_is_not_there_is_said(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--image", "nowhere.png"])
+    assert result.exit_code == 2
+    assert "--image: there is no file nowhere.png" in str(result.exception) + result.stderr
 
 
 @pytest.mark.parametrize("command", [["plan"], ["explain"], ["show"], ["compile", "-o", "plans"], ["generate", "x"]])
