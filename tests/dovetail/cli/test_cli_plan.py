@@ -56,6 +56,13 @@ def test_guidance_decides_how_often_a_plan_calls_the_denoiser() -> None:
     assert "a picture makes 2." in " ".join(told.stdout.split())
 
 
+@pytest.mark.parametrize("typed", [("--size", "５１２"), ("--vae-tiling", "６４"), ("--rig", "cuda０=24GiB")])
+def test_digits_of_other_scripts_are_no_numbers(typed: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["plan", *typed])
+    assert result.exit_code == 2
+    assert typed[1].partition("=")[0] in str(result.exception) + result.stderr
+
+
 @pytest.mark.parametrize("command", ["plan", "explain"])
 def test_a_picture_to_begin_with_that_is_not_there_is_said(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--image", "nowhere.png"])
