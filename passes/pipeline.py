@@ -238,7 +238,7 @@ def _read(name: str, key: str, value: str) -> Any:
     try:
         if key == "shares":
             return tuple(float(share) for share in value.split(":"))
-        return int(value) if value.isdigit() else parse_bytes(value)
+        return int(value) if value.isascii() and value.isdigit() else parse_bytes(value)
     except (ValueError, SpecError) as error:
         expected = "shares such as 3:1" if key == "shares" else "bytes, or a size such as 2GiB"
         raise UsageError(f"pass {name} cannot take {key}={value}: expected {expected}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 from .backend import NAME, Word
@@ -15,10 +16,12 @@ from .roles import DEFAULT_KEYS
 from .spans import Span
 from .units import NUMBER, exact_bytes, number_text, parse_bytes
 
-MaxMemory: TypeAlias = "Mapping[int | str, int | str] | Mapping[int, int | str] | Mapping[str, int | str]"
+MaxMemory: TypeAlias = "Mapping[int | str, float | str] | Mapping[int, float | str] | Mapping[str, float | str]"
 """diffusers' and accelerate's budgets, in bytes, such as ``{0: "10GiB", "cpu": "30GiB"}``."""
 
 _PERCENT = re.compile(rf"({NUMBER})\s*%", re.IGNORECASE)
+_ZERO = re.compile(r"0+(?:\.0*)?|\.0+")
+_WAYS = "0 for no limit, -100% for nothing of the device, or 1B and more"
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,15 @@ class Amount:
 
     def of(self, memory: Memory) -> int:
         """The bytes that may be used of a device's memory, never more than is free."""
-        if not self.bytes and not self.percent:
+        if not self:
             return memory.free
         asked = self.bytes + int(memory.total * self.percent / 100)
         leave = self.bytes < 0 or self.percent < 0
         return max(0, memory.free + asked) if leave else min(asked, memory.free)
+
+    def __bool__(self) -> bool:
+        """Whether there is a limit."""
+        return bool(self.bytes or self.percent)
 
     def __str__(self) -> str:
         """The text form: `6GiB`, `-80%`, `0`."""
@@ -42,6 +49,9 @@ class Amount:
             return f"{number_text(self.percent)}%"
         sign = "-" if self.bytes < 0 else ""
         return f"{sign}{exact_bytes(abs(self.bytes))}" if self.bytes else "0"
+
+
+_NOTHING = Amount(percent=-100.0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ def _check_used(word: Word, devices: Sequence[Device], rig: Rig) -> None:
 def parse_budget(given: Given) -> Budget:
     """The budget of a text such as `6`, `cuda0=6,cuda1=2GiB`, `80%` or `-1.5`, of a number of GiB, or of a dict.
 
-    A bare number counts GiB; 0 is no limit, and a negative amount is what is left free.
+    A bare number counts GiB; 0 is no limit, and a negative amount is what is left free. What comes to no byte and is
+    not written as 0 is refused: it may mean no limit, or nothing at all.
 
     Raises:
         SpecError: points at the wrong place and says what was expected.
@@ -95,15 +106,21 @@ def parse_budget(given: Given) -> Budget:
 def parse_max_memory(given: MaxMemory) -> Budget:
     """The budget of diffusers' and accelerate's `max_memory`: `{0: "10GiB", "cpu": "30GiB"}`.
 
-    Numbers are bytes there, and 0 means nothing at all. Integer keys number the GPUs.
+    Numbers are bytes there, and what comes to no byte means nothing at all. Integer keys number the GPUs.
     """
-    return parse_budget({key: _accelerate_amount(value) for key, value in given.items()})
+    amounts = {key: _in_bytes(value) for key, value in given.items()}
+    return Budget(*read_items(spec_text(amounts), _read_device, _read_most))
 
 
-def _accelerate_amount(value: object) -> object:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _in_bytes(value: object) -> object:
+    if isinstance(value, bool):
         return value
-    return f"{value}B" if value else "-100%"
+    return f"{value}B" if isinstance(value, Real) else value
+
+
+def _read_most(span: Span) -> Amount:
+    """An amount of which nothing means nothing at all."""
+    return _read_any(span) or _NOTHING
 
 
 def _read_device(span: Span) -> Word | None:
@@ -115,6 +132,14 @@ def _read_device(span: Span) -> Word | None:
 
 
 def _read_amount(span: Span) -> Amount:
+    """An amount that is a limit, or 0 for none."""
+    amount = _read_any(span)
+    if not amount and not _ZERO.fullmatch(span.value):
+        raise span.error(f"{span.value!r} comes to no byte, which limits nothing", _WAYS)
+    return amount
+
+
+def _read_any(span: Span) -> Amount:
     sign = -1 if span.value.startswith("-") else 1
     size = Span(span.text, span.start + (sign < 0), span.end).strip()
     percent = _PERCENT.fullmatch(size.value)

@@ -14,6 +14,7 @@ published measurements a card; `python -m benchmarks.published` prints these and
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -265,12 +266,19 @@ def card_of(label: str) -> Card | None:
 
     >>> card_of("NVIDIA GeForce RTX 4070 Ti SUPER").name, card_of("rtx-3090").name, card_of("some card")
     ('RTX 4070 Ti SUPER', 'RTX 3090', None)
+    >>> card_of("RTX3090").name, card_of("rtx4070ti super nvlink").name
+    ('RTX 3090', 'RTX 4070 Ti SUPER')
     >>> card_of("Intel(R) Arc(TM) A770 Graphics").name, card_of("Arc A770").name
     ('Arc A770', 'Arc A770')
     """
     words = f" {plain_name(label)} "
     found = [card for card in CARDS if f" {plain_name(card.name)} " in words]
-    return max(found, key=lambda card: len(card.name), default=None)
+    return max(found, key=lambda card: len(card.name), default=None) or _by_joined_name().get(joined_name(label))
+
+
+@functools.cache
+def _by_joined_name() -> dict[str, Card]:
+    return {joined_name(card.name): card for card in CARDS}
 
 
 def way_of(text: str) -> str:
@@ -303,6 +311,16 @@ def card_of_size(gib: float, within: str = "") -> Card:
     return next((card for card in known if card.memory * 1.02 >= gib), known[-1])
 
 
+def joined_name(name: str) -> str:
+    """A name in small letters without blanks, its maker, and the way to other cards behind it.
+
+    >>> joined_name("NVIDIA GeForce RTX 3090 NVLink"), joined_name("rtx3090")
+    ('rtx3090', 'rtx3090')
+    """
+    joined = re.sub("[^a-z0-9]", "", plain_name(name))
+    return re.sub("^(?:nvidia|geforce|tesla|amd|instinct|intel|radeon(?=rx))+|(?:nop2p|p2p|nvlink)$", "", joined)
+
+
 def plain_name(name: str) -> str:
     """A name in small letters, without marks such as (TM)."""
-    return " ".join(re.findall(r"[a-z]+\d*[a-z]*|\d+[a-z]*", re.sub(r"\((?:r|tm|c)\)", " ", name.lower())))
+    return " ".join(re.findall(r"[a-z]+[0-9]*[a-z]*|[0-9]+[a-z]*", re.sub(r"\((?:r|tm|c)\)", " ", name.lower())))

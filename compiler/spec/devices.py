@@ -37,7 +37,7 @@ PROCESS = 2 * 2**30
 _LACKING = {
     "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 }
-_SPELLING = re.compile(r"(?:(\d{1,4})/)?([a-z]+):?(\d{1,4})?")
+_SPELLING = re.compile(r"(?:([0-9]{1,4})/)?([a-z]+):?([0-9]{1,4})?")
 
 
 def canonical_name(name: str | int | torch.device | Device) -> str:
@@ -262,7 +262,7 @@ class Rig:
         return Rig({**self.memory, **added}, self.present and _are_here(added))
 
     def _by_number(self, text: str) -> Device | None:
-        return self.gpus[int(text)] if text.isdecimal() and int(text) < len(self.gpus) else None
+        return self.gpus[int(text)] if re.fullmatch("[0-9]{1,4}", text) and int(text) < len(self.gpus) else None
 
     def _by_prefix(self, span: Span, text: str, also: Sequence[str]) -> Device:
         names = [device.name for device in self]
@@ -292,13 +292,13 @@ _HOST = Device(HOST)
 def _unknown(span: Span, expected: str) -> SpecError:
     """The error for what is no device's name; that of another program, or a device map, is named as such."""
     problem, way = told_of(span.value) or (f"{span.value!r} is not the name of a device", expected)
-    digits = re.search(r"\d*$", span.value)
+    digits = re.search(r"(?<![0-9])[0-9]{1,2}$", span.value)  # a longer number is that of a card
     number = digits[0] if digits else ""
     return span.error(problem, way, [kind if kind in _SINGLE else f"{kind}{number}" for kind in KINDS])
 
 
 def _on_demand(text: str) -> Device | None:
-    return Device.named(text) if text == HOST or re.fullmatch(rf"{SIM}\d+", text) else None
+    return Device.named(text) if text == HOST or re.fullmatch(rf"{SIM}[0-9]{{1,4}}", text) else None
 
 
 def _found(it: Probed) -> tuple[Device, Memory]:
@@ -339,7 +339,7 @@ def kept_for_process(free: int) -> int:
 def parse_percent(span: Span) -> int:
     """The whole number before a per cent sign; raises SpecError for anything else."""
     number = span.value[:-1].strip()
-    if not number.isdecimal() or int(number) > 100:
+    if not re.fullmatch("[0-9]{1,3}", number) or int(number) > 100:
         raise span.error(f"{span.value!r} is no part of a device's memory", "0% to 100%")
     return int(number)
 

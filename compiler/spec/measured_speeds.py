@@ -1,8 +1,8 @@
 """What the host and the cards of this machine reach, measured once and kept in a small file.
 
 The file is data: numbers by key, where the key names the processor, the number of threads and PyTorch's version, or
-the card and PyTorch's version. A file that is damaged, of another form or too large counts as empty. It is written
-whole or not at all.
+the card and PyTorch's version. A file that is damaged, of another form or too large counts as empty, and an entry of it
+that is none is passed over. It is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import os
 import platform
 import time
@@ -26,6 +25,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
 _OPTIONAL = ("link", "peer")
+_RATES = (1e5, 1e18)  # the least and the most operations, or bytes, a second that a measurement gives
+_STARTS = (1e-9, 1.0)  # the same of the seconds in which an operation starts
 _ROWS, _ENOUGH = (8, 64, 512), 5e-3  # the first number of rows with which a product takes so many seconds is enough
 
 
@@ -82,25 +83,38 @@ def keep_speed(path: Path | None, key: str, found: Speed) -> bool:
 def read_speeds(path: Path) -> dict[str, Speed]:
     """What a file has, by key; nothing of a file that is damaged, of another form or too large."""
     try:
-        if path.stat().st_size > _LARGEST:
-            return {}
-        return {str(key): _speed(entry) for key, entry in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        entries = json.loads(path.read_text()) if path.stat().st_size <= _LARGEST else {}
+    except (OSError, ValueError, RecursionError):
         return {}
+    read = {key: _speed(entry) for key, entry in entries.items()} if isinstance(entries, dict) else {}
+    return {key: speed for key, speed in read.items() if speed is not None}
 
 
-def _speed(entry: dict[str, object]) -> Speed:
-    numbers = {name: float(str(value)) for name, value in entry.items() if name != "attention"}
-    attention = {str(name): float(str(value)) for name, value in dict(entry.get("attention") or {}).items()}  # type: ignore[call-overload]
-    positive = [*(value for name, value in numbers.items() if name != "peer"), *attention.values()]
-    if not all(math.isfinite(one) and one > 0 for one in positive) or not math.isfinite(numbers.get("peer", 0.0)):
-        raise ValueError("a speed is a positive number")
-    bandwidth, launch = numbers["bandwidth"], numbers["launch"]
-    flops = {name: value for name, value in numbers.items() if name in _DTYPES}
-    link, peer = numbers.get("link", bandwidth / 2), max(0.0, numbers.get("peer", 0.0))
+def _speed(entry: object) -> Speed | None:
+    """The speed of an entry; None for what is none, or is one that nothing reaches."""
+    try:
+        return _believed(dict(entry))  # type: ignore[call-overload]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _believed(entry: dict[str, object]) -> Speed:
+    attends = dict(entry.get("attention") or {})  # type: ignore[call-overload]
+    flops = {name: _within(entry[name], _RATES) for name in _DTYPES if name in entry}
+    attention = {str(name): _within(value, _RATES) for name, value in attends.items()}
+    bandwidth, launch = _within(entry["bandwidth"], _RATES), _within(entry["launch"], _STARTS)
+    link = _within(entry.get("link", bandwidth / 2), _RATES)
+    peer = _within(entry["peer"], _RATES) if entry.get("peer") else 0.0
     if "float32" not in flops:
         raise ValueError("a speed has float32")
     return Speed(flops, bandwidth, link, launch, "measured", attention, peer)
+
+
+def _within(value: object, bounds: tuple[float, float]) -> float:
+    number = float(str(value))
+    if not bounds[0] <= number <= bounds[1]:
+        raise ValueError(f"{number} is not within {bounds}")
+    return number
 
 
 def _write(path: Path, entries: dict[str, Speed]) -> None:

@@ -32,5 +32,5 @@ def told_of(name: str) -> tuple[str, str] | None:
         return f"{name!r} is a device map of accelerate", _DEVICE_MAPS[plain]
     if plain in _MEMORY:
         return f"{name!r} is not the name of a device: host memory is called cpu", "cpu"
-    kind = _WITHOUT.get(re.sub(r":?\d+$", "", plain))
+    kind = _WITHOUT.get(re.sub(r":?[0-9]+$", "", plain))
     return (f"PyTorch has no device {name!r}, for it does not use {kind}", _CARDS) if kind else None

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from itertools import count
 from typing import TypeAlias
 
-from .cards import CARDS, Card, card_of, plain_name, way_of
+from .cards import CARDS, Card, card_of, joined_name, way_of
 from .spans import Span
 from .units import NUMBER
 
-_COUNT = re.compile(r"(\d{1,3})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]{1,3})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
 _SIZE = re.compile(rf"{NUMBER}\s*(?:[kmgt]i?b?|b)(?:/{NUMBER}\s*(?:[kmgt]i?b?|b))?", re.IGNORECASE)
 _CARD_SIZE = re.compile(rf"(.*\S)[\s(@:]+({_SIZE.pattern})\)?", re.IGNORECASE)
 _SIZE_CARD = re.compile(rf"({_SIZE.pattern})\s*@\s*(\S.*)", re.IGNORECASE)
@@ -92,7 +92,7 @@ def _card_or_size(span: Span) -> tuple[str, str] | None:
     if _SIZE.fullmatch(span.value):
         return "cuda", span.value
     sized, behind = _CARD_SIZE.fullmatch(span.value), _SIZE_CARD.fullmatch(span.value)
-    if plain_name(span.value) in {plain_name(one.name) for one in CARDS}:
+    if joined_name(span.value) in {joined_name(one.name) for one in CARDS}:
         sized = behind = None  # a size in the name of a card, as in RTX 2060 12 GB, is none of its own
     name = behind[2] if behind else sized[1] if sized else span.value
     card = card_of(name)
@@ -106,9 +106,13 @@ def _refuse_what_is_nearly_one(span: Span, many: int, has_name: bool) -> None:
     """Raises SpecError for a size without its unit behind a count, and for what is like the name of a card alone."""
     if many > 1 and re.fullmatch(NUMBER, span.value):
         raise span.error(f"{many} devices of {span.value} what?", f"a size with its unit: {many}x{span.value}GiB")
-    names = [one.name.lower() for one in CARDS]
-    if not has_name and " " in span.value and get_close_matches(span.value.lower(), names, 1, 0.8):
-        raise span.error(f"no card {span.value!r} is known", "a card that dovetail devices --cards lists", names)
+    names = {joined_name(one.name): one.name.lower() for one in CARDS}
+    sized = _CARD_SIZE.fullmatch(span.value)
+    name = Span(span.text, span.start, span.start + len(sized[1])) if sized else span
+    near = get_close_matches(joined_name(name.value), list(names), 1, 0.8)
+    if not has_name and near and re.search(" |[0-9]{3}", name.value):
+        expected = "a card that dovetail devices --cards lists"
+        raise name.error(f"no card {name.value!r} is known", expected, [names[near[0]]])
 
 
 def _kind(card: Card) -> str:

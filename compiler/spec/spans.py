@@ -46,6 +46,7 @@ class Span:
         return Span(self.text, self.start, at).strip(), Span(self.text, at + 1, self.end).strip()
 
     def error(self, problem: str, expected: str = "", choices: Iterable[str] = ()) -> SpecError:
-        """An error that points here and offers the choice that resembles these characters most."""
-        near = difflib.get_close_matches(self.value.lower(), list(choices), n=1)
-        return SpecError(problem, self.text, self.start, self.end, expected, near[0] if near else None)
+        """An error that points here and offers the choice that resembles these characters most, if it is another."""
+        others = {choice.lower(): choice for choice in choices if choice != self.value}
+        near = difflib.get_close_matches(self.value.lower(), list(others), n=1)
+        return SpecError(problem, self.text, self.start, self.end, expected, others[near[0]] if near else None)

@@ -9,9 +9,10 @@ from .spans import Span
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
-NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?"
 _SIZE = re.compile(rf"({NUMBER})\s*([a-z]*)", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_MOST = 2**60
 _SHORT = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
 
 
@@ -24,14 +25,17 @@ def parse_bytes(size: str | Span) -> int:
     (1610612736, 838860800, 10000000000)
 
     Raises:
-        SpecError: the text is not a size.
+        SpecError: the text is not a size, or is one that no device has.
     """
     span = Span.whole(size) if isinstance(size, str) else size
     match = _SIZE.fullmatch(span.value)
     unit = match and ({"": GIB} | _SHORT | _UNITS).get(match[2].lower())
     if not match or not unit:
         raise span.error(f"{span.value!r} is not a size", "a number and a unit, such as 24GiB or 800MiB")
-    return int(Fraction(match[1]) * unit)
+    size_in_bytes = int(Fraction(match[1]) * unit)
+    if size_in_bytes > _MOST:
+        raise span.error(f"{span.value!r} is larger than any memory", "a size such as 24GiB")
+    return size_in_bytes
 
 
 def exact_bytes(size: int) -> str:

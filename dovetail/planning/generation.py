@@ -105,6 +105,25 @@ def numbered(titles: Iterable[str]) -> list[str]:
     return found
 
 
+def told_apart(titles: Iterable[str]) -> list[str]:
+    """Numbered titles for people: those of several programs of one component say that they are.
+
+    >>> told_apart(["vae.decode", "unet", "unet.2"])
+    ['vae.decode', 'unet (program 1 of 2)', 'unet (program 2 of 2)']
+    """
+    known = list(titles)
+    split = [title.rpartition(".") for title in known]
+    bases = [
+        base if base in known and end.isdigit() else whole for whole, (base, _, end) in zip(known, split, strict=True)
+    ]
+    count, seen = Counter(bases), Counter[str]()
+    found = []
+    for base in bases:
+        seen[base] += 1
+        found.append(f"{base} (program {seen[base]} of {count[base]})" if count[base] > 1 else base)
+    return found
+
+
 class Generation:
     """The plan of one call of a pipeline: its programs in the order of their first calls, and what they need together.
 

@@ -23,7 +23,7 @@ from ..compiler.spec.speeds import SPREAD, Speeds
 from ..compiler.spec.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
-from .generation import Generation, PlannedCall, numbered
+from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
 from .parts import Part, Row
 from .together import together
@@ -70,7 +70,8 @@ class Account:
     """The plan of a call with all that is said of it.
 
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
-    ``notes`` say why devices are used or not. ``decision`` is what the search found.
+    ``notes`` say why devices are used or not. ``decision`` is what the search found, and ``planned`` are the seconds
+    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering.
     """
 
     generation: Generation
@@ -79,6 +80,7 @@ class Account:
     searched: float | None = None
     notes: Sequence[str] = ()
     decision: Decision | None = None
+    planned: float | None = None
 
     def __repr__(self) -> str:
         return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
@@ -138,7 +140,8 @@ class Account:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
-        return [_text(part, row) for part in self.shown for row in part.rows]
+        names = told_apart(part.title for part in self.shown)
+        return [_text(name, part, row) for name, part in zip(names, self.shown, strict=True) for row in part.rows]
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
@@ -153,10 +156,16 @@ class Account:
 
         The warnings are left out where somebody has ``warned`` before.
         """
-        searched = f"; the search took {self.searched:.2f} s" if self.searched is not None else ""
-        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{searched}"
+        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         return [*warnings, takes, *self._withheld(), *self.notes]
+
+    def _took(self) -> str:
+        """How long the search took if there was one, and planning in all."""
+        if self.searched is None:
+            return ""
+        whole = "" if self.planned is None else f" of the {seconds_text(self.planned)} s that planning took"
+        return f"; the search took {self.searched:.2f} s{whole}"
 
     def _withheld(self) -> Iterator[str]:
         """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more.
@@ -175,6 +184,7 @@ class Account:
         return {
             **_seconds(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
+            "planning_seconds": None if self.planned is None else round(self.planned, 3),
             "options": dict(self.settings),
             "components": {part.title: _facts(part) for part in self.shown},
             "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},
@@ -264,12 +274,12 @@ def _resting(program: Program, device: Device) -> dict[Residency, int]:
     return dict(+found)
 
 
-def _text(part: Part, row: Row) -> tuple[str, ...]:
+def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
     is_first = row is part.rows[0]
     chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
     return (
-        part.title if is_first else "",
+        name if is_first else "",
         row.device.name,
         row.what + chunks + tiles,
         _size(row.weights),

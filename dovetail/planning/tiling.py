@@ -16,7 +16,7 @@ from typing import Any
 from ..compiler.errors import UsageError
 
 AUTO, ON, OFF = "auto", "on", "off"
-_SIZES = re.compile(r"(\d+)(?:x(\d+))?(?:x(\d+))?")
+_SIZES = re.compile(r"([0-9]+)(?:x([0-9]+))?(?:x([0-9]+))?")
 _FRACTIONS = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 _LEAST = 8
 """Tiles are at least so many latents wide and high."""

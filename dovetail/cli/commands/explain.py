@@ -9,6 +9,7 @@ import typer
 
 from ..opening.parts import compiled_parts
 from ..options.call import Sample
+from ..options.inputs import Inputs
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Subject
@@ -20,6 +21,7 @@ from ..output.tables import width
 def explain(
     where: Where,
     sample: Sample,
+    inputs: Inputs,
     weights: WeightFiles,
     source: Source,
     subject: Subject = "",
@@ -30,7 +32,7 @@ def explain(
     """Explain a placement in sentences: where each part is and why, what limits each device, what would change it."""
     from ...explain.sentences import explain_plan, explain_programs
 
-    parts = compiled_parts(subject, "", where, sample, weights, source, dtype)
+    parts = compiled_parts(subject, "", where, sample, weights, source, dtype, inputs=inputs)
     programs = {name: part.program for name, part in parts.items()}
     told = list(explain_plan(parts.account) if parts.account else explain_programs(programs))
     if json:

@@ -18,7 +18,7 @@ from ..opening.loading import Loading
 from ..options.call import Size, call_arguments, frame_rate
 from ..options.inputs import Inputs
 from ..options.lora import Loras
-from ..options.painting import ANY_SEED, Painting, class_of, without_size
+from ..options.painting import ANY_SEED, Painting, called
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Pipeline, find_pipeline
@@ -80,8 +80,7 @@ def generate(
     prompt, adapters = loras.arguments(typed, pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
     saved, seed = _saved(latents, given, painting)
-    cls = class_of(pipeline, painting, inputs, given)
-    given = without_size(cls, given) | inputs.arguments(cls, given)
+    cls, given = called(pipeline, inputs, given, painting.fps)
     painting.use_threads()
     loading = Loading(
         pipeline, where, weights, dtype, {**adapters, "plans": plans}, cls, inputs.components, painting.scheduler

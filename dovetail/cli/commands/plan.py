@@ -11,6 +11,8 @@ from ...compiler.printable import printable
 from ...conventions.copied import PROMPT, generate_line
 from ..opening.loading import Loading
 from ..options.call import Sample
+from ..options.inputs import Inputs
+from ..options.painting import called
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Whole, find_pipeline
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 def plan(
     where: Where,
     sample: Sample,
+    inputs: Inputs,
     weights: WeightFiles,
     source: Source,
     subject: Whole = "",
@@ -42,14 +45,18 @@ def plan(
         raise UsageError(f"{subject} says what a folder holds: name the folder, {Path(subject).parent}")
     if subject.endswith(".json"):
         raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
-    pipeline = find_pipeline(subject, source)
+    inputs.check()
+    pipeline = inputs.added_to(find_pipeline(subject, source))
     if pipeline.only:
         raise UsageError(f"{subject} is one component: name the folder of its pipeline, {pipeline.place}")
     where.check(pipeline.components)
     with progress("tracing and planning"):
-        account = Loading(pipeline, where, weights, dtype).account(sample.call())
-    words = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
-    print_account(account, json, subject, words)
+        cls, given = called(pipeline, inputs, sample.call())
+        account = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components).account(
+            given
+        )
+    words = [*sample.words(), *weights.words(), *source.words(), *inputs.words(), *words_of({"--dtype": dtype})]
+    print_account(account, json, subject, [*words, *where.rig_words])
 
 
 def print_account(account: Account, json: bool, model: str, words: Sequence[str], prompt: str = PROMPT) -> None:

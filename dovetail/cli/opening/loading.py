@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,12 @@ class Loading:
 
         Raises DovetailError for a call that cannot be planned.
         """
+        started = time.perf_counter()
         dry, generation = self.plan(given)
         if generation is None:
             raise DovetailError("this call cannot be planned: nothing of it could be traced; see --debug")
-        return dry.account(generation)
+        account = dry.account(generation)
+        return replace(account, planned=time.perf_counter() - started)
 
     def _opening(self, pipeline: Pipeline) -> dict[str, Any]:
         dtype = dtype_of(pipeline, self.dtype)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...compiler.errors import UsageError
 from ...conventions.hub import INDEX
 from ..options.call import Sample
+from ..options.inputs import NO_INPUTS, Inputs
+from ..options.painting import called
 from ..options.shared import Where
 from ..options.source import Source
 from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint
@@ -44,6 +47,7 @@ def compiled_parts(
     dtype: str | None = None,
     *,
     in_one_step: bool = False,
+    inputs: Inputs = NO_INPUTS,
 ) -> Parts:
     """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
 
@@ -56,17 +60,20 @@ def compiled_parts(
     if files:
         if weights.are_named:
             raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
-        typed = [*where.typed, *sample.words(), *source.words(), *words_of({"--dtype": dtype})]
+        typed = [*where.typed, *sample.words(), *inputs.words(), *source.words(), *words_of({"--dtype": dtype})]
         if typed:
             raise UsageError(f"{path} is read as a plan, in which this is decided: leave out {typed[0]}")
         return _of_plans(files, component)
     if path.suffix == ".json" and not path.exists():
         raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
-    pipeline = find_pipeline(subject, source)
+    inputs.check()
+    pipeline = inputs.added_to(find_pipeline(subject, source))
     wanted = check_component(pipeline, component)
     where.check(pipeline.components)
     with progress("tracing and planning"):
-        return _plan(Loading(pipeline, where, weights, dtype), wanted, sample.one_step() if in_one_step else sample)
+        cls, given = called(pipeline, inputs, (sample.one_step() if in_one_step else sample).call())
+        loading = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components)
+        return _plan(loading, wanted, given)
 
 
 def _plans(path: Path) -> list[Path]:
@@ -96,8 +103,8 @@ def read_plans(place: str) -> dict[str, Program]:
     return {name: part.program for name, part in _of_plans(files, "").items()}
 
 
-def _plan(loading: Loading, wanted: str, sample: Sample) -> Parts:
-    dry, generation = loading.plan(sample.call())
+def _plan(loading: Loading, wanted: str, given: Mapping[str, Any]) -> Parts:
+    dry, generation = loading.plan(given)
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +18,11 @@ from ...compiler.errors import UsageError
 from .words import words_of
 
 PICTURE = "Picture"
-_DIGITS = 7
+_PIXELS = re.compile("[0-9]{1,6}")
 _LARGEST = 2**15
 """Pixels of the longest side: planning makes the latents of a picture, and those of a mistyped size fill the memory."""
+MOST_STEPS = 10_000
+"""Planning walks through the loop of a call too, step by step, and a mistyped number of them would take hours."""
 _STEP_END = "callback_on_step_end"
 _SPELLINGS = {
     "guidance": ("guidance_scale", "true_cfg_scale"),
@@ -36,6 +40,39 @@ _OPTIONS = {
     "controlnet_conditioning_scale": "--control-strength",
 }
 """The options by parameter, where they are called otherwise."""
+
+
+def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option that says something of the picture."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
+
+
+def _finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{parameter.opts[-1]} takes a number, and {value} is none to compute with: write 7.5, say")
+    return value
+
+
+Steps = Annotated[int | None, option("--steps", min=1, max=MOST_STEPS, help="Denoising steps.")]
+NegativePrompt = Annotated[str | None, option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")]
+Guidance = Annotated[float | None, option("--guidance", help="How closely to follow the prompt.", callback=_finite)]
+CfgScale = Annotated[
+    float | None,
+    option("--cfg-scale", help="The same by a second call without the prompt, where both exist.", callback=_finite),
+]
+
+
+def steering(
+    steps: int | None, negative_prompt: str | None, guidance: float | None, cfg_scale: float | None
+) -> dict[str, Any]:
+    """What was asked for, by the names that `check_options` knows."""
+    given = {
+        "num_inference_steps": steps,
+        "negative_prompt": negative_prompt,
+        "guidance": guidance,
+        "cfg": cfg_scale,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -64,13 +101,13 @@ class Size:
 
     def words(self) -> list[str]:
         """The same options as they are typed."""
-        return words_of({f"--{name}": value for name, value in vars(self).items()})
+        return words_of({f"--{name.replace('_', '-')}": value for name, value in vars(self).items()})
 
     def _both(self) -> tuple[int | None, int | None]:
         if not self.size:
             return None, None
         parts = self.size.lower().split("x")
-        if len(parts) > 2 or not all(part.isdecimal() and len(part) < _DIGITS and int(part) for part in parts):
+        if len(parts) > 2 or not all(_PIXELS.fullmatch(part) and int(part) for part in parts):
             raise UsageError(
                 f"--size {self.size[:40]} is no size: write width and height, such as 512x768, or one number"
             )
@@ -86,9 +123,12 @@ SAMPLE = "a picture"
 
 @dataclass(frozen=True)
 class Sample(Size):
-    """The call that is planned where none is made: of a size, in so many steps."""
+    """The call that is planned where none is made: of a size, in so many steps, steered so."""
 
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.", rich_help_panel=PICTURE)] = None
+    steps: Steps = None
+    negative_prompt: NegativePrompt = None
+    guidance: Guidance = None
+    cfg_scale: CfgScale = None
 
     def one_step(self) -> Sample:
         """The same in one step, where none are asked for: enough to know what is called."""
@@ -96,7 +136,8 @@ class Sample(Size):
 
     def call(self) -> dict[str, Any]:
         """Its keyword arguments."""
-        return {"prompt": SAMPLE, **({"num_inference_steps": self.steps} if self.steps else {}), **self.arguments()}
+        steered = steering(self.steps, self.negative_prompt, self.guidance, self.cfg_scale)
+        return {"prompt": SAMPLE, **steered, **self.arguments()}
 
 
 def takes(cls: Any, name: str) -> bool:

@@ -130,6 +130,10 @@ class Inputs:
             raise UsageError(f"--control-net: cannot read {self.control_net}: {error}") from error
 
 
+NO_INPUTS = Inputs()
+"""Nothing to begin with."""
+
+
 def _read(path: Path, name: str) -> Image.Image:
     from PIL import Image, ImageOps
 

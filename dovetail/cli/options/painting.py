@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from ...compiler.errors import UsageError
-from .call import PICTURE, check_options, takes
+from .call import (
+    CfgScale,
+    Guidance,
+    NegativePrompt,
+    Steps,
+    check_options,
+    option,
+    steering,
+    takes,
+)
 from .inputs import Inputs
 from .subject import Pipeline, quiet_libraries
 from .words import words_of
@@ -22,44 +30,25 @@ _SEEDS = 2**31
 _MOST_SEEDS = 2**64
 
 
-def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
-
-
-def _finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"{parameter.opts[-1]} takes a number, and {value} is none to compute with: write 7.5, say")
-    return value
-
-
 @dataclass(frozen=True)
 class Painting:
     """What to paint and how, as it was typed."""
 
-    named_prompt: Annotated[str | None, _option("-p", "--prompt", metavar="TEXT", help="The same as PROMPT.")] = None
-    steps: Annotated[int | None, _option("--steps", min=1, help="Denoising steps.")] = None
-    seed: Annotated[int, _option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
+    named_prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The same as PROMPT.")] = None
+    steps: Steps = None
+    seed: Annotated[int, option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
     count: Annotated[
         int,
-        _option("-b", "--num-images", "--batch-count", min=1, help="So many pictures, each with the next seed."),
+        option("-b", "--num-images", "--batch-count", min=1, help="So many pictures, each with the next seed."),
     ] = 1
-    negative_prompt: Annotated[
-        str | None, _option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")
-    ] = None
-    guidance: Annotated[
-        float | None, _option("--guidance", help="How closely to follow the prompt.", callback=_finite)
-    ] = None
-    cfg_scale: Annotated[
-        float | None,
-        _option(
-            "--cfg-scale", help="The same by a second call without the prompt, where both exist.", callback=_finite
-        ),
-    ] = None
+    negative_prompt: NegativePrompt = None
+    guidance: Guidance = None
+    cfg_scale: CfgScale = None
     scheduler: Annotated[
         str,
-        _option("--scheduler", "--sampling-method", metavar="NAME", help="euler, euler_a, heun, dpm++2m, ddim, …"),
+        option("--scheduler", "--sampling-method", metavar="NAME", help="euler, euler_a, heun, dpm++2m, ddim, …"),
     ] = ""
-    fps: Annotated[int | None, _option("--fps", min=1, help="Frames of a video a second.")] = None
+    fps: Annotated[int | None, option("--fps", min=1, help="Frames of a video a second.")] = None
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="Threads that the CPU computes with.")
     ] = None
@@ -77,13 +66,7 @@ class Painting:
         """
         if not -_MOST_SEEDS // 2 <= self.seed <= _MOST_SEEDS - self.count:
             raise UsageError(f"--seed {self.seed} is no seed: give one below {_MOST_SEEDS}, or -1 for any")
-        given = {
-            "num_inference_steps": self.steps,
-            "negative_prompt": self.negative_prompt,
-            "guidance": self.guidance,
-            "cfg": self.cfg_scale,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return steering(self.steps, self.negative_prompt, self.guidance, self.cfg_scale)
 
     def words(self) -> list[str]:
         """The same options as they are typed, apart from the prompt."""
@@ -114,7 +97,16 @@ def without_size(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in sizes}
 
 
-def class_of(pipeline: Pipeline, painting: Painting, inputs: Inputs, given: Mapping[str, Any]) -> Any:
+def called(
+    pipeline: Pipeline, inputs: Inputs, given: Mapping[str, Any], fps: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The class that is to paint, None where it is unknown, and the arguments of its call, pictures among them."""
+    cls = class_of(pipeline, inputs, given, fps)
+    sized = without_size(cls, given)
+    return cls, sized | inputs.arguments(cls, sized)
+
+
+def class_of(pipeline: Pipeline, inputs: Inputs, given: Mapping[str, Any], fps: int | None = None) -> Any:
     """The class that is to paint: that of the folder, or another one that takes such inputs; None where it is unknown.
 
     Raises UsageError for an option that it has no use for, before anything is loaded, and where there is no such class.
@@ -127,7 +119,7 @@ def class_of(pipeline: Pipeline, painting: Painting, inputs: Inputs, given: Mapp
         return None
     options = {**given, **inputs.options()}
     check_options(cls, without_size(cls, options) if inputs.image else options)
-    if painting.fps is not None and not takes(cls, "num_frames"):
+    if fps is not None and not takes(cls, "num_frames"):
         raise UsageError(f"{cls.__name__} makes no video: leave out --fps")
     if has_controlnet(cls) and inputs.control_image is None:
         raise UsageError(f"{cls.__name__} has a ControlNet, which follows a picture: give --control-image FILE")

@@ -13,9 +13,9 @@ from ...compiler.printable import printable
 WIDTH = 80
 _GAP = "  "
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?) ([KMGT])iB")
-_LEAST = 10, 6
-"""So many characters of a column of words are left at least: while they are wrapped between words, and within them."""
-_WORDS = re.compile(r"\s*\S+"), re.compile(r"\s*[^\s_.]*[_.]*")
+_WORDS, _WITHIN = re.compile(r"\s*\S+"), re.compile(r"\s*(?:[^\s_.]|[_.](?=[0-9]))*[_.]*")
+_STAGES = (10, _WORDS), (6, _WORDS), (6, _WITHIN)
+"""The characters that are left of a column at least, and where it is wrapped: between words, then within names too."""
 
 
 def width() -> int:
@@ -37,9 +37,9 @@ def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     if _total(table) > most:
         short = [[_SIZE.sub(r"\1\2", cell) for cell in row] for row in cells]
         table = [_wrapped_head(head, short), *short]
-    for stage in (0, 1):
+    for least, pieces in _STAGES:
         for _ in head:
-            table = _narrowed(table, most, right, stage)
+            table = _narrowed(table, most, right, least, pieces)
     return "\n".join(_lines(table, right))
 
 
@@ -54,21 +54,29 @@ def _words(text: str, least: int) -> list[str]:
     return textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False) or [text]
 
 
-def _narrowed(table: Sequence[Sequence[str]], most: int, right: Sequence[int], stage: int) -> list[list[str]]:
-    """The table with its widest column of words wrapped by as much as the table is too wide."""
+def _narrowed(
+    table: Sequence[Sequence[str]], most: int, right: Sequence[int], least: int, pieces: re.Pattern[str]
+) -> list[list[str]]:
+    """The table with its widest column that can be wrapped made narrower by as much as the table is too wide."""
     over = _total(table) - most
-    widths = {column: _widest(table, column) for column in range(len(table[0])) if column not in right}
-    if over <= 0 or not widths or max(widths.values()) <= _LEAST[stage]:
+    words = [column for column in range(len(table[0])) if column not in right]
+    bounds = {column: max(least, *(_longest(row[column], pieces) for row in table)) for column in words}
+    wide = [column for column in words if _widest(table, column) > bounds[column]]
+    if over <= 0 or not wide:
         return [list(row) for row in table]
-    column = max(widths, key=lambda one: widths[one])
-    room = max(_LEAST[stage], widths[column] - over)
-    return [[_wrapped(cell, room, stage) if at == column else cell for at, cell in enumerate(row)] for row in table]
+    column = max(wide, key=lambda one: _widest(table, one))
+    room = max(bounds[column], _widest(table, column) - over)
+    return [[_wrapped(cell, room, pieces) if at == column else cell for at, cell in enumerate(row)] for row in table]
 
 
-def _wrapped(cell: str, room: int, stage: int) -> str:
-    """A cell in lines of so many characters, where its words allow that; behind `_` and `.` too at the second stage."""
+def _longest(cell: str, pieces: re.Pattern[str]) -> int:
+    return max((len(piece.strip()) for piece in pieces.findall(cell)), default=0)
+
+
+def _wrapped(cell: str, room: int, pieces: re.Pattern[str]) -> str:
+    """A cell in lines of so many characters, as none of its pieces is longer."""
     lines = [""]
-    for piece in _WORDS[stage].findall(cell.replace("\n", " ")):
+    for piece in pieces.findall(cell.replace("\n", " ")):
         if len(lines[-1] + piece) <= room or not lines[-1]:
             lines[-1] += piece
         else:

@@ -236,6 +236,12 @@ CARD = Rig.of(cuda0=(20 * GIB, 24 * GIB))
         ("0", 20 * GIB),
         ("", 20 * GIB),
         (None, 20 * GIB),
+        ("0.0", 20 * GIB),
+        (0, 20 * GIB),
+        (0.0, 20 * GIB),
+        ("cuda0=0", 20 * GIB),
+        ("-100%", 0),
+        ("1B", 1),
         ("-4", 16 * GIB),
         ("-25%", 14 * GIB),
         ("100%", 20 * GIB),
@@ -267,6 +273,18 @@ def test_a_budget_for_a_device_that_is_not_there_is_refused_at_the_place() -> No
 def test_max_memory_counts_bytes_and_numbers_the_gpus() -> None:
     limits = parse_max_memory({0: "10GiB", 1: 5 * 2**30, "xpu:0": 0, "cpu": "30GiB"}).limits(RIG)
     assert list(limits.values()) == [10 * GIB, 5 * GIB, 0, 30 * GIB]
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, -0.0, 0.4, "0", "0.0", "0GiB", "0 MB", "0B", "0.4B", "0%", "-0%"])
+def test_what_comes_to_no_byte_of_max_memory_is_nothing_of_the_device(nothing: float | str) -> None:
+    budget = parse_max_memory({0: nothing})
+    assert list(budget.limits(RIG).values())[:2] == [0, 16 * GIB]
+    assert parse_budget(str(budget)) == budget
+
+
+@pytest.mark.parametrize(("given", "size"), [(3e9, 3_000_000_000), (1.5, 1), (2**31, 2**31), ("1.5", 3 * GIB // 2)])
+def test_numbers_of_max_memory_are_bytes_and_texts_as_in_a_budget(given: float | str, size: int) -> None:
+    assert parse_max_memory({0: given}).limits(RIG)[Device("cuda")] == size
 
 
 def test_a_device_object_is_a_spec() -> None:

@@ -50,6 +50,17 @@ WRONG_BUDGETS: list[tuple[object, str, str]] = [
     ("120%", "120%", "no device has more than 100%"),
     ("--6", "-6", "'-6' is not a size"),
     ("cuda0=", "", "'' is not a size"),
+    ("0.5B", "0.5B", "'0.5B' comes to no byte, which limits nothing"),
+    ("1e-10", "1e-10", "comes to no byte"),
+    ("8,cuda1=0%", "0%", "comes to no byte"),
+    ("-0%", "-0%", "comes to no byte"),
+    ("cuda0=0GiB", "0GiB", "comes to no byte"),
+    ("1e999", "1e999", "'1e999' is larger than any memory"),
+    ("cuda0=-1e300TiB", "1e300TiB", "is larger than any memory"),
+    ("inf", "inf", "'inf' is not a size"),
+    ("nan", "nan", "'nan' is not a size"),
+    (float("inf"), "inf", "'inf' is not a size"),
+    ("５", "５", "'５' is not a size"),
 ]
 
 
@@ -107,6 +118,12 @@ def test_gpu_on_a_machine_without_one_is_refused() -> None:
         ("2x24", "expected a size with its unit: 2x24GiB"),
         ("RTX 4091 + RTX 3060", "did you mean 'rtx 4090'"),
         ("2x RTX 3091, 64GiB", "did you mean 'rtx 309"),
+        ("rtx3091", "did you mean 'rtx 309"),
+        ("2xRTX4091 24GB", "did you mean 'rtx 4090"),
+        ("cuda0=24GiB@RTX 3091", "did you mean 'RTX 309"),
+        ("cuda٣=24GiB", "'cuda٣' is not the name of a device"),
+        ("1e300TiB", "'1e300TiB' is larger than any memory"),
+        ("cuda0=24GiB,cpu=1e30", "'1e30' is larger than any memory"),
     ],
 )
 def test_a_rig_that_is_nearly_right_is_answered_with_what_is(rig: str, said: str) -> None:
@@ -132,6 +149,15 @@ def test_the_nearest_key_is_offered(text: str, nearest: str) -> None:
 def test_the_nearest_device_of_a_rig_is_offered_with_its_number(text: str) -> None:
     with pytest.raises(SpecError, match=r"did you mean '(sim1|cuda1)'"):
         Rig.parse(text)
+
+
+@pytest.mark.parametrize("text", ["sim99999", "cuda12345=24GiB"])
+def test_what_was_given_is_not_what_was_meant(text: str) -> None:
+    for read in (Rig.parse, RIG.find):
+        with pytest.raises(SpecError) as caught:
+            read(text)
+        assert "99999" not in (caught.value.nearest or "")
+        assert "12345" not in (caught.value.nearest or "")
 
 
 def test_an_error_is_shown_with_a_caret_what_was_expected_and_the_nearest_name() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import measured_speeds
-from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size
+from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size, joined_name
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
 from dovetail.compiler.spec.memory import Memory
@@ -53,6 +53,29 @@ def test_pytorchs_names_of_cards_are_known(label: str, name: str) -> None:
     found = card_of(label)
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("RTX3090", "RTX 3090"),
+        ("rtx4090 24GB", "RTX 4090 24GB"),
+        ("2xrtx4090", "2x RTX 4090"),
+        ("2xRTX4070TiSuper,64GiB", "2x RTX 4070 Ti SUPER,64GiB"),
+        ("rx7900xtx + Rtx3060", "RX 7900 XTX + RTX 3060"),
+        ("rtx2060 12gb", "RTX 2060 12 GB"),
+        ("2xRTX3090 NVLink", "2x RTX 3090 NVLink"),
+        ("cuda0=24GiB@rtx3090 no p2p", "cuda0=24GiB@RTX 3090 no P2P"),
+        ("ArcA770", "Arc A770"),
+    ],
+)
+def test_names_of_cards_may_be_typed_without_blanks(text: str, same: str) -> None:
+    assert str(Rig.parse(text)) == str(Rig.parse(same))
+    assert "@" in str(Rig.parse(text))
+
+
+def test_no_two_cards_have_one_name_without_blanks() -> None:
+    assert len({joined_name(card.name) for card in CARDS}) == len(CARDS)
 
 
 def test_an_unnamed_gpu_that_shares_the_hosts_memory_is_no_card() -> None:
@@ -258,6 +281,35 @@ def test_an_impossible_speed_is_not_taken(value: float, tmp_path: Path) -> None:
     entry = {"float32": 1.0, "bfloat16": 1.0, "float16": value, "bandwidth": 1.0, "launch": 1.0}
     file.write_text(json.dumps({"host": entry}))
     assert read_speeds(file) == {}
+
+
+GOOD: dict[str, object] = {"float32": 1e11, "bandwidth": 1e10, "launch": 1e-5}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        3,
+        [],
+        "x",
+        {},
+        {**GOOD, "float32": 0},
+        {**GOOD, "float32": 1e-300},
+        {**GOOD, "bandwidth": 1e300},
+        {**GOOD, "launch": 1e300},
+        {**GOOD, "launch": True},
+        {**GOOD, "link": 1e-300},
+        {**GOOD, "peer": float("nan")},
+        {**GOOD, "peer": -5},
+        {**GOOD, "attention": 3},
+        {**GOOD, "attention": {"float16": 1e-9}},
+    ],
+)
+def test_one_bad_entry_leaves_the_good_ones(bad: object, tmp_path: Path) -> None:
+    file = tmp_path / "speeds.json"
+    file.write_text(json.dumps({"first": GOOD, "bad": bad, "last": {**GOOD, "peer": 0}}))
+    assert list(read_speeds(file)) == ["first", "last"]
 
 
 def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
 """`dovetail plan`."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
@@ -23,6 +27,54 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     assert sorted(" ".join(lines[:2]).split()) == sorted(" ".join(HEAD).split()), "a head that wraps has two lines"
     assert [line.split()[0] for line in lines[2:6]] == ["text_encoder", "text_encoder_2", "transformer", "vae"]
     assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --steps 2"
+    took = re.search(r"; the search took ([\d.]+) s of the ([\d.]+) s that planning took$", result.stdout, re.MULTILINE)
+    assert took, result.stdout
+    assert float(took[1]) < float(took[2])
+
+
+def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:
+    picture = tmp_path / "begin.png"
+    Image.new("RGB", (64, 32), "red").save(picture)
+    steered = ["--guidance", "1.5", "-n", "blue", "--image", str(picture), "--strength", "0.5"]
+    asked = ["--rig", RIG, "--backend", "cuda0", "--steps", "4"]
+    plan = CliRunner().invoke(app, ["plan", *asked, *steered])
+    dry = CliRunner().invoke(app, ["generate", "a cat", "--dry-run", *asked, *steered])
+    assert plan.exit_code == dry.exit_code == 0, plan.output + dry.output
+    assert plan.stdout == dry.stdout
+    line = shlex.split(plan.stdout.splitlines()[-1])
+    assert {"--guidance", "1.5", "blue", str(picture), "0.5"} <= set(line)
+    document = json.loads(CliRunner().invoke(app, ["plan", *asked, *steered, "--json"]).stdout)
+    assert any(name.startswith("vae.encode") for name in document["components"])
+    assert document["components"]["transformer"]["calls"] == 4, "half of four steps, with and without the prompt"
+
+
+def test_guidance_decides_how_often_a_plan_calls_the_denoiser() -> None:
+    alone = json.loads(run("--rig", RIG, "--guidance", "1", "--json").stdout)
+    assert alone["components"]["transformer"]["calls"] == 2
+    told = CliRunner().invoke(app, ["explain", "--steps", "2", "--rig", RIG, "--guidance", "1"])
+    assert told.exit_code == 0, told.output
+    assert "a picture makes 2." in " ".join(told.stdout.split())
+
+
+@pytest.mark.parametrize("typed", [("--size", "５１２"), ("--vae-tiling", "６４"), ("--rig", "cuda０=24GiB")])
+def test_digits_of_other_scripts_are_no_numbers(typed: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["plan", *typed])
+    assert result.exit_code == 2
+    assert typed[1].partition("=")[0] in str(result.exception) + result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_a_picture_to_begin_with_that_is_not_there_is_said(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--image", "nowhere.png"])
+    assert result.exit_code == 2
+    assert "--image: there is no file nowhere.png" in str(result.exception) + result.stderr
+
+
+@pytest.mark.parametrize("command", [["plan"], ["explain"], ["show"], ["compile", "-o", "plans"], ["generate", "x"]])
+def test_more_steps_than_anybody_means_are_refused_at_once(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--steps", "100000000"])
+    assert result.exit_code == 2
+    assert "less than or equal to 10000" in " ".join(result.stderr.split())
 
 
 def test_a_plan_as_json_has_bytes_and_options() -> None:
@@ -30,14 +82,28 @@ def test_a_plan_as_json_has_bytes_and_options() -> None:
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
     assert plan["options"]["--backend"].startswith("te=cpu")
     assert plan["peak_bytes"]["cuda0"] <= plan["budget_bytes"]["cuda0"]
+    assert plan["search_seconds"] < plan["planning_seconds"]
     assert plan["components"]["transformer"]["calls"] == 4, "two steps, with and without the prompt"
+
+
+def _parts_of(table: list[str]) -> dict[str, str]:
+    """What a printed table says under "part", by the names under "component", which stand there whole."""
+    start, end = table[0].index("part"), table[0].index("weights")
+    found: dict[str, str] = {}
+    name = ""
+    for line in table[2:]:
+        name = line.split()[0] if line[0] != " " else name
+        found[name] = f"{found.get(name, '')} {line[start:end].strip()}".strip()
+    return found
 
 
 def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
     said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
     lines = run(*said).stdout.splitlines()
-    assert [line.split()[0] for line in lines if ", in 4" in line] == ["transformer"]
-    assert lines[1 + next(index for index, line in enumerate(lines) if ", in 4" in line)].strip() == "chunks"
+    table = lines[: lines.index("")]
+    assert {name: part for name, part in _parts_of(table).items() if "in 4" in part} == {
+        "transformer": "all, in 4 chunks"
+    }
     assert lines[-1] == "dovetail generate 'a cat' --backend cuda0 --chunk diffusion=4 --steps 2"
     plan = json.loads(run(*said, "--json").stdout)
     assert {name: one["chunks"] for name, one in plan["components"].items() if one["chunks"] > 1} == {"transformer": 4}

@@ -16,6 +16,15 @@ FLUX = [
      "22.2 GiB RAM + 1.2 GiB disk", "44.1"),
     ("vae.decode", "cuda0", "all, in tiles of 512x512", "160.0 MiB", "-", "-", "cuda0", "0.98"),
 ]  # fmt: skip
+LTX = [
+    ("text_encoder", "cuda0", "all", "22.4 GiB", "301.5 MiB", "-", "cuda0", "0.12–0.21"),
+    ("connectors", "cuda0", "all", "2.7 GiB", "101.5 MiB", "-", "cuda0", "0.0012–0.0021"),
+    ("transformer", "cuda0", "blocks 1-17 of 48 and other layers", "14.4 GiB", "1002.3 MiB", "22.2 GiB",
+     "22.2 GiB RAM + 1.2 GiB disk", "1200–2000"),
+    ("", "cuda1", "blocks 18-48 of 48", "4.4 GiB", "1002.3 MiB", "2.2 GiB", "RAM", ""),
+    ("transformer (program 2 of 2)", "cuda0", "all", "14.4 GiB", "1002.3 MiB", "22.2 GiB", "RAM", "100–200"),
+    ("audio_vae.decode", "cuda0", "all", "100.1 MiB", "1.1 MiB", "-", "cuda0", "0.0098–0.016"),
+]  # fmt: skip
 DEVICES = [("cuda0", "16.0 GiB", "160.0 MiB", "14.4 GiB", "1002.5 MiB", "text_encoder_2", "16.0 GiB", "1.4 GiB",
             "14.6 GiB")]  # fmt: skip
 
@@ -24,12 +33,13 @@ DEVICES = [("cuda0", "16.0 GiB", "160.0 MiB", "14.4 GiB", "1002.5 MiB", "text_en
     ("head", "rows", "right"),
     [
         (HEAD, FLUX, RIGHT),
+        (HEAD, LTX, RIGHT),
         (HEAD_OF_DEVICES, DEVICES, RIGHT_OF_DEVICES),
         (("device", "what it is", "free", "total"), [("cuda0", "NVIDIA " * 14, "7.5 GiB", "8.0 GiB")], (2, 3)),
         (profile.HEAD, [("transformer", "copies from sim0 to sim1", "segment 13, transformer_blocks.0 to 17, norm_out",
                          "28", "1234.567", "2345.678", "> 1000")], (3, 4, 5, 6)),
     ],
-    ids=["plan", "devices", "list", "profile"],
+    ids=["plan", "plan of long names", "devices", "list", "profile"],
 )  # fmt: skip
 def test_tables_of_plans_devices_and_profiles_fit_eighty_columns(
     head: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[int, ...]
@@ -38,6 +48,22 @@ def test_tables_of_plans_devices_and_profiles_fit_eighty_columns(
     assert max(map(len, text.splitlines())) <= WIDTH, text
     words = text.replace("\n", " ").split()
     assert all(word.removesuffix("iB") for row in rows for cell in row for word in cell.split() if word in words)
+
+
+def test_names_are_broken_only_where_no_other_column_gives_way() -> None:
+    lines = table_text(HEAD, LTX, RIGHT).splitlines()
+    assert "" not in lines
+    firsts = [line.split()[0] for line in lines[2:] if line[0] != " "]
+    assert firsts == [
+        "text_encoder",
+        "connectors",
+        "transformer",
+        "transformer",
+        "(program",
+        "2)",
+        "audio_vae.",
+        "decode",
+    ]
 
 
 def test_a_table_that_fits_is_left_as_it_is() -> None:

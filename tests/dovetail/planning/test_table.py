@@ -1,8 +1,11 @@
 """The words of the table that a plan is printed as."""
 
+from dataclasses import replace
+
 import pytest
 
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.generation import Generation, told_apart
 from dovetail.planning.table import Account, _blocks
 from testbed.pipelines import tiny_pipelines
 
@@ -13,6 +16,28 @@ from testbed.pipelines import tiny_pipelines
 )
 def test_blocks_are_counted_from_one_and_one_block_is_no_range(here: list[int], told: list[str]) -> None:
     assert _blocks(here, 4) == told
+
+
+def test_programs_of_one_component_are_told_apart() -> None:
+    names = ["vae.decode", "transformer", "transformer.2", "layers.2", "transformer.3"]
+    assert told_apart(names) == [
+        "vae.decode", "transformer (program 1 of 3)", "transformer (program 2 of 3)", "layers.2",
+        "transformer (program 3 of 3)",
+    ]  # fmt: skip
+
+
+def test_a_component_that_is_called_in_two_ways_stands_twice_in_the_table() -> None:
+    pipe, call = tiny_pipelines.flux()
+    dry = DryPipeline(pipe, {"rig": "sim0=4GiB,cpu=4GiB", "backend": "sim0"})
+    one, two = dry.account(dry(**call)), dry.account(dry(**{**call, "height": 64, "width": 32}))
+    assert isinstance(one, Account)
+    assert isinstance(two, Account)
+    calls = (*one.generation.calls, *(call for call in two.generation.calls if call.component == "transformer"))
+    both = replace(one, generation=Generation(calls, one.generation._rigs, one.generation.rig))
+    assert [row[0] for row in both.rows() if "transformer" in row[0]] == [
+        "transformer (program 1 of 2)",
+        "transformer (program 2 of 2)",
+    ]
 
 
 @pytest.mark.parametrize(
