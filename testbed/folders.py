@@ -14,8 +14,6 @@ import accelerate
 import diffusers
 import torch
 import transformers
-from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
-from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from safetensors.torch import save_file
 from torch import nn
 
@@ -64,35 +62,6 @@ def sd15_folder(folder: Path) -> Path:
         "feature_extractor": None,
     }
     return save(folder, diffusers.StableDiffusionPipeline, parts, others, _write_random)
-
-
-def ltx2_folder(folder: Path) -> Path:
-    """LTX-2 in bfloat16 over sparse files, with Gemma 3 of 12 billion weights; images and sound come out."""
-    with empty():
-        parts = {
-            "transformer": diffusers.LTX2VideoTransformer3DModel(),
-            "vae": diffusers.AutoencoderKLLTX2Video(),
-            "audio_vae": diffusers.AutoencoderKLLTX2Audio(),
-            "connectors": LTX2TextConnectors(),
-            "vocoder": LTX2Vocoder(),
-            "text_encoder": transformers.Gemma3ForConditionalGeneration(
-                transformers.Gemma3Config(
-                    text_config={
-                        "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48,
-                        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 1024,
-                    },
-                    vision_config={
-                        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-                        "num_attention_heads": 16, "image_size": 896, "patch_size": 14,
-                    },
-                )
-            ),
-        }  # fmt: skip
-    others = {
-        "tokenizer": tiny_text.t5_tokenizer(1024),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=2.05, use_dynamic_shifting=True),
-    }
-    return save(folder, diffusers.LTX2Pipeline, parts, others, write_sparse)
 
 
 _VAE: dict[str, Any] = {

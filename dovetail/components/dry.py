@@ -12,13 +12,16 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
+from ..compiler.spec.devices import Device
+from ..compiler.spec.units import format_bytes
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
@@ -29,6 +32,9 @@ from .zeros import like, zeros_like, zeros_of
 if TYPE_CHECKING:
     from .calls import Call
     from .component import Component
+
+WAYS = "ask for a smaller size or batch, or give the pipeline's largest component another device (--backend)"
+"""What helps where the pipeline's own tensors do not fit."""
 
 
 class CannotBePlannedError(Exception):
@@ -56,13 +62,14 @@ class Moment:
     """A call of a dry run, or its end (None): what the pipeline held then, and at most since the one before, by device.
 
     ``still`` are the attributes of the pipeline that were as before the call, so that a later call has there what this
-    one leaves.
+    one leaves. ``after`` is what it holds once it has the answer, which a program brings where it does not compute.
     """
 
     key: tuple[Call, Any] | None
     held: Mapping[torch.device, int]
     since: Mapping[torch.device, int]
     still: frozenset[Hashable]
+    after: Mapping[torch.device, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,15 +93,19 @@ class DryRun:
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
     devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
     device on which it lay, None where that differed. ``still`` says what `Moment` has. ``is_on_host`` says that the
-    pipeline's own tensors were on the host, because devices were open or are not here. ``own`` has by component what
-    its own Python computes between the parts that it calls.
+    pipeline's own tensors were on the host, because devices were open, are not here or have no room for them. ``own``
+    has by component what its own Python computes between the parts that it calls. ``room`` has the bytes beyond
+    ``before`` that may be held; a call with whose answer it would be more raises DoesNotFitError.
     """
 
     before: dict[torch.device, int] = field(default_factory=dict)
+    room: Mapping[Device, int] = field(default_factory=dict)
     still: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
     is_on_host: bool = False
+    again: Callable[[], DryRun] | None = None
+    """Makes the same call dry again, as all is placed then."""
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
@@ -133,10 +144,29 @@ class DryRun:
         self.inputs[key] = tuple(one if one == now else None for one, now in zip(before, there, strict=True))
         frame = made.component.parts.frame
         home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
+        self._check_room(made, inputs, home)
         result = zeros_of(made.traced, inputs, home)
         self._alive.update((leaf, None) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        self.moments[-1] = replace(self.moments[-1], after=self._bytes_alive())
         self._most()  # an answer is of the call
         return result
+
+    def _check_room(self, made: DryCall, inputs: Sequence[torch.Tensor], home: torch.device) -> None:
+        """Raises DoesNotFitError where the pipeline has held more than there is room for, or would with an answer."""
+        latest = self.moments[-1]
+        for device, room in self.room.items():
+            held, come = latest.held.get(device.torch, 0), 0
+            if device.torch == home:
+                leaves = pytree.tree_leaves(zeros_of(made.traced, inputs, torch.device("meta")))
+                come = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+            most = max(held + come, latest.since.get(device.torch, 0))
+            if most > room:
+                raise DoesNotFitError(
+                    f"the pipeline holds {format_bytes(most)} of its own on {device} at {made.title}, results of "
+                    f"components among them, and {format_bytes(room)} are free there",
+                    {device: most - room},
+                    WAYS,
+                )
 
     def note(self, key: tuple[Call, Any] | None) -> None:
         """Notes what the pipeline holds at a call, or at the end."""
@@ -211,7 +241,8 @@ class DryRun:
         for one in ran.moments:
             held = _moved(one.held, ran.before, now)
             most = held | since if one is ran.moments[0] else _moved(one.since, ran.before, now)
-            self.moments.append(Moment(one.key, held, most, still))
+            after = _moved(one.after, ran.before, now) if one.after else {}
+            self.moments.append(Moment(one.key, held, most, still, after))
             if one.key is not None:
                 self.times[one.key] += 1
         result = pytree.tree_map(zeros_like, ran.result)

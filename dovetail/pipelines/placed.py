@@ -163,6 +163,17 @@ class PlacedPipeline(Deciding):
             return chosen[0].devices[0] if chosen else self.rig.host
         return max(chosen, key=lambda one: one.view.nbytes).devices[0]
 
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Has the pipeline's own tensors be on the host meanwhile, as they are while devices are open."""
+        was_open, self._is_open = self._is_open, True
+        self._tell_device()
+        try:
+            yield
+        finally:
+            self._is_open = was_open
+            self._tell_device()
+
     @property
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""

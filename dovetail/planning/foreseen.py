@@ -92,11 +92,16 @@ def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig, main: D
     ``main`` is the device of the pipeline's own tensors when it is called. A dry run whose own tensors were on the
     host, because devices were still open or are not here, has them there.
     """
+    came: Counter[Device] = Counter()
     for one in run.moments:
         left = run.left(one)
         call = planned.get(one.key) if one.key is not None else None
-        held, since = (_by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since))
-        yield Visit(call, held, since)
+        held, since, after = (
+            _by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since, one.after)
+        )
+        yield Visit(call, held, since | came)
+        own = call.program.main if call is not None else None  # of which its program counts the results
+        came = Counter({device: nbytes for device, nbytes in after.items() if call is not None and device != own})
 
 
 def called_in(run: DryRun) -> list[str]:

@@ -222,9 +222,17 @@ class Making:
         """By how many bytes devices are exceeded by what a dry run has traced, as it is placed now."""
         try:
             self._planner.try_out(self._handle, run)
+            if self._is_to_be_seen(run) and run.again is not None:
+                run.again()
         except DoesNotFitError as error:
             return error.excess
         return {}
+
+    def _is_to_be_seen(self, run: DryRun) -> bool:
+        """Whether what the pipeline itself holds is to be seen on its device yet, and no budget is exceeded by that."""
+        handle = self._handle
+        within = all(handle.granted[device].free <= room for device, room in run.room.items())
+        return run.is_on_host and not handle.main.is_host and within
 
     def _smaller(self, run: DryRun) -> Iterator[tuple[Mapping[str, str], DryRun]]:
         """Dry runs of smaller sizes that the pipeline takes, with the options that ask for them."""

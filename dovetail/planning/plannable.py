@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compiler.errors import DoesNotFitError
@@ -55,6 +56,9 @@ class Plannable(Protocol):
     @property
     def placed_main(self) -> Device:
         """The device of the pipeline's own tensors when it is called, as components are placed now."""
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """Has the pipeline's own tensors be on the host meanwhile."""
 
     def measure(self, *, if_changed: bool = False) -> bool:
         """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from ..cache.patched import replaced_method
@@ -27,11 +30,12 @@ from ..compiler.spec.residency import Residency
 from ..components.as_before import ContainersAsBefore
 from ..components.compiled import CompiledModule
 from ..components.component import Component
-from ..components.dry import CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
+from ..components.dry import WAYS, CannotBePlannedError, DryCall, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..conventions.modes import has_foreign_modes
 from ..fitting.decide import Decision
 from ..runtime.devices.accelerator import accelerator_of
+from ..runtime.devices.out_of_memory import ran_out
 from .foreseen import called_in, given_in, held_in, others_of, pieces_of, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .isolated import is_called_back, isolated
@@ -205,13 +209,13 @@ class Planner:
         components = list(handle.components.values())
         before = dict(self._values)
         with as_before_on_error(components):
-            run, main = self.trace(handle, asked), handle.main
+            run, main = self._traced_somewhere(handle, asked)
             self.phase_of.follow(called_in(run))
             note(run)
 
             def lowered(decision: Decision | None) -> Generation:
                 nonlocal run, main
-                if decision is not None and handle.main not in (main, handle.rig.host):
+                if handle.main not in (main, handle.rig.host):
                     run, main = self.trace(handle, asked), handle.main  # with its own tensors where they will be
                 return lower(run, decision)
 
@@ -231,12 +235,25 @@ class Planner:
             self._known.popitem(last=False)
         return generation
 
+    def _traced_somewhere(self, handle: Plannable, asked: PlanRequest) -> tuple[DryRun, Device]:
+        """A dry run with the pipeline's own tensors on its main device, or on the host where they do not fit there."""
+        try:
+            return self.trace(handle, asked), handle.main
+        except DoesNotFitError:
+            with handle.on_host():
+                return self.trace(handle, asked), handle.main
+
     def trace(self, handle: Plannable, asked: PlanRequest) -> DryRun:
-        """Runs the pipeline's code dry, as far as that goes."""
+        """Runs the pipeline's code dry, as far as that goes.
+
+        Raises DoesNotFitError where what the pipeline itself holds does not fit where it is.
+        """
         pipe, strict = handle.pipe, asked.strict
         devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.is_on_host = handle.main.is_host
+        run.again = partial(self.trace, handle, replace(asked, strict=False))
+        run.room = {one: memory.free for one, memory in handle.granted.memory.items() if one.torch in run.before}
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         kept: ContainersAsBefore | None = None
         try:
@@ -252,6 +269,10 @@ class Planner:
                 level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, str(why)
             )
         except Exception as error:  # the call itself raises it too, unless zeros are to blame
+            if ran_out(error) or isinstance(error, DoesNotFitError):
+                traceback.clear_frames(error.__traceback__)  # which hold what the pipeline had on devices
+            if ran_out(error) and not run.is_on_host:
+                raise _exhausted(cls.__name__, handle.main, error) from None
             if strict or isinstance(error, DovetailError):
                 raise
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, str(error))
@@ -368,6 +389,11 @@ class Planner:
         )
         generation.own = run.own
         return generation
+
+
+def _exhausted(name: str, main: Device, error: Exception) -> DoesNotFitError:
+    """The refusal of a call in which what the pipeline itself holds fills its device, without any weights."""
+    return DoesNotFitError(f"{name} outside its components: {type(error).__name__}: {error}", {main: 1}, WAYS)
 
 
 def _most_of(one: Mapping[str, Counter[Device]], other: Mapping[str, Counter[Device]]) -> dict[str, Counter[Device]]:

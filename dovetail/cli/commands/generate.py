@@ -11,6 +11,7 @@ import typer
 
 from ...compiler.errors import NotHereError, UsageError
 from ...conventions.copied import PROMPT
+from ...conventions.tasks import told_of_models
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
 from ..opening.garbage import collect_from_now
@@ -110,7 +111,7 @@ def generate(
     again = [*(["--model", model] if model else []), *source.words(), *weights.words(), *inputs.words()]
     run = Run(pipe, arguments, phases, output, again, painting.fps or rate, latents_to, json)
     seeds = painting.seeds(seed)
-    with profiled(profile, pipe):
+    with profiled(profile, pipe), told_of_models(cls, pipeline.kind):
         files = run.pictures(seeds, saved)
     peaks, reserved = peaks_of(pipe.dovetail), reserved_of(pipe.dovetail)
     if json:

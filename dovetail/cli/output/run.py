@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...compiler.errors import DovetailError
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, beside, save_latents
 from ..options.call import own_checks, told_of_steps
@@ -82,17 +83,28 @@ class Run:
         return Latents(self.pipe.dovetail.latents, type(self.pipe).__name__, {**self.arguments, "seed": seed})
 
     def _write(self, result: Any, output: Path) -> list[Path]:
-        """Writes a picture or a video, and says where, unless that is to be said as JSON."""
+        """Writes a picture or a video with its sound, and says where, unless that is to be said as JSON."""
         from .picture import FPS, save
 
         with self.phases.watching():
             begin("writing")
-            files = save(result, output, self.fps or FPS)
-        if getattr(result, "audio", None) is not None:
-            warn("the sound that this pipeline has made is not written: use it from Python, where the result has audio")
+            files = [*save(result, output, self.fps or FPS), *self._write_sound(result, output)]
         if not self.json:
             print(*files, sep="\n", flush=True)
         return files
+
+    def _write_sound(self, result: Any, output: Path) -> list[Path]:
+        """Writes the sound of a video beside it, if it has one; a warning says why where that cannot be."""
+        from .sound import rate_of, save_sound
+
+        audio = getattr(result, "audio", None)
+        if audio is None:
+            return []
+        try:
+            return [save_sound(audio, output, rate_of(self.pipe))]
+        except DovetailError as error:
+            warn(f"the sound is not written: {error}; from Python the result has audio")
+            return []
 
 
 def _itself(path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import wave
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from dovetail.cli.output.run import Run
 from dovetail.compiler.errors import UsageError, WeightError
 from dovetail.conventions.prompts import told_of_cut
 from dovetail.conventions.schedulers import exchanged
-from dovetail.conventions.tasks import class_for
+from dovetail.conventions.tasks import class_for, told_of_models
 from dovetail.demo.words import unknown_words
 from dovetail.progress.phases import Phases
 from testbed.pipelines import tiny_pipelines
@@ -80,6 +81,10 @@ def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("StableDiffusionControlNetPipeline", {"image": True}, "StableDiffusionControlNetImg2ImgPipeline"),
         ("QwenImagePipeline", {"controlnet": True}, "QwenImageControlNetPipeline"),
+        ("ChromaPipeline", {"image": True, "mask": True}, "ChromaInpaintPipeline"),
+        ("LTX2Pipeline", {"image": True}, "LTX2ImageToVideoPipeline"),
+        ("LTXPipeline", {"image": True}, "LTXImageToVideoPipeline"),
+        ("WanPipeline", {"image": True}, "WanImageToVideoPipeline"),
     ],
 )
 def test_the_class_follows_from_what_is_given(name: str, kinds: dict[str, bool], expected: str) -> None:
@@ -87,8 +92,28 @@ def test_the_class_follows_from_what_is_given(name: str, kinds: dict[str, bool],
 
 
 def test_a_task_that_diffusers_has_no_class_for_is_refused() -> None:
-    with pytest.raises(UsageError, match="no pipeline that takes an image and a mask for the models of ChromaPipeline"):
-        class_for("ChromaPipeline", image=True, mask=True)
+    with pytest.raises(UsageError, match="no pipeline that takes an image and a mask for the models of SanaPipeline"):
+        class_for("SanaPipeline", image=True, mask=True)
+
+
+def test_a_class_that_needs_models_which_are_not_there_is_refused_by_their_names() -> None:
+    with pytest.raises(UsageError, match="needs image_encoder and image_processor, which SkyReelsV2Pipeline has not"):
+        class_for("SkyReelsV2Pipeline", image=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "error", "words"),
+    [
+        ("WanImageToVideoPipeline", "WanPipeline", UsageError, "models of WanPipeline .*16.*WanImageToVideoPipeline"),
+        ("WanImageToVideoPipeline", "WanImageToVideoPipeline", RuntimeError, "^expected 16"),
+        ("FluxImg2ImgPipeline", "FluxPipeline", RuntimeError, "^expected 16"),
+    ],
+)
+def test_models_that_do_not_compute_with_a_picture_are_said_to_be_of_another_pipeline(
+    wanted: str, name: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words), told_of_models(getattr(diffusers, wanted), name):
+        raise RuntimeError("expected 16 channels")
 
 
 def test_nothing_is_said_of_a_class_that_is_not_diffusers_own() -> None:
@@ -336,13 +361,61 @@ def test_a_video_is_as_fast_as_its_pipeline_computes_it_for(name: str, rate: flo
     assert frame_rate(getattr(diffusers, name)) == rate
 
 
-@pytest.mark.parametrize("audio", [None, np.zeros((1, 2, 8))])
-def test_sound_that_is_not_written_is_said(
-    audio: np.ndarray | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def written(audio: Any, folder: Path, vocoder: dict[str, int]) -> list[Path]:
+    """What is written of a video with such a sound."""
     frames = np.stack([np.full((16, 16, 3), shade) for shade in (0.0, 1.0)])
+    pipe = SimpleNamespace(vocoder=SimpleNamespace(config=SimpleNamespace(**vocoder)))
     made = SimpleNamespace(frames=frames[None], audio=audio)
-    run = Run(None, {}, Phases(lambda _: None), tmp_path / "a.gif", [], 24.0, None, False)
-    assert run._write(made, tmp_path / "a.gif") == [tmp_path / "a.gif"]
-    assert Image.open(tmp_path / "a.gif").info["duration"] == 40
-    assert ("sound" in capsys.readouterr().err) == (audio is not None)
+    files = Run(pipe, {}, Phases(lambda _: None), folder / "a.gif", [], 24.0, None, False)._write(
+        made, folder / "a.gif"
+    )
+    assert Image.open(folder / "a.gif").info["duration"] == 40
+    return files
+
+
+WAVE = torch.tensor([[0.0, 0.5, -1.0, 2.0], [0.25, 0.0, 0.0, -3.0]])
+
+
+@pytest.mark.parametrize(
+    ("audio", "channels"),
+    [
+        (WAVE[None].bfloat16(), 2),
+        (WAVE[:1][None], 1),
+        (WAVE[:1], 1),
+        (WAVE[0].numpy(), 1),
+        ([np.tile(WAVE.numpy(), 8).T], 2),
+    ],
+)
+def test_sound_is_written_beside_its_video(
+    audio: Any, channels: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [tmp_path / "a.gif", tmp_path / "a.wav"]
+    assert written(audio, tmp_path, {"output_sampling_rate": 24000, "sampling_rate": 16000}) == both
+    assert sorted(tmp_path.iterdir()) == both
+    said = capsys.readouterr()
+    assert said.out.split() == list(map(str, both))
+    assert not said.err
+    with wave.open(str(both[1])) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (channels, 2, 24000)
+        samples = np.frombuffer(file.readframes(4), "<i2").reshape(4, channels)
+    assert samples[:, 0].tolist() == [0, 16384, -32767, 32767]
+    assert channels == 1 or samples[:, 1].tolist() == [8192, 0, 0, -32767]
+
+
+@pytest.mark.parametrize(
+    ("audio", "vocoder", "why"),
+    [
+        (np.zeros((1, 2, 8)), {}, "sampling_rate"),
+        (np.zeros((1, 20, 30)), {"sampling_rate": 16000}, r"\[20, 30\]"),
+    ],
+)
+def test_sound_that_cannot_be_written_is_said(
+    audio: Any, vocoder: dict[str, int], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert written(audio, tmp_path, vocoder) == [tmp_path / "a.gif"]
+    assert re.search(f"warning: the sound is not written: .*{why}", capsys.readouterr().err)
+
+
+def test_a_video_without_sound_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert written(None, tmp_path, {}) == [tmp_path / "a.gif"]
+    assert not capsys.readouterr().err
