@@ -178,7 +178,7 @@ def tightened(attempt: Callable[[Over], T]) -> T:
                 raise (error if error.over else exceeded or error) from None
             exceeded = error
             logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update(taken_off(error.excess, tries))
+            over.update(taken_off(error.excess, tries, over))
 
 
 def machine_of(request: Request) -> Machine:

@@ -109,9 +109,15 @@ class Machine:
         kinds = self.kinds(budgets)
         cards = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], self.devices.index(one)))
         counts = sorted({-(-len(cards) * part // _COUNTS) for part in range(1, _COUNTS + 1) if cards})
-        several = [_orders(cards, count, kinds) for count in counts if count > 1]
-        with_host = [((*order, self.host) for order in _orders(cards, count, kinds)) for count in counts]
+        several = [_by_main(cards, count, kinds) for count in counts if count > 1]
+        with_host = [((*order, self.host) for order in _by_main(cards, count, kinds)) for count in counts]
         return [*((one,) for one in self.devices), *islice(_in_turns([*several, *with_host]), _LISTS)]
+
+
+def _by_main(cards: Sequence[Device], count: int, alike: Mapping[Device, object]) -> Iterator[tuple[Device, ...]]:
+    """Orders of so many of the cards; those of each main device take turns."""
+    mains = [one for (one,) in _orders(cards, 1, alike)]
+    return _in_turns([_orders(cards, count - 1, alike, (main,)) for main in mains])
 
 
 def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
@@ -232,20 +238,56 @@ def _split(
 ) -> Split | None:  # fmt: skip
     """What lies where, with weights that come in some grain.
 
-    Those on disk stay for the phase before those ``in_memory`` do, so that how much of what is streamed comes from disk
-    follows from how much stays; that is found in turns.
+    Those on disk stay for the phase before those ``in_memory`` do, so that how much of what a device streams comes from
+    disk follows from how much stays there; that is found in turns, of which the better one is taken.
     """
-    part, split = 1 - in_memory / max(1, chain.nbytes), None
+    even = 1 - in_memory / max(1, chain.nbytes)
+    part, best = dict.fromkeys(devices, even), None
     for _ in range(2 if in_memory else 1):
         problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
         split = _asked(load, whole, problem) if load.asked.is_split else None
         if not (load.asked.shares or load.asked.rows):
             split = split or partition(problem)
         if split is None:
-            return None
-        streamed = _streamed(chain, split, grain)
-        part = max(0, chain.nbytes - in_memory - (chain.nbytes - streamed)) / max(1, streamed)
-    return split
+            break
+        if in_memory:
+            part = _from_disk(chain, split, grain, devices, even)
+            problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
+            split = replace(split, seconds=_seconds_of(problem, split))
+        best = split if best is None or split.seconds < best.seconds else best
+    return best
+
+
+def _from_disk(chain: Chain, split: Split, grain: Grain, devices: Sequence[Device], even: float) -> dict[Device, float]:
+    """The part of what each device streams that comes from disk, where an ``even`` part of all its weights rests there.
+
+    Of these as many as can be stay for the phase, before any of those in memory do.
+    """
+    found = {}
+    for device, (start, end) in zip(devices, split.ranges, strict=True):
+        parts = list(zip(chain.parts[start:end], split.residency[start:end], strict=True))
+        own = sum(part.nbytes for part, _ in parts)
+        streamed = sum(part.nbytes for part, rests in parts if rests is not Residency.DEVICE)
+        if device == devices[0]:
+            own += chain.rest.nbytes
+            streamed += chain.rest.nbytes if grain.has_rest else 0
+        found[device] = max(0.0, streamed - own * (1 - even)) / max(1, streamed)
+    return found
+
+
+def _seconds_of(problem: Problem, split: Split) -> float:
+    """The seconds of a split, wherever what it streams comes from."""
+    seconds, at = problem.rooms[0].rest, 0
+    for index, (start, end) in enumerate(split.ranges):
+        if end > start:
+            nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
+            streamed: Counter[Residency] = Counter()
+            for piece, rests in zip(problem.pieces[start:end], split.residency[start:end], strict=True):
+                streamed[rests] += piece.nbytes if rests is not Residency.DEVICE else 0
+            seconds += problem.crossing(at, index, nbytes)
+            seconds += problem.seconds_of(index, sum(problem.rooms[index].seconds[start:end]), streamed)
+            at = index
+    return seconds + problem.crossing(at, 0, problem.pieces[-1].boundary if problem.pieces else 0)
 
 
 def _coming(chain: Chain, on_device: int) -> Chain:
@@ -264,13 +306,6 @@ def _coming(chain: Chain, on_device: int) -> Chain:
     return replace(chain, rest=rest, parts=tuple(parts))
 
 
-def _streamed(chain: Chain, split: Split, grain: Grain) -> int:
-    """The bytes that are brought in every call."""
-    places = zip(chain.parts, split.residency, strict=True)
-    rest = chain.rest.nbytes if grain.has_rest else 0
-    return rest + sum(part.nbytes for part, rests in places if rests is not Residency.DEVICE)
-
-
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     """The way in which each device is filled in proportion to what it offers, with weights that stay."""
     chunks, budgets = load.counts()[0], budgets.less(load.more)
@@ -287,7 +322,7 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
 
 def problem_of(
     load: Load, chain: Chain, machine: Machine, budgets: Budgets, devices: Sequence[Device], residency: Residency,
-    part: float = 1.0, coming: Chain | None = None, grain: Grain = BLOCKS,
+    part: Mapping[Device, float] | None = None, coming: Chain | None = None, grain: Grain = BLOCKS,
 ) -> Problem:  # fmt: skip
     """The chain on a list of devices as a problem of partition; ``part`` of what comes from disk does so.
 
@@ -303,7 +338,7 @@ def problem_of(
 
     rest, rooms = piece(chain.rest, left.rest), []
     for index, device in enumerate(devices):
-        rooms.append(_room(load, chain, machine, budgets, device, residency, index == 0, part))
+        rooms.append(_room(load, chain, machine, budgets, device, residency, index == 0, (part or {}).get(device, 1.0)))
     if grain.has_rest:
         comes = max(0, rest.nbytes - load.unread)
         rooms[0] = replace(rooms[0], rest=rooms[0].rest + comes * rooms[0].loads[residency])

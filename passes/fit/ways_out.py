@@ -148,7 +148,7 @@ def _tried(
     more: Mapping[str, str] | None = None, packed: tuple[str, tuple[str, ...]] = ("", ()),
 ) -> WayOut | None:  # fmt: skip
     """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it."""
-    some, left = loads, budgets
+    some, left, known = loads, budgets, set[tuple[str, Device]]()
     for tries in range(1, TRIES + 1):
         solution = search(some, machine, left)
         if solution is None:
@@ -159,7 +159,8 @@ def _tried(
         over = trial(out)
         if not over:
             return out if over is not None else None
-        some, left = foreseeing(some, left, taken_off(over, tries))
+        off = taken_off(over, tries, known)
+        some, left, known = *foreseeing(some, left, off), known | off.keys()
     return None
 
 

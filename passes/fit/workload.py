@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -145,12 +145,15 @@ class Budgets:
         return replace(self, devices={one: max(0, n - nbytes.get(one, 0)) for one, n in self.devices.items()})
 
 
-def taken_off(over: Over, tries: int) -> dict[tuple[str, Device], int]:
+def taken_off(over: Over, tries: int, before: Collection[tuple[str, Device]] = ()) -> dict[tuple[str, Device], int]:
     """The bytes to take for more than was foreseen, where a plan was found to exceed devices, after so many tries.
 
     A little more than that at first; from the third on four times as much each time, so that few tries find an end.
+    Where more of a component was foreseen ``before`` and did not mend it, all have less of the device: its fullest
+    moment may be that component's though nothing of it lies there.
     """
-    return {one: int(_MARGIN * nbytes * 4 ** max(0, tries - 2)) for one, nbytes in over.items()}
+    times = _MARGIN * 4 ** max(0, tries - 2)
+    return {("" if one in before else one[0], one[1]): int(times * nbytes) for one, nbytes in over.items()}
 
 
 def foreseeing(loads: Sequence[Load], budgets: Budgets, over: Over) -> tuple[list[Load], Budgets]:
