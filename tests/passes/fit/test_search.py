@@ -16,7 +16,7 @@ from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
 from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
-from dovetail.passes.fit.workload import Asked, Budgets, Load, foreseeing
+from dovetail.passes.fit.workload import Asked, Budgets, Load, foreseeing, taken_off
 from dovetail.passes.simulate.cost import OpCost
 from tests.cases import slow_but
 
@@ -312,3 +312,35 @@ def test_what_one_component_needs_more_than_foreseen_takes_room_from_no_other() 
     assert left == given
     _, left = foreseeing(loads, given, {("", FAST): 185 * MIB})
     assert left.of(FAST) == 55 * MIB
+
+
+def test_where_more_of_a_component_mended_nothing_all_have_less_of_the_device() -> None:
+    over = {("vae", FAST): 100}
+    first = taken_off(over, 1)
+    assert first == {("vae", FAST): 102}
+    assert taken_off(over, 2, first) == {("", FAST): 102}
+
+
+def test_each_card_is_the_main_one_of_lists_that_are_tried() -> None:
+    cards = tuple(Device("cuda", index) for index in range(4))
+    rates = {card: Speed({"float32": 1e12 / (1 + card.index)}, 1e15, 1e9, 0.0) for card in cards}
+    on = Machine((*cards, CPU), Speeds({**rates, CPU: machine().speeds[CPU]}, 1e8), CPU)
+    lists = on.lists(Budgets({**dict.fromkeys(cards, 100 * MIB), CPU: 100 * MIB}, CPU))
+    for count in (2, 3, 4):
+        assert {one[0] for one in lists if len(one) == count and CPU not in one} == {*cards}
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(150, 50), (130, 50), (110, 60)])
+def test_what_one_card_streams_comes_from_disk_though_another_one_keeps_its_own(fast: int, slow: int) -> None:
+    """Memory is spread evenly over all weights, so that what the other card keeps of it is of no use."""
+    one, given = load("diffusion", 10, 20, flops=1e6), budgets(fast, slow, 120)
+    way = option(one, machine(), given, (FAST, SLOW), Residency.DISK, False, amounts=Amounts(0, 100 * MIB))
+    assert way is not None
+    rest = one.chain.rest.nbytes
+    own = {
+        device: (end - start) * 20 * MIB + (rest if device == FAST else 0)
+        for device, (start, end) in zip(way.devices, way.ranges, strict=True)
+    }
+    in_memory = {device: nbytes * 100 * MIB / one.nbytes for device, nbytes in own.items()}
+    from_disk = sum(max(0, way.streamed.get(device, 0) - in_memory[device]) for device in own)
+    assert way.seconds - way.bringing >= from_disk / 1e8
