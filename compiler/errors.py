@@ -107,11 +107,6 @@ class DoesNotFitError(DovetailError):
             self._problem = self._problem()
         return self._problem
 
-    @property
-    def excess(self) -> dict[tuple[str, Any], int]:
-        """The bytes of ``over`` by component, "" where it is not known, and device."""
-        return {(self.component, device): nbytes for device, nbytes in self.over.items()}
-
     def __str__(self) -> str:
         """The problem and the ways out."""
         return printable(f"{self.problem}: {self.ways}" if self.ways else self.problem)

@@ -24,7 +24,7 @@ from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.options import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off
+from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
@@ -178,7 +178,7 @@ def tightened(attempt: Callable[[Over], T]) -> T:
                 raise (error if error.over else exceeded or error) from None
             exceeded = error
             logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update(taken_off(error.excess, tries, over))
+            over.update(taken_off(excess_of(error), tries, over))
 
 
 def machine_of(request: Request) -> Machine:

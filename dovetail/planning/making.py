@@ -17,7 +17,7 @@ from ..components.dry import DryRun
 from ..fitting.decide import Decision, speeds_here
 from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
-from ..passes.fit.workload import Over
+from ..passes.fit.workload import Over, excess_of
 from .generation import Generation
 from .plannable import Plannable
 from .quicker import (
@@ -225,7 +225,7 @@ class Making:
             if self._is_to_be_seen(run) and run.again is not None:
                 run.again()
         except DoesNotFitError as error:
-            return error.excess
+            return excess_of(error)
         return {}
 
     def _is_to_be_seen(self, run: DryRun) -> bool:

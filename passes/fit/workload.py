@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ...compiler.errors import DoesNotFitError
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...compiler.spec.speeds import Speed
@@ -143,6 +144,11 @@ class Budgets:
         if not nbytes:
             return self
         return replace(self, devices={one: max(0, n - nbytes.get(one, 0)) for one, n in self.devices.items()})
+
+
+def excess_of(error: DoesNotFitError) -> Over:
+    """By how much what was refused exceeds devices."""
+    return {(error.component, device): nbytes for device, nbytes in error.over.items()}
 
 
 def taken_off(over: Over, tries: int, before: Collection[tuple[str, Device]] = ()) -> dict[tuple[str, Device], int]:
