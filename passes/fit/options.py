@@ -6,10 +6,10 @@ weights come and go in every call, the partition of the chain says what lies whe
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice, pairwise, product, zip_longest
+from itertools import accumulate, islice, pairwise, product
 from typing import TypeVar
 
 from ...compiler.spec.devices import Device
@@ -122,8 +122,12 @@ def _by_main(cards: Sequence[Device], count: int, alike: Mapping[Device, object]
 
 def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
     """What several iterables have, one of each after another."""
-    for each in zip_longest(*some, fillvalue=None):
-        yield from (one for one in each if one is not None)
+    left = deque(map(iter, some))
+    while left:
+        for one in islice(left[0], 1):
+            yield one
+            left.append(left[0])
+        left.popleft()
 
 
 def _orders(
