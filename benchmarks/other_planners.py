@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.units import GIB, MIB
 from dovetail.passes.fit.grains import EXPOSED
-from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.workload import Load
 from testbed.zoo.full_size_pipelines import PARTS
 

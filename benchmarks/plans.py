@@ -30,7 +30,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import GIB
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.lacking import lacking, problem_of
-from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import Plan, plan_of
 from dovetail.passes.fit.search import fits, search
 from dovetail.passes.fit.ways_out import refusal, said_of, ways_out

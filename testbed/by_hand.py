@@ -18,7 +18,7 @@ from dovetail.compiler.spec.units import GIB
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.fitting.chains import chain_of_trace
 from dovetail.passes.fit.chain import Chain
-from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load

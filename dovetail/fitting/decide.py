@@ -21,7 +21,7 @@ from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
 from ..passes.fit.lacking import lacking, problem_of
-from ..passes.fit.options import Machine
+from ..passes.fit.machine import Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off

@@ -10,7 +10,8 @@ from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.units import format_bytes
 from .chain import Chain
-from .options import Machine, residencies
+from .machine import Machine
+from .options import residencies
 from .search import peaks, search
 from .workload import Budgets, Load
 

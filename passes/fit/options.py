@@ -6,24 +6,21 @@ weights come and go in every call, the partition of the chain says what lies whe
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice, pairwise, product
-from typing import TypeVar
+from itertools import accumulate, pairwise, product
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
-from ...compiler.spec.speeds import Speed, Speeds
 from ..placement.place import Part as Placed
 from ..placement.place import Room as Offer
 from ..placement.place import split_parts
 from .chain import Chain, Part
 from .grains import BLOCKS, GRAINS, SLOTS, Grain
+from .machine import Machine
 from .partition import Piece, Problem, Room, Split, partition
 from .workload import Budgets, Load
-
-T = TypeVar("T")
 
 LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
 PARTS = 16
@@ -38,11 +35,6 @@ _PARTS_ON_DEVICE = (0.5, 0.75, 0.95)
 
 WHOLE = 10**9
 """More parts than any chain has."""
-
-_LISTS = 32  # of several devices that are tried for one component
-_COUNTS = 16  # of devices in a list
-_ALIKE = 0.98
-"""Devices of one speed are of a kind where the smallest may use at least this part of what the largest may."""
 
 
 @dataclass(frozen=True)
@@ -78,68 +70,6 @@ class Option:
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
         return self.stays.get(device, 0) + self.comes.get(device, 0) + self.live.get(device, 0)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The devices of the rig in order, their speeds, and the host."""
-
-    devices: tuple[Device, ...]
-    speeds: Speeds
-    host: Device
-
-    def kinds(self, budgets: Budgets) -> dict[Device, tuple[Speed, int]]:
-        """The kind of each card: its speed, and how many kinds of that speed may use more memory."""
-        found: dict[Device, tuple[Speed, int]] = {}
-        largest: dict[Speed, tuple[int, int]] = {}
-        for card in sorted((one for one in self.devices if one != self.host), key=budgets.of, reverse=True):
-            speed, nbytes = self.speeds[card], budgets.of(card)
-            number, most = largest.get(speed, (-1, 0))
-            if number < 0 or nbytes < _ALIKE * most:
-                number, most = number + 1, nbytes
-            found[card], largest[speed] = (speed, number), (number, most)
-        return found
-
-    def lists(self, budgets: Budgets) -> list[tuple[Device, ...]]:
-        """Lists of devices worth trying: each alone, and so many of several, the fastest and largest first.
-
-        Those of each number of devices, with the host behind them or without it, take turns. Devices of a kind are
-        exchanged for each other in one-device lists only.
-        """
-        kinds = self.kinds(budgets)
-        cards = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], self.devices.index(one)))
-        counts = sorted({-(-len(cards) * part // _COUNTS) for part in range(1, _COUNTS + 1) if cards})
-        several = [_by_main(cards, count, kinds) for count in counts if count > 1]
-        with_host = [((*order, self.host) for order in _by_main(cards, count, kinds)) for count in counts]
-        return [*((one,) for one in self.devices), *islice(_in_turns([*several, *with_host]), _LISTS)]
-
-
-def _by_main(cards: Sequence[Device], count: int, alike: Mapping[Device, object]) -> Iterator[tuple[Device, ...]]:
-    """Orders of so many of the cards; those of each main device take turns."""
-    mains = [one for (one,) in _orders(cards, 1, alike)]
-    return _in_turns([_orders(cards, count - 1, alike, (main,)) for main in mains])
-
-
-def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
-    """What several iterables have, one of each after another."""
-    left = deque(map(iter, some))
-    while left:
-        for one in islice(left[0], 1):
-            yield one
-            left.append(left[0])
-        left.popleft()
-
-
-def _orders(
-    devices: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
-) -> Iterator[tuple[Device, ...]]:
-    """Orders of so many of the devices, of those that differ in devices that are alike only the first one."""
-    if count == 0:
-        yield taken
-        return
-    first_of_kind = {alike[one]: one for one in reversed(devices) if one not in taken}
-    for one in sorted(first_of_kind.values(), key=devices.index):
-        yield from _orders(devices, count - 1, alike, (*taken, one))
 
 
 def options_of(
@@ -247,8 +177,8 @@ def _split(
     """
     even = 1 - in_memory / max(1, chain.nbytes)
     part, best = dict.fromkeys(devices, even), None
+    problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
     for _ in range(2 if in_memory else 1):
-        problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
         split = _asked(load, whole, problem) if load.asked.is_split else None
         if not (load.asked.shares or load.asked.rows):
             split = split or partition(problem)
@@ -257,7 +187,7 @@ def _split(
         if in_memory:
             part = _from_disk(chain, split, grain, devices, even)
             problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
-            split = replace(split, seconds=_seconds_of(problem, split))
+            split = replace(split, seconds=problem.seconds_in(split.ranges, split.residency))
         best = split if best is None or split.seconds < best.seconds else best
     return best
 
@@ -277,21 +207,6 @@ def _from_disk(chain: Chain, split: Split, grain: Grain, devices: Sequence[Devic
             streamed += chain.rest.nbytes if grain.has_rest else 0
         found[device] = max(0.0, streamed - own * (1 - even)) / max(1, streamed)
     return found
-
-
-def _seconds_of(problem: Problem, split: Split) -> float:
-    """The seconds of a split, wherever what it streams comes from."""
-    seconds, at = problem.rooms[0].rest, 0
-    for index, (start, end) in enumerate(split.ranges):
-        if end > start:
-            nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-            streamed: Counter[Residency] = Counter()
-            for piece, rests in zip(problem.pieces[start:end], split.residency[start:end], strict=True):
-                streamed[rests] += piece.nbytes if rests is not Residency.DEVICE else 0
-            seconds += problem.crossing(at, index, nbytes)
-            seconds += problem.seconds_of(index, sum(problem.rooms[index].seconds[start:end]), streamed)
-            at = index
-    return seconds + problem.crossing(at, 0, problem.pieces[-1].boundary if problem.pieces else 0)
 
 
 def _coming(chain: Chain, on_device: int) -> Chain:
@@ -390,18 +305,13 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
     """The split with so many parts on each device, all of them there throughout; None if it does not fit."""
     ends = [sum(counts[:index]) for index in range(len(counts) + 1)]
     ranges = tuple(pairwise(ends))
-    seconds, at = problem.rooms[0].rest, 0
     for index, (start, end) in enumerate(ranges):
         pieces = problem.pieces[start:end]
         lives = [piece.live for piece in pieces] + ([problem.rest.live] if index == 0 else [])
         if not problem.fits(index, sum(piece.nbytes + piece.stays for piece in pieces), 0, max(lives, default=0)):
             return None
-        if end > start:
-            nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-            seconds += problem.crossing(at, index, nbytes) + sum(problem.rooms[index].seconds[start:end])
-            at = index
-    seconds += problem.crossing(at, 0, problem.pieces[-1].boundary if problem.pieces else 0)
-    return Split(seconds, ranges, (Residency.DEVICE,) * len(problem.pieces))
+    residency = (Residency.DEVICE,) * len(problem.pieces)
+    return Split(problem.seconds_in(ranges, residency), ranges, residency)
 
 
 def _option(

@@ -23,6 +23,7 @@ sum that leaves room for the slots, for every size that a slot may have.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -99,6 +100,20 @@ class Problem:
     def crossing(self, source: int, target: int, nbytes: int) -> float:
         """The seconds that some bytes take from one room to another."""
         return self.latency + nbytes * self.crossings[source, target] if source != target else 0.0
+
+    def seconds_in(self, ranges: Sequence[tuple[int, int]], residency: Sequence[Residency]) -> float:
+        """The seconds with some range of pieces on each room, where each piece rests as is said."""
+        seconds, at = self.rooms[0].rest, 0
+        for index, (start, end) in enumerate(ranges):
+            if end > start:
+                nbytes = self.pieces[start - 1].boundary if start else self.rest.boundary
+                streamed: Counter[Residency] = Counter()
+                for piece, rests in zip(self.pieces[start:end], residency[start:end], strict=True):
+                    streamed[rests] += piece.nbytes if rests is not Residency.DEVICE else 0
+                computing = sum(self.rooms[index].seconds[start:end])
+                seconds += self.crossing(at, index, nbytes) + self.seconds_of(index, computing, streamed)
+                at = index
+        return seconds + self.crossing(at, 0, self.pieces[-1].boundary if self.pieces else 0)
 
 
 @dataclass(frozen=True, slots=True)

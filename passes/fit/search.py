@@ -32,7 +32,8 @@ import numpy as np
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
-from .options import Machine, Option, option, options_of, proportional
+from .machine import Machine
+from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
 
 SLACK = 1.002

@@ -17,7 +17,7 @@ from ...compiler.spec.devices import Device
 from ...compiler.spec.durations import seconds_text
 from ...compiler.spec.residency import ALIKE
 from .chain import Part
-from .options import Machine
+from .machine import Machine
 from .plan import settings_of
 from .search import Solution, search
 from .workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off

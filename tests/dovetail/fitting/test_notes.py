@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.fitting.decide import _longer, joined, why_not_used, why_used
-from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.search import search
 from dovetail.passes.fit.workload import Budgets
 

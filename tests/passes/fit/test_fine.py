@@ -18,7 +18,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.fitting.chains import chain_of_trace
 from dovetail.passes.fit.lacking import lacking
-from dovetail.passes.fit.options import Machine
+from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.search import fits, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.runtime import sim

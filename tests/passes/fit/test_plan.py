@@ -8,7 +8,8 @@ import pytest
 
 from dovetail.compiler.spec import parse_backend, parse_chunks, parse_params_backend, parse_tensor_split
 from dovetail.compiler.spec.residency import Residency
-from dovetail.passes.fit.options import Machine, option
+from dovetail.passes.fit.machine import Machine
+from dovetail.passes.fit.options import option
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import Solution
 from dovetail.passes.placement.place import Part, Room, split_parts

@@ -13,7 +13,8 @@ from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.fit.chain import Chain, Part
-from dovetail.passes.fit.options import Machine, Option, option, options_of, proportional
+from dovetail.passes.fit.machine import Machine
+from dovetail.passes.fit.options import Option, option, options_of, proportional
 from dovetail.passes.fit.plan import settings_of
 from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load, foreseeing, taken_off

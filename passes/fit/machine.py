@@ -1,0 +1,82 @@
+"""The devices of a rig with their speeds, and the lists of them that are worth trying for a component."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from ...compiler.spec.devices import Device
+from ...compiler.spec.speeds import Speed, Speeds
+from .workload import Budgets
+
+T = TypeVar("T")
+
+_LISTS = 32  # of several devices that are tried for one component
+_COUNTS = 16  # of devices in a list
+_ALIKE = 0.98
+"""Devices of one speed are of a kind where the smallest may use at least this part of what the largest may."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices of the rig in order, their speeds, and the host."""
+
+    devices: tuple[Device, ...]
+    speeds: Speeds
+    host: Device
+
+    def kinds(self, budgets: Budgets) -> dict[Device, tuple[Speed, int]]:
+        """The kind of each card: its speed, and how many kinds of that speed may use more memory."""
+        found: dict[Device, tuple[Speed, int]] = {}
+        largest: dict[Speed, tuple[int, int]] = {}
+        for card in sorted((one for one in self.devices if one != self.host), key=budgets.of, reverse=True):
+            speed, nbytes = self.speeds[card], budgets.of(card)
+            number, most = largest.get(speed, (-1, 0))
+            if number < 0 or nbytes < _ALIKE * most:
+                number, most = number + 1, nbytes
+            found[card], largest[speed] = (speed, number), (number, most)
+        return found
+
+    def lists(self, budgets: Budgets) -> list[tuple[Device, ...]]:
+        """Lists of devices worth trying: each alone, and so many of several, the fastest and largest first.
+
+        Those of each number of devices, with the host behind them or without it, take turns. Devices of a kind are
+        exchanged for each other in one-device lists only.
+        """
+        kinds = self.kinds(budgets)
+        cards = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], self.devices.index(one)))
+        counts = sorted({-(-len(cards) * part // _COUNTS) for part in range(1, _COUNTS + 1) if cards})
+        several = [_by_main(cards, count, kinds) for count in counts if count > 1]
+        with_host = [((*order, self.host) for order in _by_main(cards, count, kinds)) for count in counts]
+        return [*((one,) for one in self.devices), *islice(_in_turns([*several, *with_host]), _LISTS)]
+
+
+def _by_main(cards: Sequence[Device], count: int, alike: Mapping[Device, object]) -> Iterator[tuple[Device, ...]]:
+    """Orders of so many of the cards; those of each main device take turns."""
+    mains = [one for (one,) in _orders(cards, 1, alike)]
+    return _in_turns([_orders(cards, count - 1, alike, (main,)) for main in mains])
+
+
+def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
+    """What several iterables have, one of each after another."""
+    left = deque(map(iter, some))
+    while left:
+        for one in islice(left[0], 1):
+            yield one
+            left.append(left[0])
+        left.popleft()
+
+
+def _orders(
+    devices: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
+) -> Iterator[tuple[Device, ...]]:
+    """Orders of so many of the devices, of those that differ in devices that are alike only the first one."""
+    if count == 0:
+        yield taken
+        return
+    first_of_kind = {alike[one]: one for one in reversed(devices) if one not in taken}
+    for one in sorted(first_of_kind.values(), key=devices.index):
+        yield from _orders(devices, count - 1, alike, (*taken, one))
