@@ -102,8 +102,7 @@ def called(
 ) -> tuple[Any, dict[str, Any]]:
     """The class that is to paint, None where it is unknown, and the arguments of its call, pictures among them."""
     cls = class_of(pipeline, inputs, given, fps)
-    sized = without_size(cls, given)
-    return cls, sized | inputs.arguments(cls, sized)
+    return cls, without_size(cls, given) | inputs.arguments(cls, given)
 
 
 def class_of(pipeline: Pipeline, inputs: Inputs, given: Mapping[str, Any], fps: int | None = None) -> Any:
