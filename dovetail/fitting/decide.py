@@ -202,24 +202,28 @@ def speeds_rehearsed(rig: Rig) -> Speeds:
 
 
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
-    """For each device behind the first that the component of most seconds is on, what a picture would take without.
+    """For the devices behind the first that the component of most seconds is on, what a picture would take without.
 
-    Idle devices that are like it would take its place, and are left out with it.
+    Idle devices that are like one of them would take its place, and are left out with it. Of those that are alike the
+    last one is tried.
     """
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     used = {device for way in solution.ways.values() for device in way.devices}
-    idle = [one for one in machine.devices if one not in used and one != machine.host]
     kinds = machine.kinds(budgets)
-    notes = []
+    behind: dict[tuple[Speed, int], list[Device]] = defaultdict(list)
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
-        if device == machine.host:
-            continue
-        alike = [one for one in idle if kinds[one] == kinds[device]]
-        without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((device, *alike), 0)})
+        if device != machine.host:
+            behind[kinds[device]].append(device)
+    notes = []
+    for kind, devices in behind.items():
+        idle = [one for one in machine.devices if one not in used and kinds.get(one) == kind]
+        without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((devices[-1], *idle), 0)})
         other = search(loads, machine, without)
         longer = _longer(other.seconds / solution.seconds, "take as long") if other else ""
-        names = joined(sorted((device, *alike), key=machine.devices.index))
-        notes.append(f"without {names} {f'a picture would {longer}' if longer else 'nothing fits'}")
+        alone = [*devices, *idle] if len(devices) == 1 else idle
+        names = [joined(sorted(alone, key=machine.devices.index))] if alone else []
+        names += [f"one of {joined(devices)}"] if len(devices) > 1 else []
+        notes.append(f"without {' and '.join(names)} {f'a picture would {longer}' if longer else 'nothing fits'}")
     return notes
 
 

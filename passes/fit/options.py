@@ -6,9 +6,10 @@ weights come and go in every call, the partition of the chain says what lies whe
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise, product
 
 from ...compiler.spec.devices import Device
@@ -78,10 +79,13 @@ def options_of(
     """All ways to place a component on some lists of devices under some budgets, those that do not fit left out.
 
     ``places`` are those where weights may rest that were not told where. Several devices are left out where the fastest
-    of them takes all: what they leave of it to others counts when others have taken their part of the budgets.
+    of them takes all: what they leave of it to others counts when others have taken their part of the budgets. And they
+    are left out where the best way with more devices leaves out the others, or where even more have no room.
     """
     alone: set[tuple[Device, Residency, bool, int]] = set()
-    for devices in sorted([load.asked.devices] if load.asked.devices else lists, key=len):
+    tried: dict[tuple[object, ...], list[tuple[tuple[Device, ...], Option | None]]] = defaultdict(list)
+    asked = [load.asked.devices] if load.asked.devices else lists
+    for devices in sorted(asked, key=lambda one: (len(one) > 1, -len(one))):
         fastest = min(devices, key=lambda device: _seconds(load, machine, device))
         for residency in (
             one for one in residencies(load, devices, machine.host) if one in places or load.asked.residency
@@ -90,11 +94,22 @@ def options_of(
                 if (fastest, residency, tiled, chunks) in alone and not load.asked.devices:
                     continue
                 for amounts in _amounts(load, residency, devices, budgets, Residency.DISK in places):
+                    alike = tried[residency, tiled, chunks, amounts]
+                    if len(devices) > 1 and any(_is_settled(devices, *one) for one in alike):
+                        continue
                     found = option(load, machine, budgets, devices, residency, tiled, chunks, amounts=amounts)
+                    alike.append((devices, found))
                     if found is not None:
                         if len(devices) == 1 and not any(found.streamed.values()):
                             alone.add((fastest, residency, tiled, chunks))
                         yield found
+
+
+def _is_settled(devices: Sequence[Device], more: Sequence[Device], found: Option | None) -> bool:
+    """Whether the best way with some devices is the one that was found with more of them, in which others are empty."""
+    if devices[0] != more[0] or (found and not set(found.devices) <= set(devices)):
+        return False
+    return [one for one in more if one in devices] == list(devices)
 
 
 def _amounts(
@@ -147,8 +162,19 @@ def option(
     """The best way under some budgets with devices, a residency, in tiles or not, in chunks; None if it does not fit.
 
     ``amounts`` of the weights rest on the devices for good, or in the host's memory where the others rest on disk.
-    Weights come and go in stages finer than a block only where they have no room for blocks.
+    Weights come and go in stages finer than a block only where they have no room for blocks. It is found once for what
+    these devices may use, whatever others may.
     """
+    rooms = tuple(map(budgets.of, devices))
+    given = devices, rooms, residency, tiled, chunks, most, amounts
+    find = partial(_find, load, machine, budgets, devices, residency, tiled, chunks, most, amounts)
+    return load.once(machine, given, find)
+
+
+def _find(
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
+    chunks: int, most: int, amounts: Amounts,
+) -> Option | None:  # fmt: skip
     budgets = budgets.less(load.more)
     whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or load.asked.is_split else most, chunks)
     chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
@@ -173,8 +199,15 @@ def _split(
     """What lies where, with weights that come in some grain.
 
     Those on disk stay for the phase before those ``in_memory`` do, so that how much of what a device streams comes from
-    disk follows from how much stays there; that is found in turns, of which the better one is taken.
+    disk follows from how much stays there; that is found in turns, of which the better one is taken. Where nothing is
+    streamed if all comes from the host's memory, nothing is that comes from disk, which is slower.
     """
+    if residency is not Residency.DEVICE and machine.host not in devices and not load.asked.is_split:
+        made = partial(problem_of, load, whole, machine, budgets, devices, Residency.HOST, None, chain, grain)
+        given = id(whole), whole.nbytes - chain.nbytes, devices, tuple(map(budgets.of, devices)), grain
+        quickest = load.once(machine, given, lambda: partition(made()))
+        if quickest is None or residency is Residency.HOST or set(quickest.residency) <= {Residency.DEVICE}:
+            return quickest
     even = 1 - in_memory / max(1, chain.nbytes)
     part, best = dict.fromkeys(devices, even), None
     problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
@@ -184,7 +217,7 @@ def _split(
             split = split or partition(problem)
         if split is None:
             break
-        if in_memory:
+        if in_memory and any(rests is not Residency.DEVICE for rests in split.residency):
             part = _from_disk(chain, split, grain, devices, even)
             problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
             split = replace(split, seconds=problem.seconds_in(split.ranges, split.residency))
@@ -226,7 +259,12 @@ def _coming(chain: Chain, on_device: int) -> Chain:
 
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
-    """The way in which each device is filled in proportion to what it offers, with weights that stay."""
+    """The way in which each device is filled in proportion to what it offers, with weights that stay; found once."""
+    given = "proportional", devices, tuple(map(budgets.of, devices))
+    return load.once(machine, given, partial(_proportional, load, machine, budgets, devices))
+
+
+def _proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     chunks, budgets = load.counts()[0], budgets.less(load.more)
     chain, counted = load.coarse(False, WHOLE, chunks)
     problem = problem_of(load, chain, machine, budgets, devices, Residency.DEVICE)

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ...compiler.spec.residency import Residency
 from .subsets import Item, Subsets
@@ -126,8 +127,7 @@ class Split:
     host: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
+class _Label(NamedTuple):
     """A way to place the pieces up to some end, the last of them on some room."""
 
     seconds: float
@@ -145,38 +145,48 @@ def partition(problem: Problem) -> Split | None:
     if not problem.fits(0, 0, 0, problem.rest.live):
         return None
     last_room = len(problem.rooms) - 1  # behind which nothing follows
-    labels: dict[tuple[int, int], list[_Label]] = {(0, 0): [_Label(main.rest, 0, 0, 0, 0, (), None)]}
-    ways = [_Ways(problem, room) for room in range(len(problem.rooms))]
+    nothing = _Label(main.rest, 0, 0, 0, 0, (), None)
+    labels: dict[tuple[int, int], list[_Label]] = {(0, 0): [nothing]}
+    ways = _ways_of(problem)
+    entered: list[list[list[_Label]]] = [[] for _ in problem.rooms]
     for end in range(1, count + 1):
         for room in range(last_room + 1 if end == count else last_room):
-            found = [
-                label
-                for start in range(end)
-                for before in _befores(labels, room, start)
-                for label in _extended(problem, before, room, end, ways[room])
-            ]
+            entered[room] += [_entering(problem, labels, room, at) for at in range(len(entered[room]), end)]
+            found = []
+            for at, befores in enumerate(entered[room]):
+                own = ways[room].of(at, end) if befores else []
+                if not own:
+                    entered[room][at] = []  # nor is there a way to hold more
+                found += [
+                    _Label(before.seconds + seconds, before.host + host, room, at, end, choice, before)
+                    for before in befores
+                    for seconds, host, choice in own
+                    if before.host + host <= problem.host
+                ]
             if found:
                 labels[room, end] = _undominated(found)
     last = [_closed(problem, label) for room in range(len(problem.rooms)) for label in labels.get((room, count), ())]
     best = min(last, key=lambda split: (split.seconds, split.host), default=None)
-    return best if count else _closed(problem, labels[0, 0][0])
+    return best if count else _closed(problem, nothing)
 
 
-def _befores(labels: Mapping[tuple[int, int], list[_Label]], room: int, start: int) -> Iterator[_Label]:
-    """The labels that a range on a room may follow: of earlier rooms; the main device may begin the chain."""
-    for earlier in range(room):
-        yield from labels.get((earlier, start), ())
-    if room == 0 and start == 0:
-        yield from labels[0, 0]
+def _ways_of(problem: Problem) -> list[_Ways]:
+    """The ways of each room to hold ranges; those of rooms that are alike, behind the first, are found once."""
+    found: list[_Ways] = []
+    for index, room in enumerate(problem.rooms):
+        alike = next((one for one in found if one.room and one.device == room), None)
+        found.append(alike or _Ways(problem, index))
+    return found
 
 
-def _extended(problem: Problem, before: _Label, room: int, end: int, ways: _Ways) -> Iterator[_Label]:
-    start = before.end
+def _entering(problem: Problem, labels: Mapping[tuple[int, int], list[_Label]], room: int, start: int) -> list[_Label]:
+    """The labels that a range on a room may follow, with the crossing there; the main device may begin the chain."""
     nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-    seconds = before.seconds + problem.crossing(before.room, room, nbytes)
-    for own, host, choice in ways.of(start, end):
-        if before.host + host <= problem.host:
-            yield _Label(seconds + own, before.host + host, room, start, end, choice, before)
+    befores = [before for earlier in range(room) for before in labels.get((earlier, start), ())]
+    befores += labels[0, 0] if room == 0 and start == 0 else []
+    return _undominated(
+        [one._replace(seconds=one.seconds + problem.crossing(one.room, room, nbytes)) for one in befores]
+    )
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
@@ -210,6 +220,7 @@ class _Ways:
         self.problem, self.room, self.device = problem, room, problem.rooms[room]
         self.places = tuple(self.device.loads)
         self.known: dict[tuple[int, int], list[tuple[float, int, tuple[Residency, ...]]]] = {}
+        self.sums: dict[int, tuple[int, int, int, int, float]] = {}
 
     def of(self, start: int, end: int) -> list[tuple[float, int, tuple[Residency, ...]]]:
         """Those of a range of which none is worse than another in both seconds and host memory."""
@@ -219,9 +230,7 @@ class _Ways:
 
     def _find(self, start: int, end: int) -> Iterator[tuple[float, int, tuple[Residency, ...]]]:
         problem, pieces = self.problem, self.problem.pieces[start:end]
-        live = max(piece.live for piece in pieces) if self.room else max(problem.rest.live, *(p.live for p in pieces))
-        computing = sum(self.device.seconds[start:end])
-        total, stays = sum(piece.nbytes for piece in pieces), sum(piece.stays for piece in pieces)
+        total, stays, live, computing = self._sums(start, end)
         if problem.fits(self.room, total + stays, 0, live):
             yield computing, 0, (Residency.DEVICE,) * len(pieces)
             return
@@ -238,3 +247,13 @@ class _Ways:
             if least is None or one[1] < least:
                 least = one[1]
                 yield one
+
+    def _sums(self, start: int, end: int) -> tuple[int, int, int, float]:
+        """Of a range: bytes, those that stay whatever is streamed, the most alive, seconds; added up as it grows."""
+        alive = 0 if self.room else self.problem.rest.live
+        at, total, stays, live, computing = self.sums.get(start, (start, 0, 0, alive, 0.0))
+        for piece, seconds in zip(self.problem.pieces[at:end], self.device.seconds[at:end], strict=True):
+            total, stays, live = total + piece.nbytes, stays + piece.stays, max(live, piece.live)
+            computing += seconds
+        self.sums[start] = end, total, stays, live, computing
+        return total, stays, live, computing

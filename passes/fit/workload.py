@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from ...compiler.errors import DoesNotFitError
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...compiler.spec.speeds import Speed
 from .chain import Chain, Part
+
+T = TypeVar("T")
 
 TRIES = 6
 """So often a plan is searched that turns out to exceed a device."""
@@ -104,6 +107,17 @@ class Load:
 
     @cached_property
     def _seconds(self) -> dict[tuple[int, int], tuple[Chain, Speed, tuple[float, list[float]]]]:
+        return {}
+
+    def once(self, machine: object, key: Hashable, find: Callable[[], T]) -> T:
+        """What is found of the component on a machine, for a key that says all that it depends on besides."""
+        at = id(machine), key
+        if at not in self._found:
+            self._found[at] = machine, find()  # which keeps the machine, so that its number is its alone
+        return self._found[at][1]
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, Hashable], tuple[object, Any]]:
         return {}
 
     def ways(self) -> Sequence[bool]:

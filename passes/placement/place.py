@@ -181,28 +181,23 @@ class _Offers:
         start = 0
         for index in range(len(self.rooms)):
             later = sum(self.demanded[index + 1 :])
-            end, held = start, (Part(0) if index else rest)
+            end, nbytes, live = start, (0 if index else rest.nbytes), (0 if index else rest.live)
             while end < len(parts) - later:
-                held = Part(held.nbytes + parts[end].nbytes, max(held.live, parts[end].live))
-                if not self._takes(index, held, load):
+                nbytes, live = nbytes + parts[end].nbytes, max(live, parts[end].live)
+                if not self._takes(index, nbytes, live, load):
                     break
                 end += 1
             if end == start and self.demanded[index]:
                 return []
             counts[index] = end - start
             start = end
-        fits = self._takes(0, rest, load) or bool(self.shares)
+        fits = self._takes(0, rest.nbytes, rest.live, load) or bool(self.shares)
         return counts if start == len(parts) and fits else []
 
-    def _takes(self, index: int, held: Part, load: float) -> bool:
-        offer = self._offer(index, held)
-        return offer >= 0 and held.nbytes <= load * offer
-
-    def _offer(self, index: int, held: Part) -> float:
-        if self.shares:
-            return self.shares[index]
+    def _takes(self, index: int, nbytes: int, live: int, load: float) -> bool:
         room = self.rooms[index]
-        return room.free - room.kept(held.live)
+        offer = self.shares[index] if self.shares else room.free - room.kept(live)
+        return offer >= 0 and nbytes <= load * offer
 
 
 def _balanced(parts: Sequence[Part], offers: _Offers, rest: Part) -> tuple[list[int], float] | None:
