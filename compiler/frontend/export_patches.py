@@ -12,7 +12,9 @@ So it does with each operation that takes no such tensors, a page of its own fra
 Where a model calls a function that PyTorch compiles within an export (`flex_attention`), Dynamo keeps that function and
 the modes of the export, which hold the model: a process would keep each such model that was ever traced.
 
-Of PyTorch's insides this needs six names; a release without them exports, writes and keeps as it does by itself.
+A hook of an export that sees what is assigned to buffers stays behind in PyTorch 2.11 wherever the export fails.
+
+Of PyTorch's insides this needs eight names; a release without them exports, writes and keeps as it does by itself.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.utils._traceback as stacks
 from torch.fx import _lazy_graph_module as graph_modules
 
@@ -34,6 +37,7 @@ _ADVISER = "torch.fx.experimental.symbolic_shapes"
 _FAKES = "torch._subclasses.fake_tensor"
 _SYMBOLIZE = "_extract_symbolized_tb"
 _BACKENDS = "torch._dynamo.backends.debugging"
+_BUFFER_HOOKS = "torch._functorch._aot_autograd.utils"
 _WITH_MODES = "make_eager_backend_with_torch_function_modes"
 
 
@@ -101,6 +105,22 @@ def modes_let_go() -> Iterator[None]:
         setattr(backends, _WITH_MODES, original)
         for held in kept:
             held.clear()
+
+
+@contextlib.contextmanager
+def buffer_hooks_let_go() -> Iterator[None]:
+    """For one export, while no other thread exports: takes out what it leaves among the hooks of all new buffers.
+
+    PyTorch 2.11 leaves one wherever an export fails, so that what a forward reaches would differ at each call.
+    """
+    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for number, hook in list(hooks.items()):
+            if number not in before and getattr(hook, "__module__", None) == _BUFFER_HOOKS:
+                hooks.pop(number, None)
 
 
 def _is_an_error(record: logging.LogRecord) -> bool:

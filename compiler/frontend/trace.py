@@ -36,7 +36,7 @@ from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
 from .call_modes import modes_answered
-from .export_patches import lazily_exported, modes_let_go, quietly_exported
+from .export_patches import buffer_hooks_let_go, lazily_exported, modes_let_go, quietly_exported
 from .fakes import cloned_buffers, copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
@@ -205,7 +205,10 @@ def _export(
     args, kwargs = _as_passed(module, given)
     shapes = None if dynamic_shapes is None else _arrange_shapes(module, given, dynamic_shapes)
     try:
-        with torch.no_grad(), AsInEager(), view, lazily_exported(), quietly_exported(), modes_let_go():
+        with (
+            torch.no_grad(), AsInEager(), view, lazily_exported(), quietly_exported(), modes_let_go(),
+            buffer_hooks_let_go(),
+        ):  # fmt: skip
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         violated = _violated(error)

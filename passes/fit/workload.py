@@ -114,7 +114,8 @@ class Load:
         at = id(machine), key
         if at not in self._found:
             self._found[at] = machine, find()  # which keeps the machine, so that its number is its alone
-        return self._found[at][1]
+        found: T = self._found[at][1]
+        return found
 
     @cached_property
     def _found(self) -> dict[tuple[int, Hashable], tuple[object, Any]]:

@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.export._trace as exporting
 from torch import nn
+from torch._functorch._aot_autograd.utils import register_buffer_assignment_hook
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from dovetail.compiler.errors import TraceError
 from dovetail.compiler.frontend.trace import trace
@@ -61,3 +63,19 @@ def test_a_model_that_was_traced_is_kept_by_nobody_though_a_part_of_it_was_compi
     del model
     gc.collect()
     assert kept() is None
+
+
+def test_no_hook_of_new_buffers_stays_that_an_export_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = vars(torch.nn.modules.module)["_global_buffer_registration_hooks"]
+    before = dict(hooks)
+    own = register_module_buffer_registration_hook(lambda module, name, buffer: None)
+
+    def left(module: nn.Module, *others: object, **more: object) -> None:
+        register_buffer_assignment_hook(module, {})  # which PyTorch 2.11 does not remove where an export fails
+        raise ValueError("no")
+
+    monkeypatch.setattr(torch.export, "export", left)
+    with pytest.raises(TraceError):
+        trace(Branching(), (torch.ones(2),))
+    assert {*hooks} == {*before, own.id}
+    own.remove()

@@ -50,7 +50,7 @@ UNCHECKED = [
 """Their kernels read or write outside their operands' memory where sizes or indices do not fit; seen to."""
 
 
-@pytest.mark.parametrize("name", UNCHECKED)
+@pytest.mark.parametrize("name", [name for name in UNCHECKED if hasattr(torch.ops.aten, name.split(".")[1])])
 def test_an_operation_that_reaches_outside_its_operands_memory_is_refused(name: str) -> None:
     with pytest.raises(ProgramTextError, match="may not have"):
         find_target(name)
