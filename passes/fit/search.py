@@ -243,15 +243,10 @@ class _Model:
     def within(self) -> tuple[np.ndarray, float, np.ndarray]:
         """On each device in each phase: what stays, what is there for the phase, what rests, and values."""
         rows = np.zeros((len(self.places), self.width))
-        at = {place: row for row, place in enumerate(self.places)}
-        phases = dict.fromkeys(phase for phase, _ in self.places)
-        for index, way in enumerate(self.ways):
-            for phase in phases:
-                for device, nbytes in (*way.stays.items(), (self.budgets.host, way.host)):
-                    rows[at[phase, device], index] += nbytes / _UNIT
-            for device, nbytes in way.comes.items():
-                rows[at[way.phase, device], index] += nbytes / _UNIT
-        for row in range(len(self.places)):
+        for row, (phase, device) in enumerate(self.places):
+            for index, way in enumerate(self.ways):
+                held = way.stays.get(device, 0) + (way.comes.get(device, 0) if way.phase == phase else 0)
+                rows[row, index] = (held + (way.host if device == self.budgets.host else 0)) / _UNIT
             rows[row, len(self.ways) + row] = 1
         return rows, -np.inf, np.array([self.budgets.of(device) / _UNIT for _, device in self.places])
 

@@ -220,6 +220,37 @@ def test_a_plan_is_the_best_of_all_combinations_of_ways(seed: int) -> None:
         assert solution.seconds <= best * SLACK * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_list_of_devices_that_is_not_tried_has_no_better_way(seed: int) -> None:
+    """With no more devices than those of the list: what other devices have left is for other components."""
+    rng = random.Random(seed)
+    cards = [Device("cuda", index) for index in range(5)]
+    rates = rng.choices((1e11, 5e11, 1e12), k=len(cards))
+    speeds = {one: Speed({"float32": rate}, 1e15, 1e9, 0.0) for one, rate in zip(cards, rates, strict=True)}
+    on = Machine((*cards, CPU), Speeds({**speeds, CPU: Speed({"float32": 1e10}, 1e15, 1e9, 0.0)}, 1e8), CPU)
+    given = Budgets(
+        {**{one: rng.choice([40, 60, 100, 200]) * MIB for one in cards}, CPU: rng.choice([60, 300]) * MIB}, CPU
+    )
+    places = [Residency.DEVICE, Residency.HOST, Residency.DISK]
+    for one in random_pipeline(rng):
+        tried = list(options_of(one, on, given, on.lists(given), places))
+        for devices, residency, tiled in itertools.product(on.lists(given), places, one.ways()):
+            way = option(replace(one), on, given, devices, residency, tiled)
+            others = [other.seconds for other in tried if set(other.devices) <= set(devices) and other.tiled == tiled]
+            assert way is None or min(others) <= way.seconds * (1 + 1e-9)
+
+
+def test_a_way_is_found_once_for_what_its_devices_may_use() -> None:
+    one, on = load("diffusion", 10, 20), machine()
+    way = option(one, on, budgets(150, 100, 300), (FAST,), Residency.HOST, False)
+    assert option(one, on, budgets(150, 200, 100), (FAST,), Residency.HOST, False) is way
+    assert option(one, on, budgets(200, 100, 300), (FAST,), Residency.HOST, False) != way
+    slower = option(one, machine(link=1e7), budgets(150, 100, 300), (FAST,), Residency.HOST, False)
+    assert slower
+    assert way
+    assert slower.seconds > way.seconds
+
+
 def test_an_option_has_all_weights_of_its_component() -> None:
     one = load("diffusion", 10, 20)
     for devices in [(FAST,), (FAST, SLOW), (SLOW, CPU)]:
