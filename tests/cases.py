@@ -8,6 +8,10 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+import torch
+
+IS_2_11 = torch.__version__ < "2.12"
+"""Whether this is the oldest PyTorch that is supported."""
 
 
 def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.compiler.errors import CallError
+from tests.cases import IS_2_11
 
 from .small_pipeline import WIDTH, Block, Model, Numpy, Pipeline, compiled_pair
 
@@ -142,6 +143,7 @@ def test_a_module_that_is_compiled_by_its_parts_takes_the_mode_as_eager_does() -
             assert torch.equal(compiled(x), module(x))
 
 
+@pytest.mark.skipif(IS_2_11, reason="a guard fails on the frame that it was made for, with any backend")
 def test_torch_compile_puts_a_mode_into_the_graph_that_dovetail_is_given() -> None:
     module, x = nn.Sequential(nn.Linear(4, 4), nn.SiLU()).eval(), torch.ones(2, 4)
     compiled = torch.compile(module, backend="dovetail", options={"backend": "cpu"})  # it is kept
