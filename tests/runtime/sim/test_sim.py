@@ -210,7 +210,7 @@ def test_fake_tensors_keep_their_simulated_device(grad_mode):
             F.conv2d(heads, torch.empty(3, 2, 3, 3, device="sim:1")), other.to("sim:1"), torch.zeros_like(value),
         ]  # fmt: skip
         assert {one.device for one in results} == {torch.device("sim", 1)}
-        with pytest.raises(RuntimeError, match="sim:1(,| and) sim:0"):
+        with pytest.raises(RuntimeError, match=r"sim:1(,| and) sim:0"):
             value + other
     assert sim.stats(1) == before
 
