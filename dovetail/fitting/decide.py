@@ -204,18 +204,19 @@ def speeds_rehearsed(rig: Rig) -> Speeds:
 def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
     """For the devices behind the first that the component of most seconds is on, what a picture would take without.
 
-    Idle devices that are like one of them would take its place, and are left out with it. Of those that are alike the
-    last one is tried.
+    Idle devices that are like one of them would take its place, and are left out with it. Of those that are alike, to
+    which no other component was asked, or the same ones, the last one is tried.
     """
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     used = {device for way in solution.ways.values() for device in way.devices}
     kinds = machine.kinds(budgets)
-    behind: dict[tuple[Speed, int], list[Device]] = defaultdict(list)
+    behind: dict[tuple[tuple[Speed, int], tuple[str, ...]], list[Device]] = defaultdict(list)
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         if device != machine.host:
-            behind[kinds[device]].append(device)
+            asked = tuple(load.name for load in loads if device in load.asked.devices)
+            behind[kinds[device], asked].append(device)
     notes = []
-    for kind, devices in behind.items():
+    for (kind, _), devices in behind.items():
         idle = [one for one in machine.devices if one not in used and kinds.get(one) == kind]
         without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((devices[-1], *idle), 0)})
         other = search(loads, machine, without)

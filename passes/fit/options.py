@@ -217,7 +217,7 @@ def _split(
             split = split or partition(problem)
         if split is None:
             break
-        if in_memory and any(rests is not Residency.DEVICE for rests in split.residency):
+        if in_memory:
             part = _from_disk(chain, split, grain, devices, even)
             problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
             split = replace(split, seconds=problem.seconds_in(split.ranges, split.residency))

@@ -220,6 +220,16 @@ def test_a_plan_is_the_best_of_all_combinations_of_ways(seed: int) -> None:
         assert solution.seconds <= best * SLACK * (1 + 1e-6)
 
 
+def test_what_has_room_in_host_memory_is_streamed_though_an_even_part_from_disk_would_not_pay() -> None:
+    """The second card is ten times slower; what the first one streams is less than what lies in host memory."""
+    one = load("diffusion", 12, 10, times=10, flops=9e9)
+    amounts = Amounts(0, 60 * MIB)
+    way = option(one, machine(disk=3e7), budgets(100, 60, 1000), (FAST, SLOW), Residency.DISK, False, amounts=amounts)
+    assert way is not None
+    assert way.devices == (FAST,)
+    assert 0 < way.streamed[FAST] <= way.host
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_list_of_devices_that_is_not_tried_has_no_better_way(seed: int) -> None:
     """With no more devices than those of the list: what other devices have left is for other components."""
