@@ -13,7 +13,7 @@ from .cards import CARDS, Card, card_of, joined_name, way_of
 from .spans import Span
 from .units import NUMBER
 
-_COUNT = re.compile(r"([0-9]{1,3})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
 _SIZE = re.compile(rf"{NUMBER}\s*(?:[kmgt]i?b?|b)(?:/{NUMBER}\s*(?:[kmgt]i?b?|b))?", re.IGNORECASE)
 _CARD_SIZE = re.compile(rf"(.*\S)[\s(@:]+({_SIZE.pattern})\)?", re.IGNORECASE)
 _SIZE_CARD = re.compile(rf"({_SIZE.pattern})\s*@\s*(\S.*)", re.IGNORECASE)
@@ -55,7 +55,7 @@ def rig_items(span: Span, name_of: NameOf) -> list[Item]:
             found.append(Item(Span.whole(text) if text and text != part.value else part, part))
             taken.add(name_of(text.partition("=")[0]))
             continue
-        has_cards = has_cards or many > 1 or not _SIZE.fullmatch(what.value)
+        has_cards = has_cards or what != part or not _SIZE.fullmatch(what.value)  # 1x24GiB is a card
         for _ in range(many):
             name = _next(sized[0], taken)
             taken.add(name)

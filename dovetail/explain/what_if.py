@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..compiler.spec.devices import Device
 from ..compiler.spec.speeds import Speed, Speeds
 from ..compiler.spec.units import format_bytes
-from ..fitting.decide import Decision
+from ..fitting.decide import Decision, joined
 from ..passes.fit.search import search
 
 MORE = 2 * 2**30
@@ -21,16 +22,28 @@ _SAME = 0.99
 def what_if(decision: Decision) -> Iterator[str]:
     """A sentence for each device with 2 GiB more, and one for links twice as fast, where a picture takes less then.
 
-    Each needs a search.
+    Each needs a search; devices that are alike and have the same components have one.
     """
     now = decision.solution.seconds
-    for device, nbytes in decision.budgets.devices.items():
-        more = replace(decision.budgets, devices={**decision.budgets.devices, device: nbytes + MORE})
+    for devices in _alike(decision):
+        nbytes = decision.budgets.of(devices[0]) + MORE
+        more = replace(decision.budgets, devices={**decision.budgets.devices, devices[0]: nbytes})
         found = search(decision.loads, decision.machine, more)
-        yield from _said(f"{format_bytes(MORE)} more on {device}", now, found.seconds if found else None)
+        names = f"any of {joined(devices)}" if len(devices) > 1 else str(devices[0])
+        yield from _said(f"{format_bytes(MORE)} more on {names}", now, found.seconds if found else None)
     faster = replace(decision.machine, speeds=with_links(decision.machine.speeds, _FASTER))
     found = search(decision.loads, faster, decision.budgets)
     yield from _said("links twice as fast", now, found.seconds if found else None)
+
+
+def _alike(decision: Decision) -> list[list[Device]]:
+    """The devices, those together that are of a kind and have the same components, first or behind the first."""
+    kinds, ways = decision.machine.kinds(decision.budgets), decision.solution.ways
+    found: dict[object, list[Device]] = defaultdict(list)
+    for device in decision.budgets.devices:
+        parts = tuple((name, way.devices[0] == device) for name, way in ways.items() if device in way.devices)
+        found[kinds.get(device), parts].append(device)
+    return list(found.values())
 
 
 def with_links(speeds: Speeds, times: float) -> Speeds:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..compiler.errors import UsageError
+from ..compiler.errors import DovetailError, UsageError
 
 WRONG = (TypeError, ValueError, AttributeError, LookupError)
 """What a pipeline raises that is called with wrong arguments."""
@@ -21,8 +21,12 @@ def wrong_calls_told(
     """Raises UsageError for what a pipeline of a class says of the arguments that it is given by name."""
     try:
         yield
-    except errors as error:
-        why = _no_number(given) or (str(error).strip() or type(error).__name__).splitlines()[0]
+    except Exception as error:
+        wrong = _no_number(given) or _no_step(given)
+        of_call = wrong and isinstance(error, RuntimeError) and not isinstance(error, DovetailError)
+        if not isinstance(error, errors) and not of_call:
+            raise
+        why = wrong or (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"this {name} cannot be called so: {why}") from error
 
 
@@ -31,6 +35,16 @@ def _no_number(given: Mapping[str, Any]) -> str:
     there = ((name, given[name]) for name in _NUMBERS if given.get(name) is not None)
     wrong = ((name, value) for name, value in there if not isinstance(value, (int, float)))
     return next((f"{name} is {_named(value)}, and no whole number" for name, value in wrong), "")
+
+
+def _no_step(given: Mapping[str, Any]) -> str:
+    """That a strength leaves no step to make, of which pipelines say as many things as there are; empty if it does."""
+    strength, steps = given.get("strength"), given.get("num_inference_steps")
+    if not isinstance(strength, (int, float)) or (strength and not isinstance(steps, int)):
+        return ""
+    if int(strength * (steps or 0)):
+        return ""
+    return f"a strength of {strength:g} leaves none of {steps or 'its'} steps to make: give a larger one, or more steps"
 
 
 def _named(value: object) -> str:

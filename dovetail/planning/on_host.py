@@ -80,7 +80,7 @@ def _cure(name: str, decision: Decision | None) -> str:
         if seconds <= most:
             spread = decision.machine.speeds.spread(decision.machine.devices)
             return f"with {changed} it takes {seconds_text(seconds, spread)} s"
-    return "nothing that was tried is quicker"
+    return "nothing that was tried takes half of that"
 
 
 def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:

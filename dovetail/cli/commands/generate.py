@@ -109,7 +109,7 @@ def generate(
         )
     _warn_of_prompt(pipe, arguments, is_demo=not model)
     again = [*(["--model", model] if model else []), *source.words(), *weights.words(), *inputs.words()]
-    run = Run(pipe, arguments, phases, output, again, painting.fps or rate, latents_to, json)
+    run = Run(pipe, arguments, phases, output, again, painting.fps or rate, latents_to, json, size.arguments())
     seeds = painting.seeds(seed)
     with profiled(profile, pipe), told_of_models(cls, pipeline.kind):
         files = run.pictures(seeds, saved)

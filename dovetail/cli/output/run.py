@@ -7,11 +7,12 @@ import inspect
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...compiler.errors import DovetailError
+from ...pipelines.wrong_calls import wrong_calls_told
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, beside, save_latents
 from ..options.call import own_checks, told_of_steps
@@ -22,8 +23,9 @@ from .progress import progress
 class Run:
     """Calls of a pipeline with the same arguments, and where what they make goes.
 
-    ``latents_to`` is where what is decoded goes too, ``again`` the options that name the pipeline and what it begins
-    with. With ``json``, files are not printed, and progress is told as events.
+    ``size`` has ``height`` and ``width`` as far as they were typed, ``latents_to`` is where what is decoded goes too,
+    ``again`` the options that name the pipeline and what it begins with. With ``json``, files are not printed, and
+    progress is told as events.
     """
 
     pipe: Any
@@ -34,6 +36,7 @@ class Run:
     fps: float | None
     latents_to: Path | None
     json: bool
+    size: Mapping[str, Any] = field(default_factory=dict)
 
     def pictures(self, seeds: Sequence[int], saved: Latents | None = None) -> list[Path]:
         """Paints a picture for each seed, or goes on from latents; gives the files, which are numbered if several."""
@@ -47,7 +50,8 @@ class Run:
             if self.latents_to is not None:
                 save_latents(name(self.latents_to), self._latents(seed))
             files += self._write(result, name(self.output))
-        warn(other_size(result, self.arguments.get("width"), self.arguments.get("height")))
+        asked = {**self.size, **self.arguments}  # of which a class that paints in the size of a picture takes none
+        warn(other_size(result, asked.get("width"), asked.get("height")))
         return files
 
     def _paint(self, seed: int, saved: Latents | None, output: Path) -> Any:
@@ -59,7 +63,8 @@ class Run:
 
         torch.manual_seed(seed)  # for schedulers that pipelines give no generator
         generator = torch.Generator("cpu").manual_seed(seed)
-        with own_checks(), progress("planning", self._steps, self.phases.describe, as_events=self.json) as advance:
+        shown = progress("planning", self._steps, self.phases.describe, as_events=self.json)
+        with own_checks(), wrong_calls_told(type(self.pipe).__name__, self.arguments, ()), shown as advance:
             told = told_of_steps(self.pipe, advance)
             try:
                 with self.phases.watching():

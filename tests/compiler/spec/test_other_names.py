@@ -12,6 +12,7 @@ from dovetail.fitting.asked import budgets_of
 @pytest.mark.parametrize(
     ("typed", "means"),
     [
+        ("1x24GiB,64GiB", "cuda0=24GiB,cpu=64GiB"),
         ("4x24GiB", "cuda0=24GiB,cuda1=24GiB,cuda2=24GiB,cuda3=24GiB"),
         ("2x24GiB,64GiB", "cuda0=24GiB,cuda1=24GiB,cpu=64GiB"),
         ("2 x RTX 3090, 64GiB", "cuda0=24GiB@RTX 3090,cuda1=24GiB@RTX 3090,cpu=64GiB"),
@@ -35,7 +36,7 @@ def test_a_rig_may_be_written_as_people_write_it(typed: str, means: str) -> None
 
 
 @pytest.mark.parametrize(
-    "typed", ["4x", "x24GiB", "0x24GiB", "100x24GiB", "24", "RTX 9999", "2xsim0=1GiB", "4x4x24GiB"]
+    "typed", ["4x", "x24GiB", "0x24GiB", "100x24GiB", "1000x24GiB", "24", "RTX 9999", "2xsim0=1GiB", "4x4x24GiB"]
 )
 def test_what_nobody_understands_in_a_rig_is_pointed_at(typed: str) -> None:
     with pytest.raises(SpecError) as error:

@@ -237,10 +237,29 @@ def test_a_picture_takes_the_size_that_is_asked_for_where_the_pipeline_takes_non
 
 
 @pytest.mark.slow
+def test_a_size_that_a_pipeline_rounds_is_said_where_it_takes_none(sd: Path, tmp_path: Path, picture: Path) -> None:
+    words = ["generate", "x", "-m", sd, "-i", picture, "--size", "33x48", "--strength", 0.9, "--steps", 2]
+    assert "33 x 48 was asked for and 32 x 48 is painted" in done(*words, "-o", tmp_path / "out.png").stderr
+
+
+@pytest.mark.slow
 def test_the_same_seed_paints_the_same_where_a_scheduler_draws_random_numbers_itself(tmp_path: Path) -> None:
     for name in "a.png", "b.png":
         done("generate", "a red circle", "--scheduler", "lcm", "--steps", 2, "-o", tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strength", [0, 0.4])
+@pytest.mark.parametrize("command", ["plan", "generate"])
+def test_a_strength_that_leaves_no_step_says_so_whatever_fails_then(
+    sd: Path, tmp_path: Path, picture: Path, command: str, strength: float
+) -> None:
+    words = ["-i", picture, "--strength", strength, "--steps", 2]
+    named = [sd] if command == "plan" else ["x", "-m", sd, "-o", tmp_path / "out.png"]
+    why = refused(command, *named, *words).splitlines()[-1]
+    assert f"a strength of {strength:g} leaves none of 2 steps to make" in why
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_strength_that_leaves_no_step_is_a_usage_error(tmp_path: Path, picture: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.explain.what_if import what_if
 from dovetail.fitting import decide
-from dovetail.fitting.decide import _longer, joined, why_not_used, why_used
+from dovetail.fitting.decide import Decision, _longer, joined, why_not_used, why_used
 from dovetail.passes.fit.machine import Machine
+from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import Solution, search
 from dovetail.passes.fit.workload import Budgets, Load
 
@@ -50,6 +52,23 @@ def test_idle_cards_that_are_alike_are_left_out_with_one_that_is_used(room: int,
     names = f"{joined(idle)} and one of {joined(behind)}" if several else joined([*behind, *idle])
     assert line.startswith(f"without {names} ")
     assert "be no faster" not in line
+
+
+def test_more_memory_of_cards_that_are_alike_is_in_one_sentence() -> None:
+    loads, on = pipeline(), machine()
+    given = Budgets({**dict.fromkeys(CARDS, 60 * MIB), CPU: 2000 * MIB}, CPU)
+    solution = search(loads, on, given)
+    assert solution is not None
+    decision = Decision(plan_of(solution, loads, given), 0.0, loads, on, given, solution, given)
+    told = list(what_if(decision))
+    parts = {
+        one: {(n, way.devices[0] == one) for n, way in solution.ways.items() if one in way.devices} for one in CARDS
+    }
+    together = [[one for one in CARDS if parts[one] == parts[first]] for first in CARDS]
+    assert any(len(some) > 1 for some in together)
+    for some in together:
+        names = f"any of {joined(some)}" if len(some) > 1 else str(some[0])
+        assert sum(one.startswith(f"With 2.0 GiB more on {names} a picture") for one in told) == 1
 
 
 def test_cards_that_are_alike_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
