@@ -247,7 +247,15 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> s
         for name in out.packed
     ]
     before = f"{' && '.join(commands)}, then " if commands else ""
-    return f"{out.what} ({before}{typed}: {_seconds(out.seconds, spread)} s)"
+    return f"{_kind_of(out)} ({before}{typed}: {_seconds(out.seconds, spread)} s)"
+
+
+def _kind_of(out: WayOut) -> str:
+    """What kind of a way out it is; of one that leaves some components to dovetail, which these are."""
+    free = [load.name for load in out.loads if not load.asked.devices and load.asked.residency is None]
+    if out.what != _PLACEMENTS[-1] or len(free) == len(out.loads):
+        return out.what
+    return out.what.replace("weights left", f"weights of {' and '.join(free)} left")
 
 
 def line_of(settings: Mapping[str, str]) -> str:

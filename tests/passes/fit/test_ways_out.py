@@ -184,3 +184,12 @@ def test_a_refusal_never_says_that_nothing_is_needed(residency: Residency) -> No
     said = problem_of(lacking([one], machine(), given), [one], given, {})
     assert " 0 B" not in said
     assert "te " in said
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_is_left_to_dovetail_is_named_where_it_is_not_all(others: bool) -> None:
+    asked = Asked((SLOW,), Residency.DEVICE)
+    loads = [replace(one, asked=asked if others or one.name == "diffusion" else Asked()) for one in pipeline()]
+    said = [said_of(out) for out in ways_out(loads, machine(), budgets(150, 150, 2000))]
+    start = f"devices and places of weights {'of diffusion ' if others else ''}left to dovetail ("
+    assert sum(one.startswith(start) for one in said) == 1, said
