@@ -15,8 +15,16 @@ _PLACES = {Residency.HOST: "in RAM", Residency.DISK: "on disk"}
 
 def reason_for(account: Account, part: Part) -> str:
     """What decides where a program of the plan runs and where its weights are kept, in sentences."""
-    first = "Found by search" if account.searched is not None else "As asked"
-    return f"{first}: {'. '.join(_facts(part, account.generation.rig))}."
+    return f"{_who_decided(account, part)}: {'. '.join(_facts(part, account.generation.rig))}."
+
+
+def _who_decided(account: Account, part: Part) -> str:
+    """Whether the devices of a part were typed or searched; elsewhere its weights may be kept as a search found."""
+    if account.searched is None:
+        return "As asked"
+    loads = account.decision.loads if account.decision else ()
+    is_typed = any(load.asked.devices for load in loads if load.name == part.call.component)
+    return "As asked" if is_typed else "Found by search"
 
 
 def _facts(part: Part, rig: Rig) -> Iterator[str]:

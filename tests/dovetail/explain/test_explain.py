@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.ir.split import sent
+from dovetail.draw.text.reasons import reason_for
 from dovetail.explain.differences import differences
 from dovetail.explain.facts import cuts_of, sentences_of
 from dovetail.explain.sentences import explain_plan, explain_programs
@@ -43,6 +44,14 @@ def split() -> Any:
 @pytest.fixture(scope="module")
 def found() -> Any:
     return planned({"backend": "diffusion=cuda0", "rig": "cuda0=858KiB,cpu=4GiB"})
+
+
+def test_what_was_typed_is_as_asked_though_the_rest_was_searched(found: Any) -> None:
+    account, _ = found
+    told = {part.call.component: reason_for(account, part) for part in account.parts}
+    assert told.pop("transformer").startswith("As asked: ")
+    assert told
+    assert all(one.startswith("Found by search: ") for one in told.values())
 
 
 def test_each_cut_is_told_with_its_bytes(split: Any) -> None:
