@@ -14,7 +14,6 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,21 +73,13 @@ def text_of(name: str, in_full: bool = False, titles: list[str] | None = None) -
 
 def _planned(pipe: Any, call: dict[str, Any], request: dict[str, str], in_full: bool) -> Iterator[str]:
     yield " ".join(f"--{option.replace('_', '-')} {value}" for option, value in request.items())
-    try:
-        with _dry(pipe, request) as dry:
-            generation = dry(**call)
-            yield from explain_plan(dry.account(generation))
-            for title, made in dry.plans().items():
-                yield from _schedule(title, made.program, in_full)
-    except DovetailError as error:
-        yield f"refused: {error}"
-
-
-@contextmanager
-def _dry(pipe: Any, request: dict[str, str]) -> Iterator[DryPipeline]:
     dry = DryPipeline(pipe, request)
     try:
-        yield dry
+        yield from explain_plan(dry.account(dry(**call)))
+        for title, made in dry.plans().items():
+            yield from _schedule(title, made.program, in_full)
+    except DovetailError as error:
+        yield f"refused: {error}"
     finally:
         dry.undo()
 

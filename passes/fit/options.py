@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate, pairwise, product
 
 from ...compiler.spec.devices import Device
@@ -165,10 +164,8 @@ def option(
     Weights come and go in stages finer than a block only where they have no room for blocks. It is found once for what
     these devices may use, whatever others may.
     """
-    rooms = tuple(map(budgets.of, devices))
-    given = devices, rooms, residency, tiled, chunks, most, amounts
-    find = partial(_find, load, machine, budgets, devices, residency, tiled, chunks, most, amounts)
-    return load.once(machine, given, find)
+    given = devices, residency, tiled, chunks, most, amounts
+    return load.once(machine, (budgets.rooms(devices), given), lambda: _find(load, machine, budgets, *given))
 
 
 def _find(
@@ -203,9 +200,9 @@ def _split(
     streamed if all comes from the host's memory, nothing is that comes from disk, which is slower.
     """
     if residency is not Residency.DEVICE and machine.host not in devices and not load.asked.is_split:
-        made = partial(problem_of, load, whole, machine, budgets, devices, Residency.HOST, None, chain, grain)
-        given = id(whole), whole.nbytes - chain.nbytes, devices, tuple(map(budgets.of, devices)), grain
-        quickest = load.once(machine, given, lambda: partition(made()))
+        given = load, whole, machine, budgets, devices, Residency.HOST, None, chain, grain
+        key = id(whole), whole.nbytes - chain.nbytes, devices, budgets.rooms(devices), grain
+        quickest = load.once(machine, key, lambda: partition(problem_of(*given)))
         if quickest is None or residency is Residency.HOST or set(quickest.residency) <= {Residency.DEVICE}:
             return quickest
     even = 1 - in_memory / max(1, chain.nbytes)
@@ -260,8 +257,8 @@ def _coming(chain: Chain, on_device: int) -> Chain:
 
 def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
     """The way in which each device is filled in proportion to what it offers, with weights that stay; found once."""
-    given = "proportional", devices, tuple(map(budgets.of, devices))
-    return load.once(machine, given, partial(_proportional, load, machine, budgets, devices))
+    key = "proportional", devices, budgets.rooms(devices)
+    return load.once(machine, key, lambda: _proportional(load, machine, budgets, devices))
 
 
 def _proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:

@@ -152,17 +152,7 @@ def partition(problem: Problem) -> Split | None:
     for end in range(1, count + 1):
         for room in range(last_room + 1 if end == count else last_room):
             entered[room] += [_entering(problem, labels, room, at) for at in range(len(entered[room]), end)]
-            found = []
-            for at, befores in enumerate(entered[room]):
-                own = ways[room].of(at, end) if befores else []
-                if not own:
-                    entered[room][at] = []  # nor is there a way to hold more
-                found += [
-                    _Label(before.seconds + seconds, before.host + host, room, at, end, choice, before)
-                    for before in befores
-                    for seconds, host, choice in own
-                    if before.host + host <= problem.host
-                ]
+            found = _extended(problem, entered[room], room, end, ways[room])
             if found:
                 labels[room, end] = _undominated(found)
     last = [_closed(problem, label) for room in range(len(problem.rooms)) for label in labels.get((room, count), ())]
@@ -187,6 +177,22 @@ def _entering(problem: Problem, labels: Mapping[tuple[int, int], list[_Label]], 
     return _undominated(
         [one._replace(seconds=one.seconds + problem.crossing(one.room, room, nbytes)) for one in befores]
     )
+
+
+def _extended(problem: Problem, entered: list[list[_Label]], room: int, end: int, ways: _Ways) -> list[_Label]:
+    """The labels of ranges on a room up to some end; of starts from where none is held, the labels are dropped."""
+    found: list[_Label] = []
+    for start, befores in enumerate(entered):
+        own = ways.of(start, end) if befores else []
+        if not own:
+            entered[start] = []  # nor is there a way to hold more
+        found += [
+            _Label(before.seconds + seconds, before.host + host, room, start, end, choice, before)
+            for before in befores
+            for seconds, host, choice in own
+            if before.host + host <= problem.host
+        ]
+    return found
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:

@@ -154,6 +154,10 @@ class Budgets:
         """The bytes for weights and values on a device."""
         return self.devices.get(device, 0)
 
+    def rooms(self, devices: Sequence[Device]) -> tuple[int, ...]:
+        """The bytes of each of some devices."""
+        return tuple(map(self.of, devices))
+
     def less(self, nbytes: Mapping[Device, int]) -> Budgets:
         """The budgets without some bytes of devices."""
         if not nbytes:
