@@ -70,12 +70,33 @@ def _attention(node: Node) -> int:
 def _by_blocks(query: TensorType, key: TensorType) -> int:
     """A block of scores and of results a thread, in float32, and a sum a row (ATen's FlashAttentionKernel).
 
-    In a shorter dtype a block of scores is also held in that dtype.
+    In a shorter dtype a block of scores is also held in that dtype. Where the host multiplies tiles of it (AMX), keys
+    and values are packed first, if that is little beside what they are multiplied with.
     """
     *batch, rows, width = query.sizes
-    columns = min(512, key.sizes[-2])
+    keys, heads, threads = key.sizes[-2], math.prod(batch), torch.get_num_threads()
+    columns = min(512, keys)
     block = min(256 if rows >= 768 else 64 if rows >= 192 else 32, rows)
     wide = 8 if query.dtype == torch.float64 else 4
     short = query.dtype.itemsize if query.dtype.itemsize < 4 else 0
-    thread = wide * block * (columns + 2 + width) + short * block * columns
-    return torch.get_num_threads() * thread + math.prod(batch) * rows * wide
+    blocks = -(-heads * -(-rows // block) // threads)  # a thread
+    packs = _has_tiles(query.dtype) and min(rows, keys) >= 64 and blocks * block >= 4 * heads
+    thread = wide * block * (columns + 2 + width) + short * block * (_even(columns) if packs else columns)
+    if not packs:
+        return threads * thread + heads * rows * wide
+    padded = (keys - 1) // columns * _even(columns) + _even((keys - 1) % columns + 1)
+    packed = heads * (_even(width) * keys + padded * width)
+    thread += short * (columns * width + (block * _even(width) if width % 2 else 0))
+    return threads * thread + heads * rows * wide + short * packed
+
+
+def _even(size: int) -> int:
+    return size + size % 2
+
+
+def _has_tiles(dtype: torch.dtype) -> bool:
+    """Whether this host multiplies tiles of a dtype, and may."""
+    if not torch.backends.mkldnn.enabled:
+        return False
+    has = {torch.bfloat16: torch.cpu._is_amx_tile_supported, torch.float16: torch.cpu._is_amx_fp16_supported}
+    return dtype in has and has[dtype]()

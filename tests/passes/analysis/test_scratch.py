@@ -14,7 +14,11 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.analysis.scratch import scratch_bytes
 
-SHAPES = [(1, 2, 100, 100, 64), (1, 4, 1024, 300, 64), (2, 4, 200, 77, 40), (1, 2, 800, 800, 16)]
+SHAPES = [
+    (1, 2, 100, 100, 64), (1, 4, 1024, 300, 64), (2, 4, 200, 77, 40), (1, 2, 800, 800, 16), (1, 3, 100, 601, 65),
+    (1, 2, 63, 100, 64), (1, 2, 100, 63, 64),
+]  # fmt: skip
+"""Kernels go by blocks of other sizes, or pack keys and values first, from some lengths on."""
 
 
 class Attention(nn.Module):
