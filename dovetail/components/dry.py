@@ -25,6 +25,7 @@ from ..compiler.spec.units import format_bytes
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
+from ..runtime.store.origin import HOST
 from .as_before import AsBefore, left_as_is
 from .own_work import OwnWork
 from .zeros import like, zeros_like, zeros_of
@@ -92,10 +93,11 @@ class DryRun:
 
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
     devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
-    device on which it lay, None where that differed. ``still`` says what `Moment` has. ``is_on_host`` says that the
-    pipeline's own tensors were on the host, because devices were open, are not here or have no room for them. ``own``
-    has by component what its own Python computes between the parts that it calls. ``room`` has the bytes beyond
-    ``before`` that may be held; a call with whose answer it would be more raises DoesNotFitError.
+    device on which it lay, None where that differed. ``still`` says what `Moment` has. ``main`` is the device of the
+    pipeline's own tensors, which stands for its main device: another one, or the host, where devices are open, are not
+    here or have no room for them. ``own`` has by component what its own Python computes between the parts that it
+    calls. ``room`` has the bytes beyond ``before`` that may be held; a call with whose answer it would be more raises
+    DoesNotFitError.
     """
 
     before: dict[torch.device, int] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class DryRun:
     still: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
-    is_on_host: bool = False
+    main: torch.device = HOST
     again: Callable[[], DryRun] | None = None
     """Makes the same call dry again, as all is placed then."""
 
@@ -120,6 +122,11 @@ class DryRun:
     def __post_init__(self) -> None:
         self.before = dict(self.before)
         self._most()  # from now on
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the pipeline's own tensors are on the host, where nobody counts them."""
+        return accelerator_of(self.main).is_host
 
     def stand_in(self, one: torch.Tensor, device: torch.device) -> torch.Tensor:
         """What stands for a weight on a device: one number that looks like all of it; the pipeline does not hold it."""

@@ -3,18 +3,24 @@
 The pipeline really runs: its tokenizers, its scheduler and its own code. But each component answers a call with zeros
 of the shapes and dtypes that its trace says it yields. So the calls are known after seconds, whatever the size of the
 model, and for whatever machine the plan is made.
+
+The pipeline's own tensors lie on a simulated device that is none of the rig's meanwhile. It counts them, and stands for
+the pipeline's main device, wherever the search puts that and whether it is here or not.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..compiler.spec.devices import Device
+from ..compiler.errors import NotHereError
+from ..compiler.spec.devices import SIM, Device
 from ..components.compiled import CompiledModule
 from ..conventions.spellings import Settings
 from ..planning.generation import Generation, numbered
+from ..runtime import sim
 from ..runtime.store.program_weights import ProgramWeights
 from .pipeline import CompiledPipeline
 
@@ -37,12 +43,16 @@ class DryPipeline(CompiledPipeline):
     def __init__(self, pipe: DiffusionPipeline, request: Settings, **options: Any) -> None:
         self._generations: list[Generation] = []
         self._kept = pipe
+        with contextlib.suppress(NotHereError):  # where another package has the backend, the host is taken
+            sim.enable()
         super().__init__(pipe, request, **options)
 
     @property
     def main(self) -> Device:
-        """The host: what the pipeline itself computes is computed here, even for a machine that is not here."""
-        return self.rig.host
+        """A simulated device beside those of the rig, which stands for the main device of any machine."""
+        if not sim.is_enabled():
+            return self.rig.host
+        return Device(SIM, 1 + max((one.index for one in self.rig if one.is_simulated), default=-1))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Plans a call, and returns the plan."""
@@ -68,5 +78,5 @@ class DryPipeline(CompiledPipeline):
         return dict(zip(numbered(calls.values()), (known[program] for program in calls), strict=True))
 
     def _whole_on(self, main: Device) -> Device:
-        """The host: what cannot be traced must really run to say what it returns."""
-        return self.rig.host
+        """Beside the rig too: what cannot be traced must really run to say what it returns."""
+        return self.main

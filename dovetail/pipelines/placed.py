@@ -152,8 +152,8 @@ class PlacedPipeline(Deciding):
 
     @property
     def main(self) -> Device:
-        """The device of the pipeline's own tensors now, which is the host while devices are open."""
-        return self.rig.host if self._is_open else self.placed_main
+        """The device of the pipeline's own tensors now: the host while devices are open, or are not here."""
+        return self.placed_main if self.rig.present and not self._is_open else self.rig.host
 
     @property
     def placed_main(self) -> Device:
@@ -257,7 +257,7 @@ class PlacedPipeline(Deciding):
 
     def _tell_device(self) -> None:
         """Has the pipeline make its own tensors where they are to be as components are placed now."""
-        self.hook.execution_device = self.main.torch if self.rig.present else torch.device("cpu")
+        self.hook.execution_device = self.main.torch
         for component in self._own().values():
             component.module.__dict__[libraries.HOOK] = self.hook
 

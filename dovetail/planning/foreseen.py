@@ -89,8 +89,7 @@ def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:
 def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig, main: Device) -> Iterator[Visit]:
     """The calls in the order in which the pipeline makes them, and its end.
 
-    ``main`` is the device of the pipeline's own tensors when it is called. A dry run whose own tensors were on the
-    host, because devices were still open or are not here, has them there.
+    ``main`` is the device of the pipeline's own tensors when it is called, wherever the dry run had them.
     """
     came: Counter[Device] = Counter()
     for one in run.moments:
@@ -132,7 +131,6 @@ def _places(run: DryRun, rig: Rig, main: Device) -> Callable[[torch.device], Dev
     by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
 
     def device_of(device: torch.device) -> Device:
-        there = by_torch.get(device, rig.host)
-        return main if run.is_on_host and there.is_host else there
+        return main if device == run.main else by_torch.get(device, rig.host)
 
     return device_of

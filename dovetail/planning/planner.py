@@ -249,9 +249,10 @@ class Planner:
         Raises DoesNotFitError where what the pipeline itself holds does not fit where it is.
         """
         pipe, strict = handle.pipe, asked.strict
-        devices = [one.torch for one in handle.rig if handle.rig.present and not one.is_host]
+        here = [*(handle.rig if handle.rig.present else ()), handle.main]
+        devices = list(dict.fromkeys(one.torch for one in here if not one.is_host))
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
-        run.is_on_host = handle.main.is_host
+        run.main = handle.main.torch
         run.again = partial(self.trace, handle, replace(asked, strict=False))
         run.room = {one: memory.free for one, memory in handle.granted.memory.items() if one.torch in run.before}
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
@@ -272,7 +273,7 @@ class Planner:
             if ran_out(error) or isinstance(error, DoesNotFitError):
                 traceback.clear_frames(error.__traceback__)  # which hold what the pipeline had on devices
             if ran_out(error) and not run.is_on_host:
-                raise _exhausted(cls.__name__, handle.main, error) from None
+                raise _exhausted(cls.__name__, handle.placed_main, error) from None
             if strict or isinstance(error, DovetailError):
                 raise
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, str(error))

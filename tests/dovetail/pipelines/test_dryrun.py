@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail import demo, load_pipeline
+from dovetail import compile_pipeline, demo, load_pipeline
 from dovetail.compiler.errors import CallError
 from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
+from testbed.pipelines.every_pipeline import EVERY_PIPELINE
+from tests.cases import slow_but
 
 REQUEST = {"backend": "diffusion=sim0&sim1,te=sim1,vae=sim0", "rig": "sim0=1GiB,sim1=1GiB,cpu=4GiB"}
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1}
@@ -42,6 +44,26 @@ def test_what_is_planned_is_what_runs() -> None:
 def placed(program: Any) -> str:
     """A program, without what is free: what a pipeline holds of devices is known only where it runs on them."""
     return re.sub(r"(?m)^devices .*$", "", str(program))
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["sd_inpaint"], ["sd_inpaint", "sd", "flux_img2img", "lumina", "svd", "wan", "sdxl_adapter"])
+)
+def test_what_the_pipeline_computes_itself_is_counted_as_it_is_where_it_runs(name: str) -> None:
+    """Pictures that were given, noise, and latents lie on a device that is none of the rig's while a plan is made."""
+    request = {"rig": "sim0=1GiB,sim1=1GiB,cpu=4GiB", "backend": "te=sim1,diffusion=sim0&sim1,vae=sim0"}
+    pipe, call = EVERY_PIPELINE[name]()
+    dry = DryPipeline(pipe, request, vae_tiling="off")
+    assert dry.main not in dry.rig
+    planned = dry(**call)
+    pipe, call = EVERY_PIPELINE[name]()
+    compiled = compile_pipeline(pipe, **request, vae_tiling="off")
+    there = compiled.dovetail.plan(**call)
+    assert planned is not None
+    assert [(one.held, one.since) for one in planned._visits] == [(one.held, one.since) for one in there._visits]
+    assert {one: peak.total for one, peak in planned.peaks().items()} == {
+        one: peak.total for one, peak in there.peaks().items()
+    }
 
 
 @pytest.mark.slow
