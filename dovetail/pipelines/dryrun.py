@@ -11,6 +11,7 @@ the pipeline's main device, wherever the search puts that and whether it is here
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -46,13 +47,30 @@ class DryPipeline(CompiledPipeline):
         with contextlib.suppress(NotHereError):  # where another package has the backend, the host is taken
             sim.enable()
         super().__init__(pipe, request, **options)
+        self.hook.execution_device = self.rig.host.torch
 
     @property
     def main(self) -> Device:
-        """A simulated device beside those of the rig, which stands for the main device of any machine."""
-        if not sim.is_enabled():
+        """A simulated device beside those of the rig, which stands for the main device; the host where that is one."""
+        is_known = not self._is_open and bool(self.components)
+        if self._is_kept_on_host or self._spare is None or (is_known and self.placed_main.is_host):
             return self.rig.host
-        return Device(SIM, 1 + max((one.index for one in self.rig if one.is_simulated), default=-1))
+        return self._spare
+
+    @cached_property
+    def _spare(self) -> Device | None:
+        """The device of the pipeline's own tensors; none on a machine of nothing but the host."""
+        if not sim.is_enabled() or all(one.is_host for one in self.rig):
+            return None
+        return Device(SIM, sim.spare([one.index for one in self.rig if one.is_simulated]))
+
+    def plan(self, *args: object, **kwargs: object) -> Generation | None:
+        """Plans a call as a compiled pipeline does; before and after it the pipeline makes its tensors on the host."""
+        self._tell_device()
+        try:
+            return super().plan(*args, **kwargs)
+        finally:
+            self.hook.execution_device = self.rig.host.torch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Plans a call, and returns the plan."""
@@ -78,5 +96,5 @@ class DryPipeline(CompiledPipeline):
         return dict(zip(numbered(calls.values()), (known[program] for program in calls), strict=True))
 
     def _whole_on(self, main: Device) -> Device:
-        """Beside the rig too: what cannot be traced must really run to say what it returns."""
-        return self.main
+        """Beside the rig, or on the host: what cannot be traced must really run to say what it returns."""
+        return self.rig.host if main.is_host else self.main

@@ -74,6 +74,7 @@ class PlacedPipeline(Deciding):
         modules = modules_of(pipe)
         self.borrowed = placed_already(modules)
         self.has_shared = False
+        self._is_kept_on_host = False
         refuse_taken(pipe, self.borrowed)
         request = cast("Settings", named_in(request, self.borrowed))
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
@@ -153,7 +154,8 @@ class PlacedPipeline(Deciding):
     @property
     def main(self) -> Device:
         """The device of the pipeline's own tensors now: the host while devices are open, or are not here."""
-        return self.placed_main if self.rig.present and not self._is_open else self.rig.host
+        is_known = self.rig.present and not self._is_open and not self._is_kept_on_host
+        return self.placed_main if is_known else self.rig.host
 
     @property
     def placed_main(self) -> Device:
@@ -166,12 +168,12 @@ class PlacedPipeline(Deciding):
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
         """Has the pipeline's own tensors be on the host meanwhile, as they are while devices are open."""
-        was_open, self._is_open = self._is_open, True
+        before, self._is_kept_on_host = self._is_kept_on_host, True
         self._tell_device()
         try:
             yield
         finally:
-            self._is_open = was_open
+            self._is_kept_on_host = before
             self._tell_device()
 
     @property

@@ -46,18 +46,24 @@ class IsolatedCall:
 
 @contextlib.contextmanager
 def isolated(
-    pipe: Any, cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any], devices: Sequence[torch.device]
+    pipe: Any,
+    cls: type[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    devices: Sequence[torch.device],
+    main: torch.device | None = None,
 ) -> Iterator[IsolatedCall]:
     """Gives the call of a pipeline with such arguments, as of an object of a class, without its effects.
 
-    ``devices`` are those on which random numbers may be drawn.
+    ``devices`` are those on which random numbers may be drawn. ``main`` is that of the pipeline's own tensors, if it is
+    another one than in the call: generators that were given are there too.
     """
     copies: dict[int, Any] = {}
     memo: dict[int, Any] = {}
     there = _copied(pipe, cls, copies, memo)
-    given = [_harmless(value, copies, memo) for value in args]
+    given = [_harmless(value, copies, memo, main) for value in args]
     wanted = {name: value for name, value in kwargs.items() if not is_left_out(name, value)}
-    named = {name: _named(name, value, copies, memo) for name, value in wanted.items()}
+    named = {name: _named(name, value, copies, memo, main) for name, value in wanted.items()}
     with same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
         yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
 
@@ -72,8 +78,8 @@ def is_left_out(name: str, value: Any) -> bool:
     return is_called_back(name, value) and name != STEP_END
 
 
-def _named(name: str, value: Any, known: Mapping[int, Any], memo: dict[int, Any]) -> Any:
-    return _given_back if name == STEP_END and value is not None else _harmless(value, known, memo)
+def _named(name: str, value: Any, known: Mapping[int, Any], memo: dict[int, Any], main: torch.device | None) -> Any:
+    return _given_back if name == STEP_END and value is not None else _harmless(value, known, memo, main)
 
 
 def _given_back(*given: Any) -> Any:
@@ -81,14 +87,15 @@ def _given_back(*given: Any) -> Any:
     return given[-1]
 
 
-def _harmless(value: Any, known: Mapping[int, Any], memo: dict[int, Any]) -> Any:
+def _harmless(value: Any, known: Mapping[int, Any], memo: dict[int, Any], main: torch.device | None) -> Any:
     """An argument that the call may write to: generators, containers and objects of the user's are copies."""
     if isinstance(value, torch.Generator):
-        return value.clone_state()
+        is_there = main is None or value.device in (main, torch.device("cpu"))
+        return value.clone_state() if is_there else torch.Generator(main).manual_seed(value.initial_seed())
     if type(value) is dict:
-        return {key: _harmless(item, known, memo) for key, item in value.items()}
+        return {key: _harmless(item, known, memo, main) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_harmless(item, known, memo) for item in value)
+        return type(value)(_harmless(item, known, memo, main) for item in value)
     return value if is_of_a_library(value) else copied("an argument", value, known, memo)
 
 

@@ -246,9 +246,24 @@ class Planner:
     def trace(self, handle: Plannable, asked: PlanRequest) -> DryRun:
         """Runs the pipeline's code dry, as far as that goes.
 
+        Where another device stands for the main one, and code of somebody's does not take it, that is the host.
+
         Raises DoesNotFitError where what the pipeline itself holds does not fit where it is.
         """
-        pipe, strict = handle.pipe, asked.strict
+        if handle.main.is_host or handle.main in handle.rig.memory:
+            return self._trace(handle, asked, asked.strict)
+        try:
+            return self._trace(handle, asked, True)
+        except DoesNotFitError:
+            raise
+        except Exception as error:
+            logger.info("planned on the host, for not on %s: %s: %s", handle.main, type(error).__name__, str(error))
+        with handle.on_host():
+            return self._trace(handle, asked, asked.strict)
+
+    def _trace(self, handle: Plannable, asked: PlanRequest, strict: bool) -> DryRun:
+        """Does that where the pipeline is; errors of its code are raised if ``strict``, else they end the dry run."""
+        pipe = handle.pipe
         here = [*(handle.rig if handle.rig.present else ()), handle.main]
         devices = list(dict.fromkeys(one.torch for one in here if not one.is_host))
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
@@ -259,13 +274,14 @@ class Planner:
         kept: ContainersAsBefore | None = None
         try:
             kept = self._kept(handle, cls, asked, run)
-            with isolated(pipe, cls, asked.args, asked.kwargs, devices) as call, running_dry(run):
+            isolation = isolated(pipe, cls, asked.args, asked.kwargs, devices, run.main)
+            with isolation as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still
                 copy_context().run(call)  # what a component sets context variables to
                 run.end(lasting.beyond)
         except CannotBePlannedError as why:
-            level = logging.WARNING if strict else logging.INFO
+            level = logging.WARNING if asked.strict else logging.INFO
             logger.log(
                 level, "the plan of %s ends early: %s, so that the rest cannot be foreseen", cls.__name__, str(why)
             )

@@ -7,12 +7,12 @@ at import: `enable` switches them on for the process.
 
 from .backend import enable, is_enabled
 from .copies import broken_link
-from .ledger import SimStats, capacity, device_count, reset_peak, reset_stats, stats, uncounted
+from .ledger import SimStats, capacity, device_count, reset_peak, reset_stats, spare, stats, uncounted
 from .streams import Event, RaceError, Stream, current_stream, default_stream, stream, synchronize
 from .tensor import SimTensor
 
 __all__ = [
     "Event", "RaceError", "SimStats", "SimTensor", "Stream", "broken_link", "capacity", "current_stream",
-    "default_stream", "device_count", "enable", "is_enabled", "reset_peak", "reset_stats", "stats", "stream",
-    "synchronize", "uncounted",
+    "default_stream", "device_count", "enable", "is_enabled", "reset_peak", "reset_stats", "spare", "stats",
+    "stream", "synchronize", "uncounted",
 ]  # fmt: skip

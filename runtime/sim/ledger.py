@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -195,6 +195,8 @@ def _check_reuse(stream: Stream) -> None:
 
 
 _devices: dict[int, SimDevice] = {}
+_spares: list[int] = []
+_UNBOUND = 2**63 - 1
 
 
 def device_of(device: DeviceLike) -> SimDevice:
@@ -215,6 +217,20 @@ def set_capacities(capacities: Mapping[int, int]) -> None:
 def device_count() -> int:
     """Returns how many simulated devices there are, counted up to the highest one that was named."""
     return max(_devices, default=-1) + 1
+
+
+def spare(taken: Collection[int]) -> int:
+    """Returns the index of a device for what is only rehearsed: one that nobody else has named, of no bound.
+
+    It is given out again where it is not among those that are ``taken`` and got no capacity since.
+    """
+    for index in _spares:
+        if index not in taken and device_of(index).capacity == _UNBOUND:
+            return index
+    index = max(device_count(), *(one + 1 for one in taken), 0)
+    _spares.append(index)
+    set_capacities({index: _UNBOUND})
+    return index
 
 
 def capacity(device: DeviceLike = None) -> int:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 
 from dovetail import compile_pipeline, demo, load_pipeline
 from dovetail.compiler.errors import CallError
 from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
+from dovetail.planning.generation import Generation
+from dovetail.runtime import sim
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE
 from tests.cases import slow_but
 
@@ -64,6 +67,55 @@ def test_what_the_pipeline_computes_itself_is_counted_as_it_is_where_it_runs(nam
     assert {one: peak.total for one, peak in planned.peaks().items()} == {
         one: peak.total for one, peak in there.peaks().items()
     }
+
+
+def peaks(plan: Generation | None) -> dict[str, int]:
+    assert plan is not None
+    return {str(device): peak.total for device, peak in plan.peaks().items()}
+
+
+def test_on_the_host_nothing_is_counted_that_a_call_there_does_not_count() -> None:
+    request = {"rig": "cpu=4GiB", "backend": "cpu"}
+    pipe, call = EVERY_PIPELINE["sd_inpaint"]()
+    planned = DryPipeline(pipe, request)(**call)
+    pipe, call = EVERY_PIPELINE["sd_inpaint"]()
+    assert peaks(planned) == peaks(compile_pipeline(pipe, **request).dovetail.plan(**call))
+
+
+def of_cards(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"no numbers on {device}")
+
+
+@pytest.mark.parametrize("own", [of_cards, lambda device: torch.zeros(1, device=device).numpy()])
+def test_a_pipeline_whose_code_takes_no_simulated_device_is_planned_on_the_host(own: Any) -> None:
+    class Own(StableDiffusionPipeline):
+        def prepare_latents(self, *args: Any, **kwargs: Any) -> Any:
+            own(self._execution_device)
+            return super().prepare_latents(*args, **kwargs)
+
+    pipe, call = EVERY_PIPELINE["sd"]()
+    dry = DryPipeline(Own(**pipe.components, requires_safety_checker=False), {"rig": "cuda0=1GiB,cpu=4GiB"})
+    assert peaks(dry(**call))["cuda0"] > 0
+    assert dry.hook.execution_device == torch.device("cpu"), "as before the plan"
+
+
+def test_a_generator_of_a_device_of_the_rig_draws_where_the_plan_is_made() -> None:
+    pipe, call = EVERY_PIPELINE["sd"]()
+    dry = DryPipeline(pipe, {"rig": "sim0=1GiB,cpu=4GiB", "backend": "sim0"})
+    generator = torch.Generator("sim:0").manual_seed(3)
+    before = generator.get_state()
+    assert peaks(dry(**call, generator=generator)) == peaks(dry(**call))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_the_device_of_a_plan_is_one_that_nobody_else_has_named() -> None:
+    """Another one may be full of what a pipeline has there, or keep the capacity of an earlier rig."""
+    first = sim.spare([0])
+    assert first > 0
+    assert sim.spare([0]) == first
+    sim.enable({first: 16})
+    assert sim.spare([0, first]) == sim.spare([0]) > first
 
 
 @pytest.mark.slow
