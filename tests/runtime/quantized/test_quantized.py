@@ -149,11 +149,26 @@ def test_a_product_has_the_bits_of_linear_with_the_unpacked_weight(quant: str, d
 def test_a_product_in_many_chunks_has_the_bits_of_one(
     dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On hosts whose kernels round by the size of a product (AMX), it has those of one product a chunk."""
     monkeypatch.setattr(kernels, "sizes_for", lambda device: Sizes(2**19, 64 * 4096))
     packed, dense, bias = weights("Q8_0", 64 * 5 + 1, 4096, dtype)
-    x = torch.randn(rows, dense.shape[1]).to(dtype)
+    x, dense = torch.randn(rows, dense.shape[1]).to(dtype), dense.detach()
+    chunks = list(kernels._spans(len(packed), max(0, 2**19 // (4096 * x.dtype.itemsize) - 64)))
     with torch.inference_mode():
-        assert torch.equal(ops.quantized_linear(x, packed, bias, "Q8_0"), functional.linear(x, dense, bias))
+        one = functional.linear(x, dense, bias)
+        parts = [torch.addmm(bias[start:stop], x, dense[start:stop].t()) for start, stop in chunks]
+        found = ops.quantized_linear(x, packed, bias, "Q8_0")
+        assert len(chunks) > 1
+        assert torch.equal(found, torch.cat(parts, -1))
+        assert torch.equal(found, one) or (
+            rows_round_otherwise(x, dense, bias) and torch.allclose(found, one, atol=1e-1, rtol=1e-2)
+        )
+
+
+def rows_round_otherwise(x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor) -> bool:
+    """Whether the host's own kernels give a product other bits where it is computed by 64 rows of the weight."""
+    parts = [torch.addmm(bias[at : at + 64], x, dense[at : at + 64].t()) for at in range(0, len(dense) - 65, 64)]
+    return not torch.equal(torch.cat(parts, -1), torch.addmm(bias, x, dense.t())[:, : 64 * len(parts)])
 
 
 @pytest.mark.slow
