@@ -164,7 +164,7 @@ def cuts(rounds: int) -> Table:
     whole = dovetail.compile(model, (), call, backend="sim0")
     count = len(split.program.segments) - 1
     _, two, one = median_ratio(lambda: split(**call), lambda: whole(**call), rounds)
-    table.add_row("dovetail", str(len(split.program.crossings)), *_per_cut(one, two, count))
+    table.add_row("dovetail", str(len(list(split.program.transfers()))), *_per_cut(one, two, count))
     homes = {name.rpartition(".")[0]: device.torch for name, device in split.program.home.items()}
     blocks = {".".join(path.split(".")[:2]): device for path, device in homes.items() if "blocks" in path}
     rest = {name: torch.device("sim:0") for name, _ in model.named_children() if "blocks" not in name}

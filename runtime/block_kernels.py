@@ -21,10 +21,10 @@ from torch import fx, nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings, writers_of
+from ..compiler.ir.aliasing import writers_of
 from ..compiler.ir.block_spans import COMPILED, block_spans, internal, is_closed
 from ..compiler.ir.program import HERE, Program, tensors_of, weight_name
-from ..compiler.ir.schedule import Run, Schedule, Step, ValueRef, made_by, read_by
+from ..compiler.ir.schedule import Run, Schedule, Step, ValueRef, read_on
 from ..compiler.ir.split import weight_on
 
 logger = logging.getLogger(__name__)
@@ -75,14 +75,13 @@ def block_calls(program: Program, schedule: Schedule) -> dict[Node, list[BlockCa
     if COMPILED not in program.facts or program.symbols:
         return {}
     written = writers_of(program).keys()
-    versions = {(reader, value): version for reader, value, version in readings(program) if version}
     runs = [one for one in schedule if isinstance(one, Run) and not one.device.is_simulated]
     drafts = [
         draft
         for run in runs
         for span in block_spans(program, run)
         if is_closed(program, run.steps[span.start : span.stop], written)
-        and (draft := _Draft.of(program, run, span, versions)) is not None
+        and (draft := _Draft.of(program, run, span)) is not None
     ]
     alike = Counter(draft.text for draft in drafts)
     calls: dict[Node, list[BlockCall]] = {}
@@ -126,14 +125,14 @@ class _Draft:
     outputs: tuple[ValueRef, ...]
 
     @staticmethod
-    def of(program: Program, run: Run, span: range, versions: Mapping[tuple[Node, Node], int]) -> _Draft | None:
+    def of(program: Program, run: Run, span: range) -> _Draft | None:
         """The graph of some steps; None where one of them is no operation over tensors."""
         steps = run.steps[span.start : span.stop]
         if not all(_is_plain(step.node) for step in steps):
             return None
         graph, inputs, known, types = fx.Graph(), list[tuple[Node, Node]](), dict[Any, Node](), list[str]()
-        keys = {pair: _key(program, run, *pair, versions) for pair in _readings(steps)}
-        made = {made_by(step.node) for step in steps}
+        keys = {pair: _key(program, run, *pair) for pair in _readings(steps)}
+        made = {ValueRef(step.node) for step in steps}
         for (reader, operand), key in keys.items():
             if key not in made and key not in known:
                 kind = _type(program, run, reader, operand)
@@ -146,9 +145,9 @@ class _Draft:
             node = step.node
             made_of = {operand: known[keys[node, operand]] for operand in node.all_input_nodes}
             arguments = _here(fx.node.map_arg((node.args, node.kwargs), made_of.__getitem__), run.device.torch)
-            known[made_by(node)] = graph.create_node("call_function", node.target, *arguments)
+            known[ValueRef(node)] = graph.create_node("call_function", node.target, *arguments)
         own = internal(steps)
-        outputs = tuple(one for one in map(made_by, (step.node for step in steps)) if one not in own)
+        outputs = tuple(one for one in (ValueRef(step.node) for step in steps) if one not in own)
         graph.output(tuple(known[one] for one in outputs))
         return _Draft(run, span, graph, f"{graph} over {types} on {run.device}", tuple(inputs), outputs)
 
@@ -168,11 +167,11 @@ def _is_plain(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
 
 
-def _key(program: Program, run: Run, reader: Node, operand: Node, versions: Mapping[tuple[Node, Node], int]) -> Any:
+def _key(program: Program, run: Run, reader: Node, operand: Node) -> Any:
     """What tells an operand from others: the name of a weight, or a value as it lies on the device."""
     if weight_name(operand):
         return weight_on(program, reader, operand, run.device).name
-    return read_by(reader, operand, run.device, versions.get((reader, operand), 0))
+    return read_on(operand, run.device)
 
 
 def _type(program: Program, run: Run, reader: Node, operand: Node) -> str | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import keyword
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
 from ..compiler.ir.block_spans import internal
+from ..compiler.ir.ops import REPLICATE
 from ..compiler.ir.program import HERE, Program, weight_name
-from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, made_by, read_by
-from ..compiler.ir.split import split_of, weight_on
+from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, read_on
+from ..compiler.ir.split import weight_on
 from ..compiler.ir.targets import bounded
 from ..compiler.spec.devices import Device
 from . import steps
@@ -30,10 +31,6 @@ from .in_place import Candidates
 from .listing import RunSource, assemble
 from .slots import RunSlots
 from .transport import Transport
-
-Readings = Mapping[tuple[Node, Node], int]
-"""For a reader and what it reads the version of it; absent means 0."""
-
 
 _RESERVED = object()
 
@@ -45,7 +42,6 @@ class _Writer:
     program: Program
     run: Run
     slots: RunSlots
-    versions: Readings
     candidates: Candidates
     transport: Transport
     bound: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +54,8 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.freed = frozenset(free.value for step in self.run.steps for free in step.frees)
+        for operand in (one for node in self.run.nodes for one in node.all_input_nodes if one.target is REPLICATE):
+            self.local(read_on(operand, self.run.device), operand.name)  # so that devices which share a run share code
 
     def write(self, text: str, node: Node | None = None) -> None:
         self.lines.append((f"        {text}", node))
@@ -69,17 +67,13 @@ class _Writer:
         self.bound[name] = value
         return name
 
-    def local(self, state: ValueRef) -> str:
-        if state not in self.names:
-            name = _identifier(state.node.name) + (f"_v{state.version}" if state.version else "")
-            name += "_whole" if split_of(state.node) and not state.part else ""
-            while self.taken.setdefault(name, state) != state:
+    def local(self, value: ValueRef, stem: str = "") -> str:
+        if value not in self.names:
+            name = _identifier(stem or value.node.name)
+            while self.taken.setdefault(name, value) != value:
                 name += "_"
-            self.names[state] = name
-        return self.names[state]
-
-    def state(self, reader: Node, value: Node) -> ValueRef:
-        return read_by(reader, value, self.run.device, self.versions.get((reader, value), 0))
+            self.names[value] = name
+        return self.names[value]
 
     def slot(self, number: int, name: str) -> str:
         """A slot: by its number, or by a name where several devices share the code."""
@@ -112,7 +106,7 @@ class _Writer:
 
     def operand(self, reader: Node, value: Node) -> str:
         if not weight_name(value):
-            return self.local(self.state(reader, value))
+            return self.local(read_on(value, self.run.device))
         weight = weight_on(self.program, reader, value, self.run.device).name
         if weight not in self.weight_names:
             self.weights[self.name_weight(weight, value.name)] = weight
@@ -159,7 +153,6 @@ def write_run(
     program: Program,
     run: Run,
     slots: RunSlots,
-    versions: Readings,
     name: str,
     candidates: Candidates,
     transport: Transport,
@@ -171,18 +164,17 @@ def write_run(
         program: what the run is of.
         run: the instruction.
         slots: where what comes from outside the run lies, and what stays after it goes.
-        versions: which version of a value from another device each node reads, where it is not 0.
         name: what tracebacks call the source.
         candidates: the nodes that may be computed in their operand's memory, and whether they have been looked at.
         transport: gives each copy its way.
         blocks: which steps of the run are the call of a kernel.
     """
-    writer = _Writer(program, run, slots, versions, candidates, transport)
-    made, awaited = set(map(made_by, run.nodes)), {one.started for step in run.steps for one in step.awaits}
+    writer = _Writer(program, run, slots, candidates, transport)
+    made, awaited = set(map(ValueRef, run.nodes)), {one.started for step in run.steps for one in step.awaits}
     coming = {one.value for one in awaited if isinstance(one, Copy) and one.target == run.device and not one.into}
-    for state in _outside(writer, made):
-        if state not in coming:
-            _write_read(writer, state)
+    for value in _outside(writer, made):
+        if value not in coming:
+            _write_read(writer, value)
     calls = {block.span.start: block for block in blocks}
     inside = {index for block in blocks for index in block.span}
     for index, step in enumerate(run.steps):
@@ -190,10 +182,10 @@ def write_run(
             _write_block(writer, calls[index])
         elif index not in inside:
             _write_step(writer, step)
-    for state in map(made_by, run.nodes):
-        if state not in writer.freed:
-            local = writer.local(state)
-            writer.write(f"slots[{writer.slot(slots.values[state], local)}] = {local}")
+    for value in map(ValueRef, run.nodes):
+        if value not in writer.freed:
+            local = writer.local(value)
+            writer.write(f"slots[{writer.slot(slots.values[value], local)}] = {local}")
     if any(candidates.is_looked_at(node, run.device) for node in run.nodes):
         writer.lines.insert(0, (f"        look = slots[{candidates.slot}]", None))
     return assemble(name, run, writer.lines, writer.bound, writer.weights)
@@ -204,9 +196,9 @@ def _outside(writer: _Writer, made: Collection[ValueRef]) -> dict[ValueRef, None
     found: dict[ValueRef, None] = {}
     for step in writer.run.steps:
         for operand in step.node.all_input_nodes:
-            if not weight_name(operand) and (state := writer.state(step.node, operand)) not in made:
-                found[state] = None
-        found |= {sent: None for copy in step.sends if (sent := replace(copy.value, version=0)) not in made}
+            if not weight_name(operand) and (value := read_on(operand, writer.run.device)) not in made:
+                found[value] = None
+        found |= {copy.sent: None for copy in step.sends if copy.sent not in made}
         found |= {free.value: None for free in step.frees if free.value not in made}
     return found
 
@@ -215,7 +207,7 @@ def _write_step(writer: _Writer, step: Step) -> None:
     """The lines of one node: what it awaits, the call, what is sent, what is dropped."""
     for one in step.awaits:
         _write_await(writer, one)
-    writer.write(f"{writer.local(made_by(step.node))} = {writer.call(step.node)}", step.node)
+    writer.write(f"{writer.local(ValueRef(step.node))} = {writer.call(step.node)}", step.node)
     for copy in step.sends:
         _write_copy(writer, copy)
     if step.frees:
@@ -265,17 +257,17 @@ def _write_await_load(writer: _Writer, load: Load) -> None:
     writer.write(f"{names}= slots[{writer.slot(writer.slots.everywhere.loads[load], 'weights')}].wait()")
 
 
-def _write_read(writer: _Writer, state: ValueRef, wait: str = "") -> None:
-    local = writer.local(state)
-    slot = writer.slot(writer.slots.values[state], local)
-    kept = f"slots[{slot}] = " if wait and state not in writer.freed else ""
+def _write_read(writer: _Writer, value: ValueRef, wait: str = "") -> None:
+    local = writer.local(value)
+    slot = writer.slot(writer.slots.values[value], local)
+    kept = f"slots[{slot}] = " if wait and value not in writer.freed else ""
     writer.write(f"{local} = {kept}slots[{slot}]{wait}")
-    if state in writer.freed:
+    if value in writer.freed:
         writer.write(f"slots[{slot}] = None")
 
 
 def _write_copy(writer: _Writer, copy: Copy) -> None:
-    value = writer.local(replace(copy.value, version=0))
+    value = writer.local(copy.sent)
     place = _write_place(writer, copy, copy.into) if copy.into else ""
     if copy.source == copy.target:
         writer.write(f"{writer.bind('fill', steps.fill)}({place}, {value})")
@@ -290,7 +282,7 @@ def _write_copy(writer: _Writer, copy: Copy) -> None:
 
 def _write_place(writer: _Writer, copy: Copy, into: Destination) -> str:
     """Source text for the place of a part in a whole."""
-    name = writer.local(replace(copy.value, version=0))
-    whole = writer.slot(writer.slots.everywhere.values[into.value, copy.target], f"{name}_whole")
+    name = writer.local(copy.sent)
+    whole = writer.slot(writer.slots.everywhere.values[copy.value, copy.target], f"{name}_whole")
     start, length = writer.slot(into.start, f"{name}_start"), writer.slot(into.length, f"{name}_length")
     return f"slots[{whole}].narrow(-1, {start}, {length})"

@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch.fx import Node
 
-from ..compiler.ir.aliasing import readings
 from ..compiler.ir.program import Program, device_of, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
@@ -77,7 +76,6 @@ class Executor:
         self._candidates = Candidates.of(program, self._slots.size, made_in(self._blocks))
         self._next_weights = self._following()
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
-        self._versions = {(reader, value): version for reader, value, version in readings(program) if version}
         self._shared: WeakValueDictionary[str, Listing] = WeakValueDictionary()  # by code
         self._listings: dict[tuple[int, frozenset[int] | None], RunSource] = {}
         self._settling = threading.Lock()
@@ -211,7 +209,7 @@ class Executor:
     def _write(self, run: Run, candidates: Candidates) -> RunSource:
         name = f"{self._program.name} segment {run.segment.index}"
         source = write_run(
-            self._program, run, self._slots.on(run.device), self._versions, name, candidates, self._transport,
+            self._program, run, self._slots.on(run.device), name, candidates, self._transport,
             self._blocks.get(run.steps[0].node, ()) if run.steps else (),
         )  # fmt: skip
         return replace(source, listing=self._shared.setdefault(source.listing.code, source.listing))
@@ -267,7 +265,7 @@ class Executor:
 
     def _copy_step(self, copy: Copy) -> Step:
         target, event = self._slots.on(copy.target).ends_of(copy)
-        origin = self._slots.values[ValueRef(copy.value.node), copy.source]
+        origin = self._slots.values[copy.sent, copy.source]
         return steps.copy(self._transport.sender(copy), origin, target, event)
 
     def _load_step(self, load: Load) -> Step:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import count
 
 from ..compiler.ir.program import device_of, tensors_of
-from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef, made_by
+from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef
 from ..compiler.spec.devices import Device
 
 
@@ -98,5 +98,5 @@ class Slots:
 def _outliving(run: Run) -> list[tuple[ValueRef, Device]]:
     """The values that a run makes and does not free."""
     freed = {free.value for step in run.steps for free in step.frees}
-    made = (made_by(node) for node in run.nodes)
-    return [(state, run.device) for state in made if state not in freed]
+    made = map(ValueRef, run.nodes)
+    return [(value, run.device) for value in made if value not in freed]

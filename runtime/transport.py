@@ -46,7 +46,7 @@ class InProcess:
     def sender(self, copy: Copy) -> Send:
         """One that knows where the copy goes."""
         send = partial(start_copy, target=copy.target.torch)
-        return spanned(f"{copy.source} to {copy.target}", str(copy.value), send, _arrived)
+        return spanned(f"{copy.source} to {copy.target}", str(copy.sent), send, _arrived)
 
 
 def _arrived(coming: Coming) -> None:

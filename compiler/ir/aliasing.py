@@ -213,12 +213,6 @@ def writers_of(program: Program) -> dict[int, list[Node]]:
     return writers
 
 
-def makers_of(value: Node, version: int, writers: Mapping[int, Sequence[Node]]) -> list[Node]:
-    """The nodes that left a value in a state: the one that makes it and, if it was written, the last write by then."""
-    written = slice(version - 1, version) if version else slice(0)
-    return [value, *(node for tensor in tensors_of(value) for node in writers[tensor.storage][written])]
-
-
 def written_by(node: Node) -> list[Node]:
     """The operands that a node writes into."""
     if node.op != "call_function" or alias_class(node.target) is not Alias.WRITE:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from .aliasing import writers_of
 from .program import Program, origin_of, tensors_of, weight_name
-from .schedule import Run, Schedule, Step, ValueRef, made_by
+from .schedule import Run, Schedule, Step, ValueRef
 
 COMPILED = "blocks compiled"
 """The fact of a program that its repeated blocks are to be compiled by a kernel compiler."""
@@ -80,8 +80,8 @@ def at_border(program: Program, steps: Sequence[Step], written: Collection[int])
 
 def internal(steps: Sequence[Step]) -> set[ValueRef]:
     """The values that steps make and free, and that no copy reads."""
-    sent = {copy.value.node for step in steps for copy in step.sends}
-    made = {made_by(step.node) for step in steps if step.node not in sent}
+    sent = {copy.sent for step in steps for copy in step.sends}
+    made = {ValueRef(step.node) for step in steps} - sent
     return made & {free.value for step in steps for free in step.frees}
 
 

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from .program import HERE, Placement, Program, origin_of, value_of
 from .sizes import evaluate
+from .split import original
 from .value import TensorType, Value
 from .weight import Weight
 
@@ -52,11 +53,14 @@ class _Copy:
         self.fakes = FakeTensorMode()
 
     def take(self, node: Node) -> None:
-        """Adds an operation or the output, and the weights that nothing has read before."""
+        """Adds an operation or the output, and the weights that nothing has read before.
+
+        What was brought to a device is the value itself, for there is one device here.
+        """
         for operand in node.all_input_nodes:
-            if operand not in self.made:
+            if original(operand) not in self.made:
                 self._take_weight(operand)
-        args, kwargs = map_arg((node.args, node.kwargs), self.made.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda one: self.made[original(one)])
         args, kwargs = map_aggregate((args, kwargs), lambda one: self.device if one == HERE else one)
         args = (tuple(args[0]),) if node.op == "output" else args  # type: ignore[arg-type]
         self.add(node, self.graph.create_node(node.op, node.target, args, kwargs, node.name))

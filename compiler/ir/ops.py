@@ -14,6 +14,8 @@ LIBRARY.define("quantized_linear(Tensor x, Tensor packed, Tensor? bias, str quan
 LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
+LIBRARY.define("transfer(Tensor x, *, Device device) -> Tensor")
+LIBRARY.define("replicate(Tensor(a)[] copies) -> Tensor(a)")
 
 
 def columns_of(packed: torch.Tensor, quant: str) -> int:
@@ -47,6 +49,25 @@ def _grouped(x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torc
         raise RuntimeError(f"{tuple(x.shape)} rows do not fit {tuple(weights.shape)} matrices by {tuple(offs.shape)}")
     return x.new_empty((x.shape[0], weights.shape[2]))
 
+
+@torch.library.register_fake("dovetail::transfer", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _transfer(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on another device, with the strides that the value really has."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+
+TRANSFER = torch.ops.dovetail.transfer.default
+"""Brings a value, as its memory is at this place of the graph, to the device of the node, into memory of its own.
+
+Of a value that is split over devices it gathers the parts, on the value's own device. The schedule carries it out; it
+has no kernel.
+"""
+
+REPLICATE = torch.ops.dovetail.replicate.default
+"""A value that lies whole on several devices: on each of them it is the one of its operands that lies there.
+
+It takes no memory and no time, and has no kernel: who reads it on a device reads that operand.
+"""
 
 LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})
 """The operations ``op(x, weight, bias, …)`` whose result has a column for each row of the weight."""

@@ -20,6 +20,7 @@ from torch.fx import Graph, Node
 from ..spec.devices import Device, Rig
 from ..spec.residency import ALIKE, Amounts, Residency
 from ..spec.units import counted
+from .ops import REPLICATE, TRANSFER
 from .signature import Signature
 from .slices import Bounds
 from .value import TensorType, Value, flat
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 HERE = torch.device("meta")
 """Stands in the arguments of a node for "the device this node is placed on"."""
+
+MOVING = frozenset({TRANSFER, REPLICATE})
+"""The operations that say where a value lies, and compute nothing; they are in no segment."""
 
 LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes to which autocast lowers ops, by name."""
@@ -79,22 +83,6 @@ class Segment:
     group: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A value that crosses to a device, once, whatever the number of its readers there.
-
-    ``version`` counts the writes that its memory had seen when it was read; it is 0 unless the model writes in place.
-    ``producer`` is the segment that made the value what it is then, by computing it or by writing its memory last.
-    A value that is split over devices crosses to its own one, once: its parts are gathered there.
-    """
-
-    value: Node
-    version: int
-    target: Device
-    producer: int | None  # segment index; None for an input
-    consumer: int | None  # first segment that reads it there; None for an output
-
-
 @dataclass(eq=False)
 class Program:
     """A traced component: its graph, how it is called, its weights by name, and what the passes said of it."""
@@ -115,7 +103,6 @@ class Program:
     given: frozenset[int] = frozenset()  # numbers of inputs that are the caller's, on the main device before a call
     bounds: dict[str, Bounds] = field(default_factory=dict)  # of weights that are split by rows, one range a device
     segments: tuple[Segment, ...] = ()
-    crossings: tuple[Crossing, ...] = ()
     schedule: Schedule | None = None
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
@@ -193,8 +180,12 @@ class Program:
         return count(max(taken, default=-1) + 1)
 
     def ops(self) -> Iterator[Node]:
-        """The nodes that compute or view something, in order."""
-        return (node for node in self.graph.nodes if node.op == "call_function")
+        """The nodes that compute or view something, in order; not those that bring values to devices."""
+        return (one for one in self.graph.nodes if one.op == "call_function" and one.target not in MOVING)
+
+    def transfers(self) -> Iterator[Node]:
+        """The nodes that bring a value to another device, or its parts to its own, in order; those of a cut program."""
+        return iter(self.graph.find_nodes(op="call_function", target=TRANSFER))
 
     @property
     def output(self) -> Node:

@@ -18,36 +18,22 @@ from torch.fx import Node
 
 from ..spec.devices import Device
 from .program import Segment, device_of, tensors_of
-from .split import reads_part, split_of
+from .split import lying_on, source_of
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRef:
-    """Refers to a value; on a device that it was sent to, in the version that was sent: after so many writes to it.
-
-    On its own device a value is its memory, whatever was written there, and ``version`` is 0. Of a value that is split
-    over devices, each has a ``part``.
-    """
+    """Refers to what a node makes: its value on its device, or of a split one the part that a device has."""
 
     node: Node
-    version: int = 0
-    part: bool = False
 
     def __str__(self) -> str:
-        return f"%{self.node.name}" + (f"'{self.version}" if self.version else "") + ("*" if self.part else "")
+        return f"%{self.node.name}"
 
 
-def made_by(node: Node) -> ValueRef:
-    """What a node makes where it runs: its value, or a part of it."""
-    return ValueRef(node, part=bool(split_of(node)))
-
-
-def read_by(reader: Node, value: Node, device: Device, version: int) -> ValueRef:
-    """What a node reads on a device of a value whose memory had been written so often: its part, or the whole."""
-    if reads_part(reader, value):
-        return ValueRef(value, part=True)
-    moved = tensors_of(value) and device != device_of(value)
-    return ValueRef(value, version if moved else 0)
+def read_on(value: Node, device: Device) -> ValueRef:
+    """What a node reads on a device of an operand."""
+    return ValueRef(lying_on(value, device))
 
 
 def resting_place(value: ValueRef, device: Device) -> Device:
@@ -96,7 +82,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Sets memory aside on a value's own device for the whole of it, in which its parts land.
+    """Sets memory aside for a whole on the device where it is gathered, in which its parts land.
 
     Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device.
     """
@@ -111,21 +97,21 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where on its target a value lands: some columns of memory that was set aside there."""
+    """Where a part lands in the whole for which memory was set aside: some columns of it."""
 
-    value: ValueRef
     start: int
     length: int
 
     def __str__(self) -> str:
-        return f"{self.value}[{self.start}:{self.start + self.length}]"
+        return f"[{self.start}:{self.start + self.length}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Starts sending a value from the device it is on to another; an Await on the target must come before its use.
+    """Starts carrying out a transfer from a device to another; an Await on the target must come before its use.
 
-    It lands in memory of its own, or ``into`` the place that it has in a whole; then it may come from there too.
+    ``value`` is what the transfer makes. It lands in memory of its own, or, of one that gathers, a part lands ``into``
+    its place in that; then it may come from there too.
     """
 
     value: ValueRef
@@ -133,8 +119,13 @@ class Copy:
     target: Device
     into: Destination | None = None
 
+    @property
+    def sent(self) -> ValueRef:
+        """What is sent: the operand of the transfer."""
+        return ValueRef(source_of(self.value.node))
+
     def __str__(self) -> str:
-        return f"copy {self.value} from {self.source} to {self.target}" + (f" into {self.into}" if self.into else "")
+        return f"copy {self.value}{self.into or ''} from {self.source} to {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

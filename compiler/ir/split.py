@@ -1,8 +1,8 @@
 """Which devices run a node of a program, and what each of them has of a value that is split.
 
 A node stands once, and runs on its own device, or on a group of them where its placement says which columns of the
-result each device of the program has, on the last axis. The whole of a split value, once it is gathered, is on the
-node's own device, and goes on to others from there.
+result each device of the program has, on the last axis. The whole of a split value is what a transfer gathers on the
+node's own device; it goes on to others from there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ..spec.devices import Device
-from .ops import LINEAR
-from .program import Crossing, Program, device_of, placement_of, tensors_of, value_of
+from .ops import LINEAR, REPLICATE
+from .program import MOVING, Program, device_of, placement_of, value_of
 from .slices import Bounds
 from .value import TensorType, Value, flat
 from .weight import Weight
@@ -91,21 +91,56 @@ def bytes_held(program: Program) -> dict[Device, int]:
     return held
 
 
-def is_gathered(crossing: Crossing) -> bool:
-    """Whether what crosses are the parts of a value, to its own device."""
-    return bool(split_of(crossing.value)) and crossing.target == device_of(crossing.value)
+def lying_on(value: Node, device: Device) -> Node:
+    """What stands for a value on a device: the copy that lies there of one that lies on several, or the value."""
+    if value.target is not REPLICATE:
+        return value
+    return next(one for one in value.all_input_nodes if device_of(one) == device)
 
 
-def sent(program: Program, crossing: Crossing) -> Iterator[tuple[Device, int]]:
-    """Each device that sends something to another for a crossing, and how many bytes."""
-    if not is_gathered(crossing):
-        yield device_of(crossing.value), sum(tensor.nbytes for tensor in tensors_of(crossing.value))
-        return
-    for device in members(program, crossing.value):
-        if device != crossing.target:
-            yield device, sum(tensor.nbytes for tensor in flat(type_on(program, crossing.value, device)))
+def original(value: Node) -> Node:
+    """The value of which a node is a copy on some device, or that whose parts it gathers; any other is itself."""
+    while value.target in MOVING:
+        value = value.all_input_nodes[0]
+    return value
+
+
+def source_of(transfer: Node) -> Node:
+    """The value that a transfer brings to its device."""
+    value = transfer.args[0]
+    assert isinstance(value, Node)
+    return value
+
+
+def maker_of(transfer: Node) -> Node:
+    """The node that makes the value of a transfer what it is there: by computing it, or by writing its memory last."""
+    before = transfer.prev
+    while before.target in MOVING:
+        before = before.prev
+    return original(transfer) if before.op == "placeholder" else before
+
+
+def first_reader(transfer: Node) -> Node:
+    """The first operation that reads what a transfer brings, or what is brought on of that; or the output."""
+    readers = list(transfer.users)
+    while moving := [one for one in readers if one.target in MOVING]:
+        readers = [*(one for one in readers if one not in moving), *(user for one in moving for user in one.users)]
+    return min(readers)
+
+
+def gathers(transfer: Node) -> bool:
+    """Whether what a transfer brings are the parts of a value, to the device on which it is whole."""
+    return bool(split_of(source_of(transfer)))
+
+
+def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, int]]:
+    """Each device that sends something to another for a transfer, and how many bytes."""
+    value, target = source_of(transfer), device_of(transfer)
+    for device in members(program, value):
+        if device != target:
+            yield device, sum(tensor.nbytes for tensor in flat(type_on(program, value, device)))
 
 
 def crossing_bytes(program: Program) -> int:
     """The bytes that cross between devices in one call."""
-    return sum(nbytes for crossing in program.crossings for _, nbytes in sent(program, crossing))
+    return sum(nbytes for transfer in program.transfers() for _, nbytes in sent(program, transfer))

@@ -20,7 +20,6 @@ from ..ir.eligibility import marks_by_name
 from ..ir.program import (
     LOWERED,
     Block,
-    Crossing,
     Origin,
     Placement,
     Program,
@@ -90,7 +89,6 @@ class _Reader:
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
     asked: frozenset[str] = frozenset()
-    crossings: list[Line] = field(default_factory=list)
     history: tuple[str, ...] = ()
     facts: frozenset[str] = frozenset()
     positional: tuple[str, ...] = ()
@@ -189,9 +187,6 @@ class _Reader:
 
     def _read_block(self, line: Line) -> None:
         self.blocks[line.text_in_quotes()] = []
-
-    def _read_cross(self, line: Line) -> None:
-        self.crossings.append(line)
 
     def _read_return(self, line: Line) -> None:
         results = line.argument(self.nodes)
@@ -312,22 +307,6 @@ class _Reader:
             Segment(index, placement_of(run[0]).device, tuple(run), members(program, run[0]))  # type: ignore[arg-type]
             for index, run in runs.items()
         )
-        program.crossings = tuple(map(self._crossing, self.crossings))
-
-    def _crossing(self, line: Line) -> Crossing:
-        node = self.nodes[line.take()[1:]]
-        version = line.count() if line.accept("'") else 0
-        line.take("→")
-        device = self.devices[line.take()]
-        producer = self._end(line)
-        line.take("→")
-        return Crossing(node, version, device, producer, self._end(line))
-
-    def _end(self, line: Line) -> int | None:
-        if line.accept("#"):
-            return line.count()
-        line.take("outside")
-        return None
 
     def _signature(self) -> Signature:
         nodes = [node for node in self.graph.find_nodes(op="placeholder") if not weight_name(node)]
@@ -379,7 +358,6 @@ _LINES: dict[str, Callable[[_Reader, Line], None]] = {
     "argument": _Reader._read_argument,
     "returns": _Reader._read_returns,
     "block": _Reader._read_block,
-    "cross": _Reader._read_cross,
     "return": _Reader._read_return,
 }
 """How each line that is no node is read, by its first word."""

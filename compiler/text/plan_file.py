@@ -45,7 +45,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["dovetail plan"] = "dovetail plan"
-    version: Literal[4, 5] = 5  # those of version 4 do not mark weights as eligible
+    version: Literal[6] = 6
     torch: str = Field(description="the version of torch that traced the program")
     rig: str = Field(description="the devices it was compiled for, as --rig takes them")
     tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")

@@ -49,10 +49,6 @@ def lines_of(program: Program) -> Iterator[str]:
     for block in program.blocks:
         nbytes = program.nbytes_of(block.weights)
         yield f"block {json.dumps(block.name)}  // {len(block.weights)} weights, {nbytes} bytes"
-    for crossing in program.crossings:
-        version = f"'{crossing.version}" if crossing.version else ""
-        ends = f"{_segment(crossing.producer)} → {_segment(crossing.consumer)}"
-        yield f"cross %{crossing.value.name}{version} → {crossing.target} {ends}"
     about = _AboutWeights(program.block_of(), program.kept, reasons_against(program) if program.blocks else {})
     for node in program.graph.nodes:
         yield _node_line(program, node, about)
@@ -76,10 +72,6 @@ def _header(program: Program) -> Iterator[str]:
         yield f"guard {guard}"
     if program.signature.asked:
         yield f"asks {', '.join(sorted(program.signature.asked))}"
-
-
-def _segment(index: int | None) -> str:
-    return "outside" if index is None else f"#{index}"
 
 
 def _signature_lines(signature: Signature) -> Iterator[str]:

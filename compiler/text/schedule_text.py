@@ -4,8 +4,8 @@
 
     input %x, %y on DEVICE
     load N to DEVICE for the program|phase: "WEIGHT", …      load N to slot K of DEVICE for the stage: "WEIGHT", …
-    allocate %whole on DEVICE [like %v]                       %v* is the part of a value that a device has
-    copy %v'VERSION from DEVICE to DEVICE into %whole[START:STOP]
+    allocate %whole on DEVICE [like %v]
+    copy %v[START:STOP] from DEVICE to DEVICE                 %v is what a transfer makes, or columns of it
     await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE
     run segment N on DEVICE: %first to %last                  and below it, for nodes that do more than compute:
       %node: ACTION; ACTION; scratch BYTES                    awaits, copies and frees, written as they are here
@@ -120,10 +120,10 @@ class _Reader:
         raise ValueError(f"no node does this: {word}")
 
     def _input(self, line: Line) -> Input:
-        return Input(self._states(line, "on"), self._device(line))
+        return Input(self._values(line, "on"), self._device(line))
 
     def _output(self, line: Line) -> Output:
-        return Output(self._states(line, "from"), self._device(line))
+        return Output(self._values(line, "from"), self._device(line))
 
     def _load(self, line: Line) -> Load:
         number, slot = line.count(), -1
@@ -145,17 +145,17 @@ class _Reader:
         return self.loads[number]
 
     def _copy(self, line: Line) -> Copy:
-        value, source, target = self._link(line)
-        copy = Copy(value, source, target, self._destination(line) if line.accept("into") else None)
-        self.copies[value, source, target] = copy
+        value = self._value(line)
+        into = self._destination(line) if line.accept("[") else None
+        copy = Copy(value, *self._link(line), into)
+        self.copies[value, copy.source, copy.target] = copy
         return copy
 
     def _await(self, line: Line) -> Await:
         if line.accept("load"):
             started: Copy | Load = self.loads[line.count()]
         else:
-            value, source, target = self._link(line)
-            started = self.copies[value, source, target]
+            started = self.copies[(self._value(line), *self._link(line))]
         line.take("on")
         return Await(started, self._device(line))
 
@@ -164,7 +164,7 @@ class _Reader:
         return Release(self.loads[line.count()])
 
     def _free(self, line: Line) -> Free:
-        value = self._state(line)
+        value = self._value(line)
         line.take("on")
         return Free(value, self._device(line))
 
@@ -180,9 +180,9 @@ class _Reader:
 
     def _span(self, line: Line, segment: Segment, device: Device) -> Iterator[Node]:
         """The nodes of a segment from one to another, in none of the runs on the device before."""
-        first = self._state(line).node
+        first = self._value(line).node
         line.take("to")
-        last = self._state(line).node
+        last = self._value(line).node
         if self.segment.get(first) is not segment or self.segment.get(last) is not segment:
             raise ValueError(f"%{first.name} and %{last.name} are not both in segment {segment.index}")
         for place in range(self.place[first], self.place[last] + 1):
@@ -191,43 +191,39 @@ class _Reader:
             yield segment.nodes[place]
 
     def _allocate(self, line: Line) -> Allocate:
-        value = self._state(line)
+        value = self._value(line)
         line.take("on")
         device = self._device(line)
-        return Allocate(value, device, self._state(line) if line.accept("like") else None)
+        return Allocate(value, device, self._value(line) if line.accept("like") else None)
 
-    def _link(self, line: Line) -> tuple[ValueRef, Device, Device]:
-        value = self._state(line)
+    def _link(self, line: Line) -> tuple[Device, Device]:
         line.take("from")
         source = self._device(line)
         line.take("to")
-        return value, source, self._device(line)
+        return source, self._device(line)
 
     def _destination(self, line: Line) -> Destination:
-        value = self._state(line)
-        line.take("[")
         start = line.count()
         line.take(":")
         stop = line.count()
         line.take("]")
-        return Destination(value, start, stop - start)
+        return Destination(start, stop - start)
 
-    def _states(self, line: Line, word: str) -> tuple[ValueRef, ...]:
+    def _values(self, line: Line, word: str) -> tuple[ValueRef, ...]:
         """Values up to a word; ``nothing`` stands for none."""
         found: list[ValueRef] = []
         if not line.accept("nothing"):
-            found.append(self._state(line))
+            found.append(self._value(line))
             while line.accept(","):
-                found.append(self._state(line))
+                found.append(self._value(line))
         line.take(word)
         return tuple(found)
 
-    def _state(self, line: Line) -> ValueRef:
+    def _value(self, line: Line) -> ValueRef:
         token = line.take()
         if not token.startswith("%"):
             raise ValueError(f"expected a value, found {token}")
-        version, part = line.count() if line.accept("'") else 0, line.accept("*")
-        return ValueRef(self.nodes[token[1:]], version, part)
+        return ValueRef(self.nodes[token[1:]])
 
     def _device(self, line: Line) -> Device:
         name = line.take()

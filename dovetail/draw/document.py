@@ -8,8 +8,8 @@ from typing import Any
 from torch.fx import Node
 
 from ..compiler.ir.eligibility import marks_by_name
-from ..compiler.ir.program import Crossing, Program, Segment, origin_of, placement_of, tensors_of, weight_name
-from ..compiler.ir.split import pieces, sent
+from ..compiler.ir.program import Program, Segment, device_of, origin_of, placement_of, tensors_of, weight_name
+from ..compiler.ir.split import first_reader, maker_of, original, pieces, sent
 from ..compiler.spec.devices import Device
 from .outline.grouping import UnitFinder, unit_finder
 from .outline.outline import modules_of
@@ -25,7 +25,7 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
         "devices": [_device(device, program) for device in program.devices],
         "blocks": [{"name": block.name, "bytes": program.nbytes_of(block.weights)} for block in program.blocks],
         "segments": [_segment(program, segment, find) for segment in program.segments],
-        "crossings": [_crossing(one, *end) for one in program.crossings for end in sent(program, one)],
+        "crossings": [_crossing(one, *end) for one in program.transfers() for end in sent(program, one)],
         "schedule": [str(instruction) for instruction in program.schedule or ()],
         **({"nodes": [_node(program, node, marks) for node in program.graph.nodes]} if nodes else {}),
     }
@@ -55,14 +55,14 @@ def _segment(program: Program, segment: Segment, find: UnitFinder) -> dict[str, 
     }
 
 
-def _crossing(crossing: Crossing, source: Device, nbytes: int) -> dict[str, Any]:
+def _crossing(transfer: Node, source: Device, nbytes: int) -> dict[str, Any]:
     return {
-        "value": crossing.value.name,
+        "value": original(transfer).name,
         "bytes": nbytes,
         "source": source.name,
-        "target": crossing.target.name,
-        "producer": crossing.producer,
-        "consumer": crossing.consumer,
+        "target": device_of(transfer).name,
+        "producer": placement_of(maker_of(transfer)).segment,
+        "consumer": placement_of(first_reader(transfer)).segment,
     }
 
 

@@ -3,21 +3,21 @@
 What is counted is what the schedule will hold at least: a weight once on each device that reads it, wherever its home
 is; for weights that come and go one slot, as large as the largest stage needs; a value from the node that makes it to
 its last reading on each device, with the copies that arrive there; what an operation takes beside its operands and
-results while it runs. One pass over the nodes and one over the readings.
+results while it runs. One pass over the nodes and one over the readings of a program that was cut, or is on one device.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import readings
-from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import members, reads_part, split_of, type_on, weight_on
+from ...compiler.ir.ops import TRANSFER
+from ...compiler.ir.program import MOVING, Program, device_of, tensors_of, weight_name
+from ...compiler.ir.split import first_reader, gathers, lying_on, members, source_of, split_of, type_on, weight_on
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
@@ -118,12 +118,19 @@ class Count:
         """Finds the stages, of so many bytes where that is said, and what comes for each."""
         self.stage, self.resident, self.staged = {}, defaultdict(dict), {}
         numbers, stages = count(), Stages(self.program, most)
-        for _, group, shared in runs(self.program, self.places.__getitem__):
+        for group, shared in self._runs():
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
                 for nodes in stages.of(shared, device):
                     self.stage.update(dict.fromkeys(((node, device) for node in nodes), next(numbers)))
         self._count_weights()
+
+    def _runs(self) -> Iterator[tuple[tuple[Device, ...], Sequence[Node]]]:
+        """The segments, each with the devices that run it; a program that was not cut is on one device."""
+        if self.program.segments:
+            yield from ((segment.group, segment.nodes) for segment in self.program.segments)
+        else:
+            yield from ((group, nodes) for _, group, nodes in runs(self.program, self.places.__getitem__))
 
     def resident_bytes(self, device: Device) -> int:
         """The bytes of the weights that stay on a device."""
@@ -174,61 +181,61 @@ class Count:
                         some[self.stage[user, device]][weight] = None
 
     def _seen_outside(self) -> set[int]:
-        """The storages of values that another stage reads, or the caller."""
-        return {
+        """The storages of values that another stage reads, or the caller, or that are sent."""
+        sent = _memory_of(map(source_of, self.program.transfers()))
+        return sent | {
             tensor.storage
-            for reader, value, _ in readings(self.program)
-            for device in self._devices(value)
+            for reader, value, device in self._readings()
             if (value, device) in self.stage and self.stage.get((reader, device)) != self.stage[value, device]
             for tensor in tensors_of(value)
         }
 
+    def _readings(self) -> Iterator[tuple[Node, Node, Device]]:
+        """Each reading of a value on a device, with what stands for the value there."""
+        for reader in (*self.program.ops(), self.program.output):
+            for device in self._devices(reader):
+                for value in reader.all_input_nodes:
+                    if not weight_name(value):
+                        yield reader, lying_on(value, device), device
+
     def _lives(self) -> Iterator[tuple[Device, int, int, int]]:
         """Each piece of memory that holds a value: its device, its bytes, and its first and last step."""
         lives: dict[tuple[Device, object], list[int]] = {}
-        of_weights = {tensor.storage for node in self.program.weight_nodes() for tensor in tensors_of(node)}
-        of_weights |= self.program.given_storages
+        of_weights = _memory_of(self.program.weight_nodes()) | self.program.given_storages
         for node in self.program.graph.nodes:
-            for device in self._devices(node) if node.op != "output" else ():
+            if node.target is TRANSFER:
+                self._note_transfer(lives, node)
+            for device in self._devices(node) if node.target not in MOVING and node.op != "output" else ():
                 step = self.steps.get(node, 0)
                 for tensor in flat(type_on(self.program, node, device)):
                     if tensor.storage not in of_weights:
-                        piece = (tensor.storage,) if split_of(node) else tensor.storage  # a part lies apart
-                        lives.setdefault((device, piece), [held_bytes(node, tensor), step, step])[2] = step
+                        lives.setdefault((device, tensor.storage), [held_bytes(node, tensor), step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
-        for reader, value, version in readings(self.program):
-            for device in self._devices(reader) if tensors_of(value) else ():
-                self._note_reading(lives, reader, device, value, version)
+        for reader, value, device in self._readings():
+            _touch(lives, device, value, self.steps.get(reader, len(self.steps)))
         return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
 
-    def _note_reading(
-        self, lives: dict[tuple[Device, object], list[int]], reader: Node, there: Device, value: Node, version: int
-    ) -> None:
-        """A reading where the value lies, of what was sent there, or of the whole whose parts were gathered."""
-        step = self.steps.get(reader, len(self.steps))
-        if there in self._devices(value) and (not split_of(value) or reads_part(reader, value)):
-            for tensor in tensors_of(value):
-                held = lives.get((there, (tensor.storage,) if split_of(value) else tensor.storage), [0, 0, 0])
-                held[2] = max(held[2], step)
-            return
-        made, home = self.steps.get(value, 0), self.program.main
-        if split_of(value):  # gathered in memory that is set aside first, and sent on from there
-            made = self.begins.get(reader, step)
-            self._note_whole(lives, value, home, step if there == home else made)
-            if there == home:
-                return
-        nbytes = sum(arriving(tensor) for tensor in tensors_of(value))
-        life = lives.setdefault((there, (value, version)), [nbytes, made, step])
-        life[2] = max(life[2], step)
+    def _note_transfer(self, lives: dict[tuple[Device, object], list[int]], node: Node) -> None:
+        """What arrives, from when it is sent on; a whole from the segment on that makes its parts."""
+        value, device = source_of(node), device_of(node)
+        (tensor,) = tensors_of(node)
+        if gathers(node):
+            made, nbytes = self.begins[value], tensor.nbytes
+        else:
+            is_gathered = value.target is TRANSFER
+            made = self.begins.get(first_reader(node), len(self.steps)) if is_gathered else self.steps.get(value, 0)
+            nbytes = arriving(tensor)
+            _touch(lives, device_of(value), value, made)
+        lives[device, tensor.storage] = [nbytes, made, made]
 
-    def _note_whole(self, lives: dict[tuple[Device, object], list[int]], value: Node, home: Device, step: int) -> None:
-        """The whole of a split value, from the segment that makes its parts on; views of it lie in its memory."""
-        for tensor in tensors_of(value):
-            made = self.begins[value]
-            life = lives.setdefault((home, tensor.storage), [tensor.nbytes, made, step])
-            life[:] = max(life[0], tensor.nbytes), min(life[1], made), max(life[2], step)
+
+def _touch(lives: dict[tuple[Device, object], list[int]], device: Device, value: Node, step: int) -> None:
+    """Has the memory of a value live until a step at least, if it is counted."""
+    for tensor in tensors_of(value):
+        life = lives.get((device, tensor.storage), [0, 0, 0])
+        life[2] = max(life[2], step)
 
 
 def _memory_of(nodes: Iterable[Node]) -> set[int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import base_of, computes
-from ...compiler.ir.program import Program, weight_name
+from ...compiler.ir.program import MOVING, Program, weight_name
 from ...compiler.spec.devices import Device
 from .weight_chains import consumed_weights, weights_through
 
@@ -57,5 +57,5 @@ def _readings(program: Program) -> Iterator[tuple[str, ...]]:
             continue
         weights = consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
-        if weights and (computes(node.target) or base_of(node) is None):
+        if weights and node.target not in MOVING and (computes(node.target) or base_of(node) is None):
             yield weights

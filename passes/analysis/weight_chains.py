@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import computes
-from ...compiler.ir.program import tensors_of
+from ...compiler.ir.program import MOVING, tensors_of
 
 
 def consumed_weights(node: Node, roots: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
@@ -14,7 +14,9 @@ def consumed_weights(node: Node, roots: dict[Node, tuple[str, ...]]) -> tuple[st
 
 
 def weights_through(node: Node, roots: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
-    """The weights that reading a node amounts to reading: those behind what it views, casts or transposes."""
+    """The weights that reading a node amounts to reading: those behind what it views, casts, transposes or brings."""
+    if node.target in MOVING:
+        return roots[node.all_input_nodes[0]]
     viewed = node.args[0] if node.args else None
     if not isinstance(viewed, Node) or computes(node.target) or not tensors_of(node):
         return ()

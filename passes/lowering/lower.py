@@ -1,7 +1,7 @@
 """Lowers a cut program to a schedule: everything that moves, waits, is loaded or freed, and the node at which it does.
 
-A copy is sent by the step that makes its value what it is then; it is awaited by the first step that reads it. A value
-is freed by the step that touches it last on that device, an input that nobody reads at once. Weights that stay on a
+A copy is sent by the step behind which its transfer stands; it is awaited by the first step that reads it. A value is
+freed by the step that touches it last on that device, an input that nobody reads at once. Weights that stay on a
 device are loaded first. Those that rest elsewhere are awaited by their first reader in a stage. What is kept until the
 caller ends its phase is loaded directly before the stage. The rest comes through the slots of its device: its load is
 started when the slot is released by the stage that had it before, or at the beginning of the call. How much is kept and
@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import makers_of, readings, writers_of
+from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.block_spans import COMPILED, with_blocks_whole
-from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import Crossing, Program, device_of, tensors_of
+from ...compiler.ir.ops import LINEAR, REPLICATE, TRANSFER
+from ...compiler.ir.program import Program, device_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
@@ -39,11 +39,10 @@ from ...compiler.ir.schedule import (
     Schedule,
     Step,
     ValueRef,
-    made_by,
-    read_by,
+    read_on,
     resting_place,
 )
-from ...compiler.ir.split import is_gathered, members, part_of, split_of, weight_on
+from ...compiler.ir.split import first_reader, gathers, maker_of, members, part_of, source_of, split_of, weight_on
 from ...compiler.spec.devices import Device
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
@@ -78,7 +77,7 @@ Turn: TypeAlias = tuple[Node, Device]
 """A node on one of the devices that run it; the placeholders and the output are on the main device."""
 
 Site: TypeAlias = Turn | Allocate | ValueRef
-"""Where something happens: at a node's turn, where a whole is allocated, or where its parts have been gathered."""
+"""Where something happens: at a node's turn, where a whole is allocated, or where a transfer has gathered its parts."""
 
 
 class _Lowering:
@@ -97,8 +96,8 @@ class _Lowering:
         self.before = self._place_wholes()
         self.sites = list(self._in_order())
         self.order = {site: index for index, site in enumerate(self.sites)}
-        self.reads: dict[Turn, dict[ValueRef, None]] = defaultdict(dict)  # in the state in which it lies there
-        self.first: dict[tuple[Node, int, Device], Site] = {}
+        self.reads: dict[Turn, dict[ValueRef, None]] = defaultdict(dict)
+        self.first: dict[Node, Site] = {}  # of each value that is read
         self._note_readings()
         self.awaits: dict[Site, list[Await]] = defaultdict(list)
         self.sends: dict[Site, list[Copy]] = defaultdict(list)
@@ -177,11 +176,11 @@ class _Lowering:
         """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
         first: dict[int | None, Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
         found: dict[Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
-        for crossing in self.program.crossings:
-            whole = ValueRef(crossing.value)
-            if is_gathered(crossing):
-                found[first[crossing.producer]].append(Allocate(whole, crossing.target, _like(crossing.value)))
-                found[first.get(crossing.consumer)].insert(0, whole)
+        for transfer in filter(gathers, self.program.transfers()):
+            whole, value = ValueRef(transfer), source_of(transfer)
+            made, read = placement_of(value).segment, placement_of(first_reader(transfer)).segment
+            found[first[made]].append(Allocate(whole, device_of(transfer), _like(value)))
+            found[first.get(read)].insert(0, whole)
         return found
 
     def _in_order(self) -> Iterator[Site]:
@@ -194,14 +193,18 @@ class _Lowering:
         yield self.program.output, self.program.main
 
     def _note_readings(self) -> None:
-        """What is read at each site, and where each value is read first on a device."""
-        for reader, value, version in readings(self.program):
+        """What is read at each site, and where each value is read first."""
+        for reader in (*self.program.ops(), self.program.output):
             for device in members(self.program, reader):
-                read = read_by(reader, value, device, version)
-                self.reads[reader, device][read] = None
-                known = self.first.get((value, version, device))
-                if not read.part and (known is None or self.order[reader, device] < self.order[known]):
-                    self.first[value, version, device] = reader, device
+                for value in reader.all_input_nodes:
+                    if not weight_name(value):
+                        self._note_reading((reader, device), read_on(value, device))
+
+    def _note_reading(self, turn: Turn, read: ValueRef) -> None:
+        self.reads[turn][read] = None
+        known = self.first.get(read.node)
+        if known is None or self.order[turn] < self.order[known]:
+            self.first[read.node] = turn
 
     def _stage(self, stage: Stage) -> Iterator[Instruction]:
         """A run, between the loading of what is kept and the release of what is not, whose slot is filled again."""
@@ -225,41 +228,35 @@ class _Lowering:
         )
 
     def _place_copies(self) -> None:
-        """Each copy at the site that makes its value what it is then, awaited by its first reader there."""
+        """Each copy where its transfer stands in the graph, awaited by the first reader."""
         writers = writers_of(self.program)
-        for crossing in self.program.crossings:
-            source = device_of(crossing.value)
-            if is_gathered(crossing):
-                self._place_gather(crossing.value, source)
+        for transfer in self.program.transfers():
+            if gathers(transfer):
+                self._place_gather(transfer)
                 continue
-            reader = self.first[crossing.value, crossing.version, crossing.target]
-            copy = Copy(ValueRef(crossing.value, crossing.version), source, crossing.target)
-            self.sends[self._sender(crossing, writers)].append(copy)
-            later = self._next_write(crossing, writers)
+            source, target = device_of(source_of(transfer)), device_of(transfer)
+            copy = Copy(ValueRef(transfer), source, target)
+            self.sends[_sender(transfer)].append(copy)
+            later = self._next_write(transfer, writers)
             if later is not None:
                 self.awaits[later].append(Await(copy, source))
-            self.awaits[reader].append(Await(copy, crossing.target))
+            self.awaits[self.first[transfer]].append(Await(copy, target))
 
-    def _place_gather(self, value: Node, target: Device) -> None:
+    def _place_gather(self, transfer: Node) -> None:
         """Sends each part of a split value into its place in the whole, as soon as it is made."""
+        value, target = source_of(transfer), device_of(transfer)
         for device in members(self.program, value):
             start, stop = part_of(self.program, value, device)
-            copy = Copy(ValueRef(value, part=True), device, target, Destination(ValueRef(value), start, stop - start))
+            copy = Copy(ValueRef(transfer), device, target, Destination(start, stop - start))
             self.sends[value, device].append(copy)
             if device != target:
-                self.awaits[ValueRef(value)].append(Await(copy, target))
+                self.awaits[ValueRef(transfer)].append(Await(copy, target))
 
-    def _sender(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site:
-        """The site that leaves a value in a state: of its last write by then, its making, or its gathering."""
-        value = crossing.value
-        makers = makers_of(value, crossing.version, writers)
-        sites = (ValueRef(value) if split_of(node) else (node, device_of(node)) for node in makers)
-        return max(sites, key=self._at)
-
-    def _next_write(self, crossing: Crossing, writers: dict[int, list[Node]]) -> Site | None:
+    def _next_write(self, transfer: Node, writers: dict[int, list[Node]]) -> Site | None:
         """The first site that writes the memory of a value after it was sent."""
-        later = [node for t in tensors_of(crossing.value) for node in writers[t.storage][crossing.version :][:1]]
-        return min(((node, device_of(node)) for node in later), key=self.order.__getitem__, default=None)
+        written = (node for one in tensors_of(source_of(transfer)) for node in writers[one.storage])
+        later = ((node, device_of(node)) for node in written if transfer < node)
+        return min(later, key=self.order.__getitem__, default=None)
 
     def _place_weights(self) -> None:
         """Which weights stay on which device, and which come for a stage: those that nobody can see after it."""
@@ -279,25 +276,26 @@ class _Lowering:
         return self.order[site]
 
     def _seen_outside(self) -> set[int]:
-        """The storages of values that another stage reads, or the caller."""
-        return {
+        """The storages of values that another stage reads, or the caller, or that are sent."""
+        sent = {tensor.storage for one in self.program.transfers() for tensor in tensors_of(source_of(one))}
+        return sent | {
             tensor.storage
-            for site, states in self.reads.items()
-            for state in states
-            if self._made_in(state, site) is not self.stage_of.get(site)
-            for tensor in tensors_of(state.node)
+            for site, values in self.reads.items()
+            for value in values
+            if self._made_in(value, site) is not self.stage_of.get(site)
+            for tensor in tensors_of(value.node)
         }
 
-    def _made_in(self, state: ValueRef, site: Turn) -> Stage | None:
+    def _made_in(self, value: ValueRef, site: Turn) -> Stage | None:
         """The stage that makes what a site reads, by itself or as its part."""
-        return self.stage_of.get((state.node, site[1] if state.part else device_of(state.node)))
+        return self.stage_of.get((value.node, site[1] if split_of(value.node) else device_of(value.node)))
 
     def _place_frees(self) -> dict[Site, list[Free]]:
         """Each value at the last site that touches it on a device; what is handed out is not freed."""
         ends = ending_at(last_touches(self.sites, self._touched))
         output = self.program.output, self.program.main
         return {
-            site: [Free(state, device) for state, device in ended] for site, ended in ends.items() if site != output
+            site: [Free(value, device) for value, device in ended] for site, ended in ends.items() if site != output
         }
 
     def _touched(self, site: Site) -> Iterator[tuple[ValueRef, Device]]:
@@ -311,12 +309,18 @@ class _Lowering:
             yield site, device_of(site.node)
             return
         node, device = site
-        for state in self.reads[site]:
-            yield state, resting_place(state, device)
+        for value in self.reads[site]:
+            yield value, resting_place(value, device)
         for copy in self.sends[site]:
-            yield replace(copy.value, version=0), copy.source
+            yield copy.sent, copy.source
         if node.op != "output":
-            yield made_by(node), device
+            yield ValueRef(node), device
+
+
+def _sender(transfer: Node) -> Site:
+    """The site behind which a transfer stands: what makes its value what it is there, or has gathered it."""
+    value, maker = source_of(transfer), maker_of(transfer)
+    return ValueRef(value) if split_of(maker) else (maker, device_of(value))
 
 
 def _like(node: Node) -> ValueRef | None:
@@ -327,4 +331,6 @@ def _like(node: Node) -> ValueRef | None:
         node = next(one for one in node.all_input_nodes if split_of(one))
     like = node.args[0]
     assert isinstance(like, Node)
+    while like.target is REPLICATE or (like.target is TRANSFER and not gathers(like)):
+        like = like.all_input_nodes[0]  # which is there before it is brought elsewhere
     return ValueRef(like)

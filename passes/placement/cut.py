@@ -1,21 +1,34 @@
-"""Cuts the graph into segments, once at each change of device, and lists the values that cross.
+"""Cuts the graph into segments, once at each change of device, and puts in the transfers of the values that cross.
 
-A segment is a maximal run of consecutive nodes on one device. A value that is read on another device crosses to it
-once, however many nodes and segments read it there. A value whose memory is written between two readings crosses once
-for each state that is read. Must run on a pinned program, once.
+A segment is a maximal run of consecutive nodes on one device. A value that is read on another device is brought there
+by a transfer, once, however many nodes and segments read it there. One whose memory is written between two readings is
+brought once for each content that is read: behind the last write before that reading. Afterwards every node reads
+values on its own device, transfers apart. Must run on a pinned program, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import makers_of, readings, writers_of
-from ...compiler.ir.program import Crossing, Program, Segment, device_of, place_node, placement_of, tensors_of
-from ...compiler.ir.split import members, reads_part, split_of
+from ...compiler.ir.aliasing import storages_of, writes
+from ...compiler.ir.ops import REPLICATE, TRANSFER
+from ...compiler.ir.program import (
+    HERE,
+    Placement,
+    Program,
+    Segment,
+    device_of,
+    place_node,
+    tensors_of,
+    value_of,
+    weight_name,
+)
+from ...compiler.ir.split import members, original, reads_part, split_of
+from ...compiler.ir.value import TensorType
 from ...compiler.spec.devices import Device
 from ..analysis.segments import runs
 from ..infra.base import Change, Pass
@@ -23,7 +36,7 @@ from ..infra.base import Change, Pass
 
 @dataclass(frozen=True)
 class Cut(Pass):
-    """Partitions the nodes into segments and finds the crossings."""
+    """Partitions the nodes into segments and brings values to the devices that read them."""
 
     name: ClassVar[str] = "cut"
     requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
@@ -40,33 +53,90 @@ class Cut(Pass):
         for segment in program.segments:
             for node in segment.nodes:
                 place_node(node, segment=segment.index)
-        program.crossings = tuple(_crossings(program))
-        return Change(max(len(program.segments) - 1, 0), f"cuts, {len(program.crossings)} values cross")
+        count = _Transfers(program).insert()
+        return Change(max(len(program.segments) - 1, 0), f"cuts, {count} values cross")
 
 
-def _crossings(program: Program) -> Iterator[Crossing]:
-    """Each state of a value that is read away from home, at its first reader; a Python number is at home everywhere."""
-    seen: set[tuple[Node, int, Device]] = set()
-    writers = writers_of(program)
-    for reader, value, version in readings(program):
-        for target in _targets(program, reader, value, version):
-            if (value, version, target) not in seen:
-                seen.add((value, version, target))
-                producer = _producer(value, version, writers)
-                yield Crossing(value, version, target, producer, placement_of(reader).segment)
+class _Transfers:
+    """The values that were brought to devices so far, in the content that they have at a place of the graph."""
 
+    def __init__(self, program: Program) -> None:
+        nodes = list(program.graph.nodes)
+        inputs = sum(node.op == "placeholder" for node in nodes)
+        self.program = program
+        self.nodes = nodes
+        self.storages = program.fresh_storages()
+        self.wholes: dict[Node, Node] = {}  # of split values, where they were gathered
+        self.brought: dict[Node, dict[Device, Node]] = {}
+        self.replicas: dict[tuple[Node, ...], Node] = {}
+        self.of_memory: dict[int, list[Node]] = {}  # the values that were brought, by the memory that they lie in
+        self.last_write: dict[int, int] = {}  # to a piece of memory, by its place among the nodes
+        # Behind which of the nodes each has its content: what is brought of it stands there. Inputs come first, all.
+        self.behind = {node: max(place, inputs - 1) for place, node in enumerate(nodes)}
+        self.ends: dict[int, Node] = {}  # what was put behind a node last
 
-def _targets(program: Program, reader: Node, value: Node, version: int) -> list[Device]:
-    """The devices to which a value must be brought for a reader: one that is split to its own first, if not written."""
-    if not tensors_of(value):
-        return []
-    away = [device for device in members(program, reader) if device != device_of(value)]
-    if reads_part(reader, value):
-        return []
-    return [device_of(value), *away] if split_of(value) and not version else away
+    def insert(self) -> int:
+        """Has every node read values that lie where it runs; returns how many transfers that takes."""
+        for place, node in enumerate(self.nodes):
+            for value in node.all_input_nodes:
+                if tensors_of(value) and not weight_name(value) and not reads_part(node, value):
+                    self._bring(value, node)
+            for storage in writes(node):
+                self.last_write[storage] = place
+                for value in self.of_memory.pop(storage, ()):
+                    self.brought.pop(value, None)
+        return len(list(self.program.transfers()))
 
+    def _bring(self, value: Node, reader: Node) -> None:
+        """Has a reader take a value as it lies on its devices."""
+        home, group = device_of(value), members(self.program, reader)
+        if group == (home,) and not split_of(value):
+            return
+        whole = self._gathered(value) if split_of(value) else value
+        first = sorted(group, key=home.__ne__)  # what a value is there, all else is a copy of
+        copies = tuple(whole if device == home else self._on(whole, device) for device in first)
+        reader.replace_input_with(value, copies[0] if len(copies) == 1 else self._replica(copies))
 
-def _producer(value: Node, version: int, writers: dict[int, list[Node]]) -> int | None:
-    """The segment that left a value in a state: that of its last write by then, or of its making."""
-    segments = [placement_of(node).segment for node in makers_of(value, version, writers)]
-    return max((segment for segment in segments if segment is not None), default=None)
+    def _gathered(self, value: Node) -> Node:
+        """The whole of a split value, once: views and writes of the value are of that, and the parts lie apart."""
+        if value not in self.wholes:
+            made = self._transfer(value, device_of(value), self.behind[value])
+            value.meta["value"], made.meta["value"] = value_of(made), value_of(value)
+            self.wholes[value] = made
+        return self.wholes[value]
+
+    def _on(self, value: Node, device: Device) -> Node:
+        """The transfer of a value to a device, in its content now."""
+        there = self.brought.setdefault(value, {})
+        if device not in there:
+            storages = storages_of(value)
+            written = [self.last_write[storage] for storage in storages if storage in self.last_write]
+            there[device] = self._transfer(value, device, max([self.behind[value], *written]))
+            for storage in storages:
+                self.of_memory.setdefault(storage, []).append(value)
+        return there[device]
+
+    def _transfer(self, value: Node, device: Device, behind: int) -> Node:
+        """A transfer of a value, which yields its like in new memory."""
+        kind = value_of(value)
+        assert isinstance(kind, TensorType), f"%{value.name} yields several tensors, which are brought one by one"
+        made = self._add(f"{original(value).name}_on_{device}", TRANSFER, (value,), behind)
+        made.kwargs = {"device": HERE}
+        made.meta["value"], made.meta["placement"] = replace(kind, storage=next(self.storages)), Placement(device)
+        return made
+
+    def _replica(self, copies: tuple[Node, ...]) -> Node:
+        """A value that lies on several devices, of which these are the copies."""
+        if copies not in self.replicas:
+            behind = max(self.behind[one] for one in copies)
+            made = self._add(f"{original(copies[0]).name}_replicated", REPLICATE, (list(copies),), behind)
+            made.meta["value"], made.meta["placement"] = value_of(copies[0]), Placement(device_of(copies[0]))
+            self.replicas[copies] = made
+        return self.replicas[copies]
+
+    def _add(self, name: str, target: Any, args: tuple[Any, ...], behind: int) -> Node:
+        """A node behind another one, and behind all that was put there before."""
+        with self.program.graph.inserting_after(self.ends.get(behind, self.nodes[behind])):
+            made = self.program.graph.create_node("call_function", target, args, name=re.sub(r"\W", "_", name))
+        self.behind[made], self.ends[behind] = behind, made
+        return made

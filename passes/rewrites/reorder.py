@@ -20,8 +20,8 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import makers_of, readings, writers_of
-from ...compiler.ir.program import Program, device_of, tensors_of
+from ...compiler.ir.program import MOVING, Program, device_of, tensors_of, weight_name
+from ...compiler.ir.split import source_of
 from ..analysis.liveness import last_touches
 from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
@@ -43,7 +43,7 @@ class Reorder(Pass):
         """Orders region after region, then writes the new order into the graph and its segments."""
         if program.is_sliced:
             return Change(0, "nodes in another place, by rows they stay")
-        pieces, constraints = _Pieces(program), Constraints(program)
+        pieces, constraints, moving = _Pieces(program), Constraints(program), _moving(program)
         known: dict[tuple[Problem, ...], list[int] | None] = {}
         moved = 0
         for region in regions(program):
@@ -55,6 +55,7 @@ class Reorder(Pass):
                 _place([region.nodes[number] for number in order], region.nodes[0].prev)
                 moved += sum(number != place for place, number in enumerate(order))
         if moved:
+            _put_behind(moving)
             _write_segments(program)
         return Change(moved, "nodes in another place")
 
@@ -66,15 +67,30 @@ def _place(nodes: Sequence[Node], behind: Node) -> None:
             one.append(following)
 
 
+def _moving(program: Program) -> list[tuple[Node, Node]]:
+    """What brings values to devices, each with the operation behind which it stands."""
+    found: list[tuple[Node, Node]] = []
+    before = program.graph._root
+    for node in program.graph.nodes:
+        if node.target in MOVING:
+            found.append((node, before))
+        else:
+            before = node
+    return found
+
+
+def _put_behind(moving: Sequence[tuple[Node, Node]]) -> None:
+    """Puts each behind its operation again, in their order."""
+    for node, before in reversed(moving):
+        before.append(node)
+
+
 def _write_segments(program: Program) -> None:
-    """Gives the segments their nodes in the order of the graph, and the crossings theirs, that of their readers."""
+    """Gives the segments their nodes in the order of the graph."""
     nodes = program.ops()
     program.segments = tuple(
         replace(segment, nodes=tuple(next(nodes) for _ in segment.nodes)) for segment in program.segments
     )
-    read = ((value, version, device_of(reader)) for reader, value, version in readings(program))
-    first = {key: number for number, key in enumerate(dict.fromkeys(read))}
-    program.crossings = tuple(sorted(program.crossings, key=lambda one: first[one.value, one.version, one.target]))
 
 
 class _Pieces:
@@ -98,22 +114,24 @@ class _Pieces:
         }
 
     def _note_touches(self) -> None:
-        program, places = self.program, self.program.places()
-        for node in program.graph.nodes:
+        for node in self.program.graph.nodes:
+            if node.target in MOVING:
+                continue
             if node.op != "output":
                 self._note_value(node, node)
-        for reader, value, version in readings(program):
-            if places[reader] == places[value]:
-                self._note_value(reader, value)
-                continue
-            for index, tensor in enumerate(tensors_of(value)):
-                piece = (value, version, places[reader], index)  # what has arrived
-                self._sizes[piece] = arriving(tensor)
-                self._touches[reader][piece] = None
-        writers = writers_of(program)
-        for crossing in program.crossings:
-            for maker in makers_of(crossing.value, crossing.version, writers):
-                self._note_value(maker, crossing.value)
+            for value in node.all_input_nodes:
+                if value.target in MOVING:
+                    self._note_arrived(node, value)
+                elif not weight_name(value):
+                    self._note_value(node, value)
+        for node, before in _moving(self.program):
+            if before.op != "placeholder":
+                self._note_value(before, source_of(node))
+
+    def _note_arrived(self, node: Node, value: Node) -> None:
+        for index, tensor in enumerate(tensors_of(value)):
+            self._sizes[value, index] = arriving(tensor)
+            self._touches[node][value, index] = None
 
     def _note_value(self, node: Node, value: Node) -> None:
         for tensor in tensors_of(value):

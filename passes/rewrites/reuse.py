@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import in_place, possible_memory
 from ...compiler.ir.program import Program, placement_of, tensors_of, value_of
+from ...compiler.ir.split import source_of
 from ...compiler.ir.value import TensorType
 from ..analysis.liveness import last_touches
 from ..analysis.storages import rename_storages
@@ -61,8 +62,8 @@ class _Memory:
         self._last = last_touches(
             program.graph.nodes, lambda node: (self._piece[one] for one in (node, *node.all_input_nodes))
         )
-        fixed = [*program.graph.find_nodes(op="placeholder"), *(crossing.value for crossing in program.crossings)]
-        self._fixed = {self._piece[node] for node in fixed}
+        sent = (one for node in program.transfers() for one in (node, source_of(node)))
+        self._fixed = {self._piece[node] for node in (*program.graph.find_nodes(op="placeholder"), *sent)}
 
     def overwritten(self, node: Node) -> int | None:
         """The storage of a node's first operand, where it dies here, fills it, and looks like the result."""

@@ -28,9 +28,8 @@ from ...compiler.ir.schedule import (
     Run,
     Step,
     ValueRef,
-    made_by,
 )
-from ...compiler.ir.split import pieces, split_of, type_on
+from ...compiler.ir.split import pieces, type_on
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.value import flat, sizes_at
 from ...compiler.spec.devices import Device
@@ -78,10 +77,6 @@ def simulate(program: Program, there: Mapping[Device, Collection[str]] | None = 
     for instruction in program.schedule:
         walk.carry_out(instruction)
     return {device: memory.fullest for device, memory in walk.on.items()}
-
-
-PART = "part"
-"""Marks the memory of a part of a split value."""
 
 
 @dataclass
@@ -154,7 +149,7 @@ class MemoryWalk:
     def step(self, step: Step, device: Device) -> None:
         """One node: its results beside its operands and scratch, then what it sends, then what is freed."""
         node, memory = step.node, self.on[device]
-        self.hold(made_by(node), device, self.made(node, device))
+        self.hold(ValueRef(node), device, self.made(node, device))
         scratch = scratch_bytes(self.program, node, device) if self.program.symbols else step.scratch
         memory.note(scratch + apart_bytes(node), node)
         for copy in step.sends:
@@ -165,24 +160,19 @@ class MemoryWalk:
     def made(self, node: Node, device: Device) -> dict[Hashable, int]:
         """The pieces of memory that what a node makes on a device lies in, with their bytes.
 
-        None of them is memory of weights or of the caller. A part of a split value lies apart from the whole, which is
-        gathered elsewhere.
+        None of them is memory of weights or of the caller.
         """
         found: dict[Hashable, int] = {}
-        is_split = bool(split_of(node))
         for tensor in flat(type_on(self.program, node, device)):
             if tensor.storage not in self.of_others:
-                found.setdefault((PART, tensor.storage) if is_split else tensor.storage, held_bytes(node, tensor))
+                found.setdefault(tensor.storage, held_bytes(node, tensor))
         return found
 
     def copy(self, copy: Copy) -> None:
         """What arrives: in memory of its own, unless it has a place in a whole."""
-        if copy.into is not None:
-            return
-        found: dict[Hashable, int] = {
-            (copy.value, index): arriving(one) for index, one in enumerate(tensors_of(copy.value.node))
-        }
-        self.hold(copy.value, copy.target, found)
+        if copy.into is None:
+            found: dict[Hashable, int] = {one.storage: arriving(one) for one in tensors_of(copy.value.node)}
+            self.hold(copy.value, copy.target, found)
 
     def load(self, load: Load) -> None:
         """Weights that stay, each once; slots are there from the beginning."""

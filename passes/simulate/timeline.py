@@ -168,15 +168,15 @@ class ClockWalk:
 
     def copy(self, copy: Copy) -> None:
         """A value goes to another device, when it has been made and the lane is free; within a device it is a write."""
-        node = copy.value.node
-        share = self.share(node, copy.source) if copy.value.part else 1.0
+        node = copy.sent.node
+        share = self.share(node, copy.source) if split_of(node) else 1.0
         nbytes = share * sum(arriving(tensor) for tensor in tensors_of(node))
         if copy.source == copy.target:
             self.computed[copy.source] += 2 * nbytes / self.speeds[copy.source].bandwidth
             return
         made = max(self.computed[copy.source], self.issued)
         seconds = nbytes / self.speeds.crossing(copy.source, copy.target)
-        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.value), made, seconds)
+        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds)
 
     def load(self, load: Load) -> None:
         """Weights come from where each rests, when the lane and the slot are free."""

@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
-from ...compiler.ir.aliasing import readings
+from ...compiler.ir.ops import TRANSFER
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
@@ -39,7 +39,7 @@ from ...compiler.ir.schedule import (
     Run,
     Step,
     ValueRef,
-    read_by,
+    read_on,
     resting_place,
 )
 from ...compiler.ir.sizes import evaluate
@@ -87,7 +87,6 @@ class _FakeRun:
     def __init__(self, program: Program, places: Mapping[Device, torch.device]) -> None:
         self.program = program
         self.places = places
-        self.versions = {(reader, value): version for reader, value, version in readings(program) if version}
         self.nodes = {node.meta["weight"]: node for node in program.weight_nodes()}
         self.pieces = pieces(program)
         self.weights: dict[tuple[str, Device], Any] = {}
@@ -106,18 +105,18 @@ class _FakeRun:
                     self.bring(load)
                 case Allocate(value, device):
                     self.held[value, device] = self.make(value_of(value.node), device)
-                case Copy(value, source, target, into):
-                    sent = self.held[replace(value, version=0), source]
+                case Copy(value, source, target, into) as copy:
+                    sent = self.held[copy.sent, source]
                     if into is not None:
-                        self.land(sent, self.held[into.value, target], into)
+                        self.land(sent, self.held[value, target], into)
                     else:
-                        self.held[value, target] = self.send(sent, target)
+                        self.held[value, target] = self.send(copy, sent)
                 case Run():
                     device, home = one.device, one.segment.device
                 case Step(node) if split_of(node) and device_of(node) != home:
                     raise self.broken(node, f"is gathered on {home}, its annotation says on {device_of(node)}")
                 case Step(node) if split_of(node):
-                    self.held[ValueRef(node, part=True), device] = self.node(node, device)
+                    self.held[ValueRef(node), device] = self.node(node, device)
                     count += device == members(self.program, node)[0]
                 case Step(node):
                     self.held[ValueRef(node), device_of(node)] = self.node(node, device)
@@ -152,7 +151,7 @@ class _FakeRun:
         def operand(value: Node) -> Any:
             if weight_name(value):
                 return self.weights[weight_on(self.program, node, value, device).name, device]
-            read = read_by(node, value, device, self.versions.get((node, value), 0))
+            read = read_on(value, device)
             return self.held[read, resting_place(read, device)]
 
         args, kwargs = map_arg((node.args, node.kwargs), operand)
@@ -192,9 +191,12 @@ class _FakeRun:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.places[device])
         return 1 if value is None else tuple(self.make(item, device) for item in value)
 
-    def send(self, tensor: torch.Tensor, target: Device) -> torch.Tensor:
-        place = self.places[target]
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+    def send(self, copy: Copy, tensor: torch.Tensor) -> torch.Tensor:
+        place, node = self.places[copy.target], copy.value.node
+        found: torch.Tensor = TRANSFER(tensor, device=place)
+        for problem in self.differences(value_of(node), found, place):
+            raise self.broken(node, problem)
+        return found
 
     def sizes(self, sizes: tuple[int | str, ...]) -> tuple[int, ...]:
         return tuple(evaluate(size, self.program.symbols) for size in sizes)

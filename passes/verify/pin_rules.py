@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, computes, overwrites
-from ...compiler.ir.program import placement_of
+from ...compiler.ir.program import MOVING, placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import weights_through
 from .snapshot import UNKNOWN, Snapshot, Violation
@@ -22,7 +22,11 @@ def pin(snapshot: Snapshot) -> Iterator[Violation]:
     roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in snapshot.weights.items()}
     following: set[Node] = set()
     current = 0
-    for node in snapshot.ops:
+    for node in snapshot.nodes:
+        if node.target in MOVING and snapshot.operands[node][0] in roots:
+            roots[node] = weights_through(node, roots)
+        if node not in snapshot.kinds:
+            continue
         consumed: tuple[str, ...] = ()
         for operand in snapshot.operands[node]:
             if operand in roots:
@@ -72,10 +76,10 @@ def _free(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[str]:
         return free
     steps: dict[str, list[int]] = {}
     roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in snapshot.weights.items()}
-    for step, node in enumerate(snapshot.ops):
+    for step, node in enumerate(snapshot.nodes):
         read = {name for operand in snapshot.operands[node] for name in roots.get(operand, ())}
-        roots[node] = weights_through(node, roots) if read else ()
-        if node not in beside or computes(node.target):
+        roots.setdefault(node, weights_through(node, roots) if read else ())
+        if node in snapshot.kinds and (node not in beside or computes(node.target)):
             for name in read:
                 steps.setdefault("" if name in inside and name not in free else name, []).append(step)
     of_blocks = steps.get("", [])

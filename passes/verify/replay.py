@@ -1,18 +1,19 @@
 """Replays a schedule without computing, and says where it breaks a rule.
 
 The state of the replay is what lies on each device (values, and the weights of each load), what is on its way, which
-slots are taken, how often each memory was written, and which copies may still be reading it. What every node reads is
-derived from the graph; how the schedule was made is never asked. One pass over the instructions and their steps.
+slots are taken, how often each memory was written, and which copies may still be reading it. What every node reads, and
+what is brought where, stands in the graph; how the schedule was made is never asked. One pass over the instructions and
+their steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch.fx import Node
 
+from ...compiler.ir.ops import REPLICATE, TRANSFER
 from ...compiler.ir.program import placement_of
 from ...compiler.ir.schedule import (
     Allocate,
@@ -27,17 +28,16 @@ from ...compiler.ir.schedule import (
     Run,
     Step,
     ValueRef,
-    made_by,
     resting_place,
 )
-from ...compiler.ir.split import members, reads_part, weight_on
+from ...compiler.ir.split import members, split_of, weight_on
 from ...compiler.spec.devices import Device
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import Snapshot, Violation
 
 Key = tuple[ValueRef, int]
-"""A value in a state, whole or a part of it, and the place it lies on."""
+"""A value, and the place it lies on."""
 
 
 def replay(snapshot: Snapshot) -> Iterator[Violation]:
@@ -56,10 +56,9 @@ class _Machine:
     """The state of the replay."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        program = snapshot.program
         self.snapshot = snapshot
         self.turns = _turns(snapshot)
-        self.crossings = {(c.value, c.version, snapshot.place(c.target)) for c in program.crossings}
+        self.contents = dict(_contents(snapshot))
         self.arrived: dict[Key, bool] = {}  # False while it is on its way
         self.unread: set[Key] = set()
         self.read_by_copies: dict[int, set[Key]] = defaultdict(set)  # storage → copies its device has not awaited
@@ -120,7 +119,7 @@ class _Machine:
                 yield from self.carry_out(freed)
         self.node = None
         place = self.snapshot.place(run.device)
-        left = (node for node in run.nodes if (made_by(node), self.resting(node, place)) in self.arrived)
+        left = (node for node in run.nodes if (ValueRef(node), self.resting(node, place)) in self.arrived)
         self.weights.seen.update(storage for node in left for storage in self.snapshot.storages.get(node, ()))
 
     def step(self, run: Run, step: Step) -> Broken:
@@ -131,17 +130,17 @@ class _Machine:
             if operand in self.snapshot.weights:
                 yield from self.weights.use(weight_on(self.snapshot.program, node, operand, run.device).name, place)
             else:
-                yield from self.read(self.key(node, operand, place))
+                yield from self.read(self.key(operand, place))
         for storage in self.snapshot.writes.get(node, ()):
             self.written[storage] += 1
             for key in self.read_by_copies[storage]:
                 yield "fence", f"%{node.name} writes memory that the copy of {self.name(key)} may still be reading"
-        self.arrived[made_by(node), self.resting(node, place)] = True
+        self.arrived[ValueRef(node), self.resting(node, place)] = True
 
     def take_in(self, values: tuple[ValueRef, ...], device: Device) -> Broken:
         self.begun = True
         given = list(self.snapshot.program.inputs())
-        if [(one.node, one.version) for one in values] != [(node, 0) for node in given] or self.snapshot.place(device):
+        if [one.node for one in values] != given or self.snapshot.place(device):
             yield (
                 "input",
                 f"the inputs are {', '.join(f'%{node.name}' for node in given) or 'none'}, on the main device",
@@ -158,26 +157,28 @@ class _Machine:
         self.arrived[key] = True
 
     def copy(self, copy: Copy) -> Broken:
-        value, here, there = copy.value, self.snapshot.place(copy.source), self.snapshot.place(copy.target)
-        key = value, there
-        if not value.part and here != self.snapshot.device[value.node]:
-            yield "copy", f"{value} does not live on {copy.source}"
-        if (value.node, value.version, there) not in self.crossings:
-            yield "copy", f"{value} does not cross to {copy.target}"
-        if value.version != self.state(value.node):
-            yield "copy", f"{value} is in state {self.state(value.node)} here"
-        yield from self.read((replace(value, version=0), here))
+        transfer, here, there = copy.value.node, self.snapshot.place(copy.source), self.snapshot.place(copy.target)
+        if transfer.target is not TRANSFER or there != self.snapshot.device[transfer]:
+            yield "copy", f"{copy.value} is not what a transfer to {copy.target} makes"
+            return
+        key, value = (copy.value, there), copy.sent.node
+        if not split_of(value) and here != self.snapshot.device[value]:
+            yield "copy", f"{copy.sent} does not live on {copy.source}"
+        if self.writes(value) != self.contents[transfer]:
+            what = f"written {self.writes(value)} times here, and goes on after {self.contents[transfer]}"
+            yield "copy", f"the memory of {copy.sent} is {what}"
+        yield from self.read((copy.sent, here))
         if copy.into is not None:
-            yield from self.use((copy.into.value, there))
+            yield from self.use(key)
             yield from self.parts.land(copy)
             return
-        if key in self.arrived or value.part:
-            yield "copy", f"{value} was sent to {copy.target} before, or is a part"
+        if key in self.arrived or split_of(value):
+            yield "copy", f"{copy.sent} was sent to {copy.target} before, or is a part"
         self.arrived[key] = False
         self.sent[key] = copy
         self.unread.add(key)
-        self.weights.seen.update(self.snapshot.storages[value.node])
-        for storage in self.snapshot.storages[value.node]:
+        self.weights.seen.update(self.snapshot.storages[value])
+        for storage in self.snapshot.storages[value]:
             self.read_by_copies[storage].add(key)
 
     def wait(self, one: Await) -> Broken:
@@ -200,7 +201,7 @@ class _Machine:
 
     def fence(self, started: Copy, device: Device) -> Broken:
         key = started.value, self.snapshot.place(started.target)
-        reading = [self.read_by_copies[storage] for storage in self.snapshot.storages[started.value.node]]
+        reading = [self.read_by_copies[storage] for storage in self.snapshot.storages[started.sent.node]]
         if device != started.source or not any(key in keys for keys in reading):
             yield "wait", f"{device} sends nothing to {started.target} that would still be read"
         for keys in reading:
@@ -216,13 +217,13 @@ class _Machine:
     def read(self, key: Key) -> Broken:
         """A value is read; every part of a whole must have landed."""
         yield from self.use(key)
-        yield from self.parts.read(*key)
+        yield from self.parts.read(key[0])
 
     def free(self, value: ValueRef, device: Device) -> Broken:
         key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
-        self.parts.forget(*key)
+        self.parts.forget(value)
         if key in self.unread:
             self.unread.discard(key)
             yield "idle", f"nobody has read {self.name(key)}"
@@ -245,7 +246,7 @@ class _Machine:
             if operand in self.snapshot.weights:
                 yield from self.weights.use(self.snapshot.weights[operand].name, place)
             else:
-                wanted[self.key(self.snapshot.program.output, operand, place)] = None
+                wanted[self.key(operand, place)] = None
         said = [(one, self.resting(one.node, place)) for one in values]
         if said != list(wanted) or place:
             yield "return", f"the results are {', '.join(map(self.name, wanted)) or 'none'}, on the main device"
@@ -262,18 +263,17 @@ class _Machine:
             yield "left", f"{self.name(key)} is never freed"
         yield from self.weights.end()
 
-    def key(self, reader: Node, node: Node, place: int) -> Key:
-        """Under which key a value is read on a device: at home as it is, elsewhere in the state it was sent in."""
-        if reads_part(reader, node):
-            return ValueRef(node, part=True), place
-        resting = self.resting(node, place)
-        return ValueRef(node, 0 if resting == self.snapshot.device[node] else self.state(node)), resting
+    def key(self, node: Node, place: int) -> Key:
+        """Under which key an operand is read on a device: of one that lies on several, the copy that lies there."""
+        copies = self.snapshot.operands[node] if node.target is REPLICATE else ()
+        there = next((one for one in copies if self.snapshot.device[one] == place), node)
+        return ValueRef(there), self.resting(there, place)
 
     def resting(self, node: Node, place: int) -> int:
         """Where a value lies that is read on a device; a Python number lies at home and is seen everywhere."""
         return place if self.snapshot.storages.get(node) else self.snapshot.device[node]
 
-    def state(self, node: Node) -> int:
+    def writes(self, node: Node) -> int:
         """How often a value's memory has been written."""
         return max((self.written[storage] for storage in self.snapshot.storages.get(node, ())), default=0)
 
@@ -287,6 +287,16 @@ def _elsewhere(step: Step, device: Device) -> list[Await | Copy | Free]:
     awaits = [one for one in step.awaits if one.device != device]
     sends = [one for one in step.sends if one.source != device]
     return [*awaits, *sends, *(one for one in step.frees if one.device != resting_place(one.value, device))]
+
+
+def _contents(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
+    """How often the memory of what each transfer brings has been written where the transfer stands."""
+    written: Counter[int] = Counter()
+    for node in snapshot.nodes:
+        if node.target is TRANSFER:
+            (value,) = snapshot.operands[node]
+            yield node, max((written[storage] for storage in snapshot.storages[value]), default=0)
+        written.update(snapshot.writes.get(node, ()))
 
 
 def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:

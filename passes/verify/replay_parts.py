@@ -1,6 +1,6 @@
-"""The part of the replay that follows split values: memory for their wholes, and the parts that land there.
+"""The part of the replay that follows what transfers gather: memory for wholes, and the parts that land there.
 
-A whole is allocated once on the value's own device, of the sizes of the value. Each part is copied into its place
+A whole is allocated once on the device of its transfer, of the sizes of the value. Each part is copied into its place
 there, once, and awaited before the whole is read; where the whole is freed, its parts are forgotten. Each step takes
 time in proportion to the devices that have a part.
 """
@@ -11,9 +11,10 @@ from collections import defaultdict
 
 from torch.fx import Node
 
+from ...compiler.ir.ops import TRANSFER
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.schedule import Copy, ValueRef
-from ...compiler.ir.split import members, part_of, split_of
+from ...compiler.ir.split import gathers, members, part_of, source_of
 from ...compiler.spec.devices import Device
 from .replay_weights import Broken
 from .snapshot import Snapshot
@@ -28,7 +29,7 @@ class GatheredParts:
 
     def allocate(self, value: ValueRef, device: Device, like: ValueRef | None) -> Broken:
         """Memory for a whole is set aside."""
-        if not split_of(value.node) or value != ValueRef(value.node):
+        if not _is_whole(value.node):
             yield "land", f"{value} is no whole of parts"
         if self.snapshot.place(device) != self.snapshot.device[value.node]:
             yield "land", f"{value} is gathered on its own device, not on {device}"
@@ -39,11 +40,9 @@ class GatheredParts:
         """A part goes into its place in the whole, of which it is then still on its way."""
         node, into = copy.value.node, copy.into
         assert into is not None
-        columns = part_of(self.snapshot.program, node, copy.source) if split_of(node) else (0, 0)
-        if into.value != ValueRef(node) or not copy.value.part or columns != (into.start, into.start + into.length):
-            yield "land", f"{copy.value} of {copy.source} has columns {columns} of a whole, and lands in {into}"
-        if self.snapshot.place(copy.target) != self.snapshot.device[node]:
-            yield "land", f"{copy.value} is gathered on its own device, not on {copy.target}"
+        columns = part_of(self.snapshot.program, source_of(node), copy.source) if gathers(node) else (0, 0)
+        if columns != (into.start, into.start + into.length):
+            yield "land", f"{copy.sent} of {copy.source} has columns {columns} of a whole, and lands in {into}"
         if copy in self.landed[node]:
             yield "copy", f"{copy.value} was sent from {copy.source} before"
         self.landed[node][copy] = copy.source == copy.target
@@ -54,20 +53,23 @@ class GatheredParts:
             yield "wait", f"{copy.value} of {copy.source} is not on its way"
         self.landed[copy.value.node][copy] = True
 
-    def read(self, value: ValueRef, place: int) -> Broken:
+    def read(self, value: ValueRef) -> Broken:
         """A value is read; every part of a whole must have landed."""
         node = value.node
-        if not split_of(node) or value.part or place != self.snapshot.device[node]:
+        if not _is_whole(node):
             return
         there = {copy.source for copy, done in self.landed[node].items() if done}
-        for device in members(self.snapshot.program, node):
+        for device in members(self.snapshot.program, source_of(node)):
             if device not in there:
                 yield "wait", f"the part of %{node.name} on {device} is needed, and has not landed"
 
-    def forget(self, value: ValueRef, place: int) -> None:
+    def forget(self, value: ValueRef) -> None:
         """A whole is freed, and with it what has landed in it."""
-        if not value.part and place == self.snapshot.device[value.node]:
-            self.landed.pop(value.node, None)
+        self.landed.pop(value.node, None)
+
+
+def _is_whole(node: Node) -> bool:
+    return node.target is TRANSFER and gathers(node)
 
 
 def _has_sizes(node: Node, like: ValueRef | None) -> bool:

@@ -20,7 +20,7 @@ def reuse(snapshot: Snapshot) -> Iterator[Violation]:
     piece = possible_memory(snapshot.nodes)
     last = {piece[one]: node for node in snapshot.nodes for one in (node, *snapshot.operands[node])}
     fixed = {piece[node]: "given" for node in snapshot.nodes if node.op == "placeholder"}
-    fixed |= {piece[crossing.value]: "sent" for crossing in snapshot.program.crossings}
+    fixed |= {piece[one]: "sent" for node in snapshot.moving for one in (node, *snapshot.operands[node])}
     for node in found:
         operand: Node = node.args[0]  # type: ignore[assignment]
         over = f"%{node.name} is computed over %{operand.name}"

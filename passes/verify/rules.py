@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias
-from ...compiler.ir.program import HERE, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import members, reads_part, split_of
+from ...compiler.ir.program import HERE, MOVING, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import members, split_of
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from ...compiler.ir.value import TensorType
@@ -237,58 +237,15 @@ def segments(snapshot: Snapshot) -> Iterator[Violation]:
     for first, second in pairwise(found):
         alike = (first.device, first.group) == (second.device, second.group)
         inside = set(first.nodes) if alike else set()
-        gathers = any(split_of(one) and one in inside for one in second.nodes[0].all_input_nodes)
-        if alike and not gathers:
+        gathered = any(source in inside for one in second.nodes[0].all_input_nodes for source in _gathered(one))
+        if alike and not gathered:
             problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
             yield Violation("segments", problem, second.nodes[0])
 
 
-def crossings(snapshot: Snapshot) -> Iterator[Violation]:
-    """A value crosses to each device that reads it away from home, once a state, and nowhere else."""
-    wanted = _wanted_crossings(snapshot)
-    seen: set[tuple[Node, int, int]] = set()
-    for crossing in snapshot.program.crossings:
-        key = (crossing.value, crossing.version, snapshot.place(crossing.target))
-        what = f"%{crossing.value.name} in state {crossing.version} crosses to {crossing.target}"
-        if key in seen:
-            yield Violation("crossings", f"{what} twice", crossing.value)
-        elif key not in wanted:
-            yield Violation("crossings", f"{what}, where nobody reads it", crossing.value)
-        elif wanted[key] != (crossing.producer, crossing.consumer):
-            said = f"from segment {crossing.producer} to {crossing.consumer}"
-            problem = f"{what} {said}, by the graph from {wanted[key][0]} to {wanted[key][1]}"
-            yield Violation("crossings", problem, crossing.value)
-        seen.add(key)
-    for value, version, place in wanted.keys() - seen:
-        problem = f"%{value.name} in state {version} is read on {snapshot.name(place)}, where it does not cross to"
-        yield Violation("crossings", problem, value)
-
-
-def _wanted_crossings(snapshot: Snapshot) -> dict[tuple[Node, int, int], tuple[int | None, int | None]]:
-    """For each value, state and device that reads it away from home the segments that make it and read it first."""
-    wanted: dict[tuple[Node, int, int], tuple[int | None, int | None]] = {}
-    written: Counter[int] = Counter()
-    writer: dict[int, int | None] = {}
-    for node in snapshot.nodes:
-        for value in snapshot.operands[node]:
-            if value in snapshot.weights or not snapshot.storages.get(value):
-                continue
-            version = max(written[storage] for storage in snapshot.storages[value])
-            steps = [placement_of(value).segment, *(writer.get(storage) for storage in snapshot.storages[value])]
-            made = max((step for step in steps if step is not None), default=None)
-            for place in _wanted_places(snapshot, node, value, version):
-                wanted.setdefault((value, version, place), (made, placement_of(node).segment))
-        for storage in snapshot.writes.get(node, ()):
-            written[storage] += 1
-            writer[storage] = placement_of(node).segment
-    return wanted
-
-
-def _wanted_places(snapshot: Snapshot, reader: Node, value: Node, version: int) -> list[int]:
-    """The devices to which a value must be brought for a reader: its own, too, for the whole of one that is split."""
-    home = snapshot.device[value]
-    group = map(snapshot.place, members(snapshot.program, reader)) if split_of(reader) else [snapshot.device[reader]]
-    away = [place for place in group if place != home]
-    if reads_part(reader, value):
-        return []
-    return [home, *away] if split_of(value) and not version else away
+def _gathered(operand: Node) -> Iterator[Node]:
+    """The split value whose parts were gathered for an operand, by itself or by what it is a copy of."""
+    while operand.target in MOVING:
+        operand = operand.all_input_nodes[0]
+        if split_of(operand):
+            yield operand

@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, writes
-from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.program import MOVING, Program, tensors_of, weight_name
 from ...compiler.ir.value import TensorType
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
@@ -32,11 +32,15 @@ class Violation:
 
 @dataclass
 class Snapshot:
-    """The nodes of a program with their operands, memory, bases, weights and devices."""
+    """The nodes of a program with their operands, memory, bases, weights and devices.
+
+    ``moving`` says where values lie: transfers and replicas; ``ops`` are all others that compute or view something.
+    """
 
     program: Program
     nodes: list[Node]
     ops: list[Node] = field(default_factory=list)
+    moving: list[Node] = field(default_factory=list)
     operands: dict[Node, list[Node]] = field(default_factory=dict)
     storages: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     kinds: dict[Node, Alias] = field(default_factory=dict)
@@ -58,7 +62,9 @@ class Snapshot:
             where = placement.device if placement else program.home.get(meta.get("weight", ""))
             place = known.get(id(where))
             snapshot.device[node] = snapshot.place(where) if place is None else place
-            if node.op == "call_function":
+            if node.target in MOVING:
+                snapshot.moving.append(node)
+            elif node.op == "call_function":
                 snapshot._note_op(node)
             elif (name := weight_name(node)) in program.weights:
                 snapshot.weights[node] = program.weights[name]

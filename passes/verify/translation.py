@@ -6,6 +6,8 @@ may move, merge and drop nodes as long as each node that is left has the number 
 - Two values with one number are equal, wherever they stand. A random op has a number of its own.
 - A piece of memory (``possible_memory``: whatever may share memory under any strides) has a state. A write puts it into
   a new one, made of the old state and the write's own number, so that two programs agree on it.
+- What a transfer brings has the number of its operand, and the state that its memory has there, whatever is written
+  into that later. What lies on several devices has the number of the first.
 - A node that repeats its operand under any strides has its operand's number. What repeats one is decided here
   (``_REPEATS``), and not by what the passes say of themselves.
 
@@ -34,6 +36,7 @@ from ...compiler.ir.aliasing import (
     touched_memory,
     written_by,
 )
+from ...compiler.ir.ops import REPLICATE, TRANSFER
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.value import TensorType
 
@@ -86,17 +89,32 @@ class _Reader:
         self.state: dict[Node, int] = {}
         self.shape: dict[Node, int] = {}
         self.same: dict[Node, Node] = {}  # the value that a node repeats
+        self.moved: dict[Node, int] = {}  # the numbers of what transfers bring; these are no values of their own
 
     def run(self) -> Reading:
         numbers = self.reading.numbers
         for node in self.live:
-            if node in self.ops:
+            if node.target is TRANSFER or node.target is REPLICATE:
+                self.move(node)
+            elif node in self.ops:
                 numbers[node] = self.number(node, self.ops[node])
             elif node.op == "output":
                 self.reading.results = [self.key(one) for one in node.args[0]]  # type: ignore[union-attr]
             else:
                 numbers[node] = self.enter(node)
         return self.reading
+
+    def move(self, node: Node) -> None:
+        """Gives what lies elsewhere the number and the state that its first operand has now."""
+        source = node.all_input_nodes[0]
+        self.moved[node], self.same[node] = self.number_of(source), self.same.get(source, source)
+        for states in (self.state, self.shape):
+            if self.piece[source] in states:
+                states[self.piece[node]] = states[self.piece[source]]
+
+    def number_of(self, node: Node) -> int:
+        """The number of a value; 0 of one that is not made yet."""
+        return self.moved[node] if node in self.moved else self.reading.numbers.get(node, 0)
 
     def enter(self, key: Key) -> int:
         return self.reading.table.setdefault(key, len(self.reading.table) + 1)
@@ -105,7 +123,7 @@ class _Reader:
         source = self.repeated(node, op) if op.repeats is not None else None
         if source is not None:
             self.same[node] = self.same.get(source, source)
-            return self.reading.numbers.get(source, 0)
+            return self.number_of(source)
         read = self.name if op.names else self.key
         named = tuple([(key, read(one)) for key, one in node.kwargs.items()]) if node.kwargs else ()
         number = self.enter((node if op.is_random else op.index, *map(read, node.args), named))
@@ -126,14 +144,14 @@ class _Reader:
     def key(self, value: Any) -> Key:
         """A hashable argument: a tensor by its number and the state of its memory."""
         if isinstance(value, Node):
-            number = self.reading.numbers.get(value, 0)  # 0 for what is not made yet
+            number = self.number_of(value)
             return (number, self.state.get(self.piece[value], 0)) if self.state else (number, 0)
         return _literal(value, self.key)
 
     def name(self, value: Any) -> Key:
         """A hashable argument of an op that reads no element: a tensor by its number and the state of its shape."""
         if isinstance(value, Node):
-            return self.reading.numbers.get(value, 0), self.shape.get(self.piece[value], 0) if self.shape else 0
+            return self.number_of(value), self.shape.get(self.piece[value], 0) if self.shape else 0
         return _literal(value, self.name)
 
     def repeated(self, node: Node, op: _Op) -> Node | None:

@@ -13,7 +13,7 @@ from ...compiler.errors import DovetailError, VerificationError
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Schedule
 from ...compiler.text.printer import lines_of
-from . import pin_rules, reuse_rules, rules
+from . import pin_rules, reuse_rules, rules, transfer_rules
 from . import row_split_rules as slice_rules
 from .replay import replay
 from .snapshot import Snapshot, Violation
@@ -33,8 +33,9 @@ CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("pinned", rules.view),
     ("pinned", pin_rules.pin),
     ("pinned", rules.storage),
+    ("", transfer_rules.moving),
     ("cut", rules.segments),
-    ("cut", rules.crossings),
+    ("cut", transfer_rules.transfers),
     ("", reuse_rules.reuse),
     ("scheduled", replay),
 )
@@ -47,7 +48,7 @@ SCHEDULE_RULES = {
     "rest": "A weight that rests elsewhere comes for a stage or a phase, not for good.",
     "run": "Every node runs once, in order, on the device of its segment.",
     "live": "What is read is there: made or sent before, and not yet freed.",
-    "copy": "A copy sends what crosses, from where it lives, in the state that is read, once.",
+    "copy": "A copy carries out a transfer, from where its value lives, in the content that it has there, once.",
     "land": "A copy lands in memory that is there, in the place where its readers gather it.",
     "wait": "What was sent or loaded is awaited on the device that reads it, once, before it is read.",
     "fence": "Memory is written only after its device has waited for the copies that read it.",

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.split import is_gathered, pieces
+from dovetail.compiler.ir.split import gathers, pieces, source_of
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
@@ -101,7 +101,7 @@ def sliced_bytes(program: Program) -> dict[Device, int]:
 
 def gathered(program: Program) -> list[Node]:
     """The values that are gathered in one call: they cross to their own device."""
-    return [one.value for one in program.crossings if is_gathered(one)]
+    return [source_of(one) for one in program.transfers() if gathers(one)]
 
 
 def marks(module: nn.Module, traced: Program) -> tuple[set[str], set[str]]:

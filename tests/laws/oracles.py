@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, Step, ValueRef
 from dovetail.compiler.spec.devices import Device
+
+MOVES = ("dovetail.transfer.default", "dovetail.replicate.default")
 
 
 def storages(node: Node) -> set[int]:
@@ -42,9 +43,16 @@ def written(node: Node) -> set[int]:
     return set()
 
 
+def original(node: Node) -> Node:
+    """The value that lies elsewhere as a copy, or whose parts were gathered: transfers compute nothing."""
+    while str(node.target) in MOVES:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def weights_behind(node: Node) -> list[str]:
     """The names of the weights that a value is a view, cast or transposition of."""
-    while not (name := weight_name(node)):
+    while not (name := weight_name(node := original(node))):
         first = node.args[0] if node.args else None
         if not isinstance(first, Node) or alias_class(node.target) not in (Alias.VIEW, Alias.MAYBE):
             return []
@@ -90,7 +98,7 @@ def check_law_3(program: Program) -> None:
     """
     current, draws, places = program.devices[0], drawing(program), program.places()
     for node in program.graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or str(node.target) in MOVES:
             continue
         consumed = list(dict.fromkeys(w for operand in node.all_input_nodes for w in weights_behind(operand)))
         pure = is_view(node) and alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
@@ -137,13 +145,14 @@ def is_cut(program: Program, segment: list[Node], node: Node) -> bool:
     last = segment[-1]
     moves = (device(last), group(program, last)) != (device(node), group(program, node))
     return moves or any(
-        placement_of(one).split and one in segment and not takes_part(node, one) for one in node.all_input_nodes
+        placement_of(one).split and one in segment and not takes_part(node, one)
+        for one in map(original, node.all_input_nodes)
     )
 
 
 def check_law_4(program: Program) -> None:
     """Segments partition the nodes in order, there is a cut at every change of devices, nothing is sent twice."""
-    ops = [node for node in program.graph.nodes if node.op == "call_function"]
+    ops = [one for one in program.graph.nodes if one.op == "call_function" and str(one.target) not in MOVES]
     assert [node for segment in program.segments for node in segment.nodes] == ops
     current: list[Node] = []
     for node in ops:
@@ -156,8 +165,9 @@ def check_law_4(program: Program) -> None:
         assert {device(node) for node in segment.nodes} == {segment.device}
         assert all(set(group(program, node)) == set(segment.group) for node in segment.nodes)
     assert program.schedule is not None
+    known = contents(program)
     sent = Counter(
-        (one.value.node, one.value.version, one.source, one.target)
+        (original(one.value.node), known[one.value.node], one.source, one.target)
         for one in program.schedule.flat()
         if isinstance(one, Copy)
     )
@@ -170,12 +180,23 @@ def segment_of(node: Node) -> int:
     return index
 
 
+def contents(program: Program) -> dict[Node, int]:
+    """For each transfer how often the memory of what it brings has been written where it stands."""
+    writes: Counter[int] = Counter()
+    found = {}
+    for node in program.graph.nodes:
+        if str(node.target) == MOVES[0]:
+            found[node] = max(writes[storage] for storage in storages(original(node)))
+        writes.update(written(node))
+    return found
+
+
 def needed(program: Program) -> dict[tuple[Node, int, Device | None, Device | None], int]:
     """What must be sent, each once: a node, how often its memory was written, from where, and to where."""
     writes: Counter[int] = Counter()
     wanted: dict[tuple[Node, int, Device | None, Device | None], int] = {}
     for node in program.graph.nodes:
-        for value in node.all_input_nodes:
+        for value in map(original, node.all_input_nodes if str(node.target) not in MOVES else ()):
             if weight_name(value) or not tensors_of(value) or takes_part(node, value):
                 continue
             version, home = max(writes[storage] for storage in storages(value)), device(value)
@@ -202,6 +223,7 @@ class Clockwork:
         self.compute: Counter[Device] = Counter()  # until when a device computes what was issued so far
         self.made: dict[tuple[ValueRef, Device], int] = {(ValueRef(node), program.main): 0 for node in program.inputs()}
         self.sent: dict[tuple[ValueRef, Device, Device], int] = {}
+        self.contents = contents(program)
         self.read_until: Counter[int] = Counter()  # storage → until when copies read it
         self.writes: Counter[int] = Counter()
         self.held: Counter[tuple[ValueRef, Device]] = Counter(
@@ -217,7 +239,7 @@ class Clockwork:
         match one:
             case Allocate(value, where, like):
                 if like is not None:
-                    self.check_reading(like.node, device(like.node) or where, False)
+                    self.check_reading(like.node, device(like.node) or where)
                 assert not self.held[value, where]
                 self.held[value, where] += 1
                 self.made[value, where] = self.compute[where]
@@ -235,49 +257,51 @@ class Clockwork:
             case Output(values, where):
                 for value in values:
                     self.held[value, where if tensors_of(value.node) else device(value.node) or where] -= 1
-                    self.check_reading(value.node, where, False)
+                    self.check_reading(value.node, where)
 
     def send(self, one: Copy, takes: int) -> None:
-        value, source, target, into = one.value, one.source, one.target, one.into
-        kept = replace(value, version=0)
-        assert self.held[kept, source]
-        assert self.compute[source] >= self.made[kept, source]
-        if placement_of(value.node).split and not value.part:
-            self.check_reading(value.node, source, False)
+        value, source, target = one.value, one.source, one.target
+        (sent,) = value.node.all_input_nodes
+        assert self.held[ValueRef(sent), source]
+        assert self.compute[source] >= self.made[ValueRef(sent), source]
+        assert max(self.writes[storage] for storage in storages(sent)) == self.contents[value.node]
+        self.check_reading(sent, source)
         done = self.compute[source] + takes
-        if into is not None:  # nobody else may have it now, and nothing but its place may be written
-            assert self.held[into.value, target]
+        if one.into is not None:  # nobody else may have it now, and nothing but its place may be written
+            assert self.held[value, target]
             done = max(self.compute[source], self.compute[target]) + takes
         else:
             self.held[value, target] += 1
         self.sent[value, source, target] = done
         if source == target:  # a device goes on when it has copied its own part
             self.compute[target] = done
-        for storage in storages(value.node):
+        for storage in storages(sent):
             self.read_until[storage] = max(self.read_until[storage], done)
 
     def compute_node(self, node: Node, takes: int) -> None:
         for operand in node.all_input_nodes:
             if not weight_name(operand):
-                self.check_reading(operand, self.here, takes_part(node, operand))
+                self.check_reading(operand, self.here)
         for storage in written(node):
             assert self.read_until[storage] <= self.compute[self.here], "written while a copy may still be reading it"
             self.writes[storage] += 1
         self.compute[self.here] += takes
-        made = ValueRef(node, part=bool(placement_of(node).split)), self.here
+        made = ValueRef(node), self.here
         self.made[made] = self.compute[self.here]
         self.held[made] += 1
 
-    def check_reading(self, value: Node, where: Device, part: bool) -> None:
+    def check_reading(self, value: Node, where: Device) -> None:
         """A value that is read now on a device must be there, and may not come later than that."""
-        home, now = device(value) or self.program.main, self.compute[where]
+        now = self.compute[where]
         if not tensors_of(value):
             return
-        if part or home == where:
-            assert self.made[ValueRef(value, part=part), where] <= now
-        if placement_of(value).split and not part and home == where:
-            parts = [self.sent[ValueRef(value, part=True), source, home] for source in group(self.program, value)]
-            assert max(parts) <= now, "read before all parts have arrived"
-        if home != where and not part:
-            version = max(self.writes[storage] for storage in storages(value))
-            assert self.sent[ValueRef(value, version), home, where] <= now, "read before it has arrived"
+        if str(value.target) == MOVES[1]:
+            (value,) = (one for one in value.all_input_nodes if device(one) == where)
+        if str(value.target) != MOVES[0]:
+            assert self.made[ValueRef(value), where] <= now
+            return
+        (source,) = value.all_input_nodes
+        parts = [self.sent[ValueRef(value), one, where] for one in group(self.program, source)]
+        assert max(parts) <= now, "read before it has arrived, or all its parts have"
+        changed = max(self.writes[storage] for storage in storages(original(value)))
+        assert changed == self.contents[value], "read as it was before it was written"

@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.compiler.errors import VerificationError
-from dovetail.compiler.ir.program import Program, place_node, placement_of
+from dovetail.compiler.ir.aliasing import storages_of, writes
+from dovetail.compiler.ir.program import Program, place_node
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Run, Schedule
-from dovetail.compiler.ir.split import pieces, split_of
+from dovetail.compiler.ir.split import maker_of, pieces, source_of, split_of
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.placement.pin import pinned
@@ -34,7 +35,7 @@ from dovetail.runtime.store.program_weights import ProgramWeights
 from tests.cases import slow_but
 
 from .modules import WIDTH
-from .oracles import Clockwork, placed_by
+from .oracles import Clockwork, contents, placed_by
 from .schedules import changed, freed_early, moved_before, without
 from .subjects import TOWERS, Subject, count
 from .wide_modules import Gated
@@ -100,14 +101,30 @@ def test_every_dropped_transfer_is_caught_by_the_verifier(subject: Subject) -> N
     count([subject.is_accepted(mutant) for mutant in mutants], "dropped transfers", "verifier")
 
 
-def test_every_forgotten_crossing_is_caught_by_the_verifier(subject: Subject) -> None:
+def test_every_transfer_that_readers_pass_by_is_caught_by_the_verifier(subject: Subject) -> None:
     verdicts = []
-    kept = subject.program.crossings
-    for crossing in kept:
-        subject.program.crossings = tuple(one for one in kept if one is not crossing)
-        verdicts.append(subject.is_accepted(subject.compiled.schedule))
-    subject.program.crossings = kept
-    count(verdicts, "forgotten crossings", "verifier")
+    for transfer in list(subject.program.transfers()):
+        for reader in list(transfer.users):
+            kept = reader.args, reader.kwargs
+            reader.replace_input_with(transfer, source_of(transfer))
+            verdicts.append(subject.is_accepted(subject.compiled.schedule))
+            reader.args, reader.kwargs = kept
+    count(verdicts, "values read where they are not", "verifier")
+
+
+def test_every_transfer_that_stands_elsewhere_is_caught_by_the_verifier(subject: Subject) -> None:
+    """Before what makes its value, before its last write, or behind a later one; in between nothing else is right."""
+    verdicts, program = [], subject.program
+    for transfer in list(program.transfers()):
+        before, maker = transfer.prev, maker_of(transfer)
+        places = [maker.prev] if maker.op == "call_function" else []
+        memory = set(storages_of(source_of(transfer)))
+        places += [one for one in program.ops() if transfer < one and writes(one) & memory]
+        for place in places:
+            place.append(transfer)
+            verdicts.append(subject.is_accepted(subject.compiled.schedule))
+        before.append(transfer)
+    count(verdicts, "misplaced transfers", "verifier")
 
 
 def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
@@ -145,7 +162,7 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
 
 def is_read_by_copying(copy: Copy) -> bool:
     """Whether all that reads a value on another device is `copy_`, which takes its source from anywhere."""
-    readers = [node for node in copy.value.node.users if placement_of(node).device == copy.target]
+    readers = list(copy.value.node.users)
     return all(node.target is torch.ops.aten.copy_.default for node in readers)
 
 
@@ -262,7 +279,7 @@ def test_every_dropped_wait_on_the_source_is_caught(subject: Subject) -> None:
     """Running catches it, unless the result of what was copied has come back before the memory is written."""
     mutants = dropped(subject, arriving=False)
     if not mutants:
-        assert not [crossing for crossing in subject.program.crossings if crossing.version]
+        assert not any(contents(subject.program).values())
         return
     count([subject.is_accepted(mutant) for _, mutant in mutants], "dropped waits on the source", "verifier")
     raced = [not subject.survives(mutant) for _, mutant in mutants]
@@ -359,7 +376,7 @@ def gathers(schedule: Schedule) -> Iterator[tuple[Allocate, list[Copy]]]:
     """Each allocation with the copies of parts that land in it."""
     for one in schedule:
         if isinstance(one, Allocate):
-            yield one, [copy for copy in copies_of(schedule) if copy.into and copy.into.value == one.value]
+            yield one, [copy for copy in copies_of(schedule) if copy.into and copy.value == one.value]
 
 
 def test_every_whole_that_is_made_anew_or_where_nothing_lands_is_caught_by_the_verifier() -> None:
@@ -371,16 +388,16 @@ def test_every_whole_that_is_made_anew_or_where_nothing_lands_is_caught_by_the_v
         anew = (Free(whole.value, whole.device), whole)
         mutants.append(Schedule((*schedule.instructions[: last + 1], *anew, *schedule.instructions[last + 1 :])))
         for copy in copies_of(schedule):
-            if copy.value == whole.value:  # the whole, sent on to another device
-                mutants.append(changed(schedule, lambda one, copy=copy, whole=whole: allocated(one, copy, whole)))
+            if copy.sent == whole.value:  # sent on to another device
+                mutants.append(changed(schedule, lambda one, copy=copy: allocated(one, copy)))
     assert len(mutants) > 4
     count([subject.is_accepted(mutant) for mutant in mutants], "wholes that nothing fills", "verifier")
 
 
-def allocated(one: Any, copy: Copy, whole: Allocate) -> list[Any]:
+def allocated(one: Any, copy: Copy) -> list[Any]:
     """What stands in the place of an instruction where memory stands in the place of a copy."""
     if one == copy:
-        return [replace(whole, device=copy.target)]
+        return [Allocate(copy.value, copy.target)]
     return [] if isinstance(one, Await) and one.started == copy else [one]
 
 

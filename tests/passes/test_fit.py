@@ -181,7 +181,7 @@ def test_what_moves_to_the_only_device_with_weights_is_counted_there() -> None:
     program = found_blocks(rig(MIB, 8 * MIB), module=Widening())
     program.home = dict.fromkeys(program.weights, program.devices[1])
     accepted = needs_under(program, assigned(program, program.home))
-    PassManager(parse_passes("place,pin,hoist,sink")).run(program)
+    PassManager(parse_passes("place,pin,hoist,sink,cut,reuse,reorder")).run(program)
     assert "aten.to.dtype" in {str(node.target) for node in program.ops() if device_of(node) != program.main}
     assert accepted == needs_of(program, program.places())
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiler.ir.aliasing import base_of
 from dovetail.compiler.ir.program import device_of
+from dovetail.compiler.ir.split import source_of
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.placement.hoist import Hoist
 from dovetail.runtime.store.program_weights import ProgramWeights
@@ -44,8 +45,8 @@ def test_late_views_cut_nothing_any_more() -> None:
 
 def test_equal_views_become_one_value_that_crosses_once() -> None:
     program = program_of(Modulated(), call(), f"{UP_TO_PIN},hoist,cut")
-    views = [crossing for crossing in program.crossings if base_of(crossing.value)]
-    assert len({crossing.value for crossing in views}) == 2
+    views = [value for value in map(source_of, program.transfers()) if base_of(value)]
+    assert len(set(views)) == 2
     assert len(views) == 2 * 2  # each to two devices
 
 

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import PassError
+from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import Program, device_of, placement_of, tensors_of
+from dovetail.compiler.ir.split import first_reader, maker_of, source_of
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.placement.cut import Cut
+from tests.laws.oracles import contents
 
 from .sample import DEVICES, RIG, program_of, sample
 
@@ -109,18 +112,18 @@ def test_a_number_asked_of_a_tensor_is_where_the_tensor_is() -> None:
     PassManager(default_passes((1.0, 1.0))).run(program)
     (asked,) = ops(program, "sym_size")
     assert device_of(asked) == program.main
-    assert not [crossing for crossing in program.crossings if not tensors_of(crossing.value)]
+    assert all(tensors_of(source_of(transfer)) for transfer in program.transfers())
 
 
 def test_a_skip_crosses_once_to_each_device_that_reads_it() -> None:
     program = program_of(UNet(), (torch.randn(2, 8),), f"{PINNED},hoist,cut")
-    crossed = Counter((crossing.value, crossing.target) for crossing in program.crossings)
+    crossed = Counter((source_of(transfer), device_of(transfer)) for transfer in program.transfers())
     assert set(crossed.values()) == {1}
     first = ops(program, "linear")[0]
-    readers = {device_of(node) for node in first.users} - {device_of(first)}
-    assert {target for value, target in crossed if value is first} == readers
-    assert len(readers) == 2
-    assert len(first.users) > len(readers)
+    brought = [transfer for transfer in program.transfers() if source_of(transfer) is first]
+    assert {target for value, target in crossed if value is first} == set(DEVICES) - {device_of(first)}
+    assert all({device_of(reader) for reader in one.users} == {device_of(one)} for one in brought)
+    assert sum(len(one.users) for one in brought) > len(brought) == 2
 
 
 def test_segments_are_maximal_and_number_the_nodes_in_order() -> None:
@@ -131,19 +134,22 @@ def test_segments_are_maximal_and_number_the_nodes_in_order() -> None:
     )
 
 
-def test_a_value_that_is_written_between_two_readings_crosses_once_in_each_state() -> None:
+def test_a_value_that_is_written_between_two_readings_crosses_once_in_each_content() -> None:
     program = sample(f"{PINNED},hoist,cut")
-    states = [(crossing.value, crossing.version) for crossing in program.crossings if crossing.version]
+    known = contents(program)
+    states = [(source_of(one), device_of(one), times) for one, times in known.items() if times]
     assert len(states) == len(set(states)) >= 2
-    for crossing in program.crossings:
-        if crossing.producer is not None and crossing.consumer is not None:
-            assert crossing.producer < crossing.consumer
+    assert all(writes(maker_of(one)) for one, times in known.items() if times), "each stands behind the last write"
+    for transfer in program.transfers():
+        producer, consumer = (placement_of(one).segment for one in (maker_of(transfer), first_reader(transfer)))
+        if producer is not None and consumer is not None:
+            assert producer < consumer
 
 
 def test_a_program_on_one_device_has_one_segment_and_no_crossings() -> None:
     program = program_of(UNet(), (torch.randn(2, 8),), "simplify,blocks,place,pin,hoist,cut", devices=1)
     assert len(program.segments) == 1
-    assert not program.crossings
+    assert not list(program.transfers())
 
 
 def test_a_cut_program_is_not_cut_again() -> None:

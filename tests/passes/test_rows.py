@@ -15,7 +15,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import LINEAR
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Copy, Run
-from dovetail.compiler.ir.split import is_gathered, members, part_of, pieces, type_on, weight_on
+from dovetail.compiler.ir.split import gathers, members, part_of, pieces, source_of, type_on, weight_on
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
 from dovetail.compiler.spec.devices import Device
@@ -78,7 +78,7 @@ def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | No
 
 
 def gathered(program: Program) -> list[Node]:
-    return [one.value for one in program.crossings if is_gathered(one)]
+    return [source_of(one) for one in program.transfers() if gathers(one)]
 
 
 def runs(program: Program) -> list[Run]:

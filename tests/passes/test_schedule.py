@@ -16,6 +16,7 @@ from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import device_of, tensors_of
 from dovetail.compiler.ir.schedule import Copy, Free, Input, Output, Run, Step, ValueRef
 from dovetail.compiler.text.schedule_text import parse_schedule
+from tests.laws.oracles import contents
 
 from .sample import Sample, program_of, sample, sample_call
 
@@ -35,7 +36,7 @@ class Two(nn.Module):
 
 def test_a_schedule_loads_runs_copies_waits_frees_and_returns() -> None:
     program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=2)
-    frees = "free %linear on sim1; free %linear_1 on sim1"
+    frees = "free %linear_on_sim1 on sim1; free %linear_1 on sim1"
     assert lines(str(program.schedule).replace(frees, "FREES")) == lines(
         """
         input %x, %unread on sim0
@@ -43,11 +44,11 @@ def test_a_schedule_loads_runs_copies_waits_frees_and_returns() -> None:
         load 1 to sim1 for the program: "blocks.1.weight", "blocks.1.bias"
         free %unread on sim0
         run segment 0 on sim0: %linear to %linear
-        %linear: copy %linear from sim0 to sim1; free %x on sim0; free %linear on sim0
+        %linear: copy %linear_on_sim1 from sim0 to sim1; free %x on sim0; free %linear on sim0
         run segment 1 on sim1: %linear_1 to %linear_1
-        %linear_1: await %linear from sim0 to sim1 on sim1; copy %linear_1 from sim1 to sim0; FREES
-        await %linear_1 from sim1 to sim0 on sim0
-        output %linear_1 from sim0
+        %linear_1: await %linear_on_sim1 from sim0 to sim1 on sim1; copy %linear_1_on_sim0 from sim1 to sim0; FREES
+        await %linear_1_on_sim0 from sim1 to sim0 on sim0
+        output %linear_1_on_sim0 from sim0
         """
     )
 
@@ -66,14 +67,15 @@ def test_an_input_that_nobody_reads_is_freed_at_once() -> None:
 def test_a_copy_starts_directly_after_the_node_that_makes_its_value_what_it_is() -> None:
     program = sample()
     written: Counter[int] = Counter()
+    known = contents(program)
     for one in program.schedule.flat() if program.schedule else ():
         if isinstance(one, Step):
             written.update(writes(one.node))
             last = one.node
-        if isinstance(one, Copy) and one.value.node.op != "placeholder":
-            mine = {tensor.storage for tensor in tensors_of(one.value.node)}
-            assert one.value.node is last or mine & writes(last)
-            assert one.value.version == max(written[storage] for storage in mine)
+        if isinstance(one, Copy) and one.sent.node.op != "placeholder":
+            mine = {tensor.storage for tensor in tensors_of(one.sent.node)}
+            assert one.sent.node is last or mine & writes(last)
+            assert known[one.value.node] == max(written[storage] for storage in mine)
 
 
 def test_the_device_that_writes_again_waits_for_the_copy_directly_before_it_writes() -> None:
@@ -85,7 +87,7 @@ def test_the_device_that_writes_again_waits_for_the_copy_directly_before_it_writ
     assert fenced
     for step, one in fenced:
         assert isinstance(one.started, Copy)
-        assert writes(step.node) & {tensor.storage for tensor in tensors_of(one.started.value.node)}
+        assert writes(step.node) & {tensor.storage for tensor in tensors_of(one.started.sent.node)}
 
 
 def test_every_value_is_freed_or_returned_and_nothing_else_is_held() -> None:
@@ -109,7 +111,7 @@ def test_every_value_is_freed_or_returned_and_nothing_else_is_held() -> None:
 def test_a_value_is_freed_by_the_node_that_touches_it_last() -> None:
     for run in sample().schedule or ():
         for step in run.steps if isinstance(run, Run) else ():
-            touched = {step.node, *step.node.all_input_nodes, *(copy.value.node for copy in step.sends)}
+            touched = {step.node, *step.node.all_input_nodes, *(copy.sent.node for copy in step.sends)}
             assert {free.value.node for free in step.frees} <= touched
 
 

@@ -55,7 +55,7 @@ def call() -> tuple[Tensor, Tensor]:
 
 
 def crossing(program: Program) -> int:
-    return sum(tensor.nbytes for one in program.crossings for tensor in tensors_of(one.value))
+    return sum(tensor.nbytes for one in program.transfers() for tensor in tensors_of(one))
 
 
 def of(forward: Callable[..., Tensor], passes: str = SUNK, width: int = 8) -> Program:

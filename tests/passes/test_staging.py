@@ -30,21 +30,22 @@ from .test_schedule import Two, lines
 
 def test_a_weight_that_rests_elsewhere_is_loaded_ahead_of_a_run_and_released_directly_after_it() -> None:
     program = program_of(Two(), (torch.randn(2, 8), torch.ones(1)), devices=2, rests="cpu")
-    awaits = "await %linear from sim0 to sim1 on sim1; await load 1 on sim1"
-    assert lines(str(program.schedule).replace(awaits, "AWAITS")) == lines(
+    awaits = "await %linear_on_sim1 from sim0 to sim1 on sim1; await load 1 on sim1"
+    frees = "free %linear_on_sim1 on sim1; free %linear_1 on sim1"
+    assert lines(str(program.schedule).replace(awaits, "AWAITS").replace(frees, "FREES")) == lines(
         """
         input %x, %unread on sim0
         load 0 to slot 0 of sim0 for the stage: "blocks.0.weight", "blocks.0.bias"
         load 1 to slot 0 of sim1 for the stage: "blocks.1.weight", "blocks.1.bias"
         free %unread on sim0
         run segment 0 on sim0: %linear to %linear
-        %linear: await load 0 on sim0; copy %linear from sim0 to sim1; free %x on sim0; free %linear on sim0
+        %linear: await load 0 on sim0; copy %linear_on_sim1 from sim0 to sim1; free %x on sim0; free %linear on sim0
         release load 0
         run segment 1 on sim1: %linear_1 to %linear_1
-        %linear_1: AWAITS; copy %linear_1 from sim1 to sim0; free %linear on sim1; free %linear_1 on sim1
+        %linear_1: AWAITS; copy %linear_1_on_sim0 from sim1 to sim0; FREES
         release load 1
-        await %linear_1 from sim1 to sim0 on sim0
-        output %linear_1 from sim0
+        await %linear_1_on_sim0 from sim1 to sim0 on sim0
+        output %linear_1_on_sim0 from sim0
         """
     )
 

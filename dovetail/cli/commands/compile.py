@@ -123,7 +123,7 @@ def _facts(part: CompiledModule, file: Path | None) -> dict[str, object]:
         "segments": len(part.program.segments),
         "weight_bytes": _weights(part),
         "weights_rest": part.program.kept.value if part.program.residency else None,
-        "crossings": len(part.program.crossings),
+        "crossings": len(list(part.program.transfers())),
         "crossing_bytes": _crossing_bytes(part),
         "plan": str(file) if file else None,
     }

@@ -8,6 +8,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ...compiler.ir.program import tensors_of, weight_name
+from ...compiler.ir.split import original
 
 
 def text_of(nodes: Sequence[Node]) -> str:
@@ -15,12 +16,12 @@ def text_of(nodes: Sequence[Node]) -> str:
     names: dict[Node, str] = {}
     lines: list[str] = []
     for number, node in enumerate(nodes):
-        for operand in node.all_input_nodes:
+        for operand in map(original, node.all_input_nodes):
             if operand not in names:
                 names[operand] = f"%in{len(names) - number}"
                 kind = "weight" if weight_name(operand) else "value"
                 lines.append(f"{names[operand]} = {kind}: {_types(operand)}")
-        args, kwargs = map_arg((node.args, node.kwargs), names.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda one: names[original(one)])
         names[node] = f"%{number}"
         lines.append(f"%{number} = {node.target}{args}{kwargs}: {_types(node)}")
     return "\n".join(lines)

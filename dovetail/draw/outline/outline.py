@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from ...compiler.errors import PassError
-from ...compiler.ir.program import Crossing, Program, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import sent
+from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import first_reader, maker_of, original, sent
 from ...compiler.spec.devices import Device
 from ...compiler.spec.units import format_bytes
 from .alike import text_of
@@ -187,32 +187,10 @@ def _span_text(run: tuple[str, int, int]) -> str:
 
 
 def _crossing_edges(program: Program, part_of: dict[Node, int]) -> Iterator[Edge]:
-    """What crosses between devices, by the boxes at its ends."""
-    for crossing in program.crossings:
-        nbytes = sum(nbytes for _, nbytes in sent(program, crossing))
-        ends = _maker(program, crossing, part_of), _reader(program, crossing, part_of)
-        yield Edge(*ends, (crossing.value.name,), nbytes)
-
-
-def _maker(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> int | None:
-    """The box that made a value what it is when it crosses: by computing it, or by writing its memory last."""
-    if crossing.producer is None:
-        return None
-    nodes = program.segments[crossing.producer].nodes
-    return part_of[crossing.value if placement_of(crossing.value).segment == crossing.producer else nodes[0]]
-
-
-def _reader(program: Program, crossing: Crossing, part_of: dict[Node, int]) -> int | None:
-    if crossing.consumer is None:
-        return None
-    return part_of[reader_of(program, crossing)]
-
-
-def reader_of(program: Program, crossing: Crossing) -> Node:
-    """The first operation that reads a value in the segment that it crosses to, which must be one."""
-    assert crossing.consumer is not None
-    readers = [user for user in crossing.value.users if placement_of(user).segment == crossing.consumer]
-    return min(readers, default=program.segments[crossing.consumer].nodes[0])
+    """What crosses between devices, by the boxes at its ends: inputs and results have none."""
+    for transfer in program.transfers():
+        ends = part_of.get(maker_of(transfer)), part_of.get(first_reader(transfer))
+        yield Edge(*ends, (original(transfer).name,), sum(nbytes for _, nbytes in sent(program, transfer)))
 
 
 def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[Edge]) -> Iterator[Edge]:
@@ -220,14 +198,14 @@ def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[E
     known = {(edge.source, edge.target) for edge in crossing}
     seen: set[tuple[Node, int]] = set()
     for reader, target in part_of.items():
-        for value in reader.all_input_nodes:
+        for value in map(original, reader.all_input_nodes):
             source = part_of.get(value)
             is_known = weight_name(value) or (value, target) in seen or (source, target) in known
             if not is_known and source != target and tensors_of(value):
                 seen.add((value, target))
                 nbytes = sum(tensor.nbytes for tensor in tensors_of(value))
                 yield Edge(source, target, (value.name,), nbytes, crosses=False)
-    for value in program.output.all_input_nodes:
+    for value in map(original, program.output.all_input_nodes):
         if value in part_of and (part_of[value], None) not in known:
             yield Edge(part_of[value], None, (value.name,), sum(one.nbytes for one in tensors_of(value)), crosses=False)
 

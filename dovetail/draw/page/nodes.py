@@ -8,13 +8,13 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.eligibility import marks_by_name
-from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import sent, split_of
+from ...compiler.ir.program import Program, device_of, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import first_reader, original, sent, split_of
 from ...compiler.ir.value import TensorType
 from ...compiler.spec.speeds import Speeds
 from ...passes.simulate.cost import cost_of
 from ..outline.grouping import Group, by_block, by_segment, place_of, unit_finder
-from ..outline.outline import modules_of, reader_of
+from ..outline.outline import modules_of
 
 
 class Texts(dict[str, int]):
@@ -79,7 +79,7 @@ def _columns(
         "weights": [[texts[shown[name]] for name in _weights(node)] for node in nodes],
         "module": [texts[f"{one.module} : {one.cls}" if one.cls else one.module] for one in origins],
         "source": [texts[one.source] for one in origins],
-        "reads": [[numbers[one] for one in node.all_input_nodes if one in numbers] for node in nodes],
+        "reads": [[numbers[one] for one in map(original, node.all_input_nodes) if one in numbers] for node in nodes],
     }
 
 
@@ -130,7 +130,7 @@ def _seconds(program: Program, node: Node, speeds: Speeds) -> float:
 
 
 def _crossings(program: Program, numbers: Mapping[Node, int]) -> Any:
-    for crossing in program.crossings:
-        reader = numbers[reader_of(program, crossing)] if crossing.consumer is not None else -1
-        for source, nbytes in sent(program, crossing):
-            yield [numbers.get(crossing.value, -1), reader, source.name, crossing.target.name, nbytes]
+    for transfer in program.transfers():
+        ends = numbers.get(original(transfer), -1), numbers.get(first_reader(transfer), -1)
+        for source, nbytes in sent(program, transfer):
+            yield [*ends, source.name, device_of(transfer).name, nbytes]

@@ -16,6 +16,7 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.ir.eligibility import marks_by_name
 from dovetail.compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
+from dovetail.compiler.ir.split import source_of
 from dovetail.compiler.spec.residency import Residency
 from dovetail.draw import as_networkx, graphml
 from tests.dovetail.draw.models import stack
@@ -60,7 +61,7 @@ def test_networkx_reads_back_what_the_program_says(options: dict[str, str]) -> N
     check(program, graph, "model")
     crossing = {source for source, _, crosses in graph.edges(data="crosses") if crosses}
     if not program.is_sliced:
-        assert crossing == {f"model/{one.value.name}" for one in program.crossings}
+        assert crossing == {f"model/{source_of(one).name}" for one in program.transfers()}
 
 
 def test_several_components_are_one_document() -> None:

@@ -17,7 +17,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
-from dovetail.compiler.ir.split import split_of
+from dovetail.compiler.ir.split import source_of, split_of
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
@@ -128,8 +128,14 @@ def cut_where_the_device_stays(program: Program) -> None:
     program.segments = (*before, replace(last, nodes=last.nodes[:1]), replace(last, nodes=last.nodes[1:]))
 
 
-def forget_a_crossing(program: Program) -> None:
-    program.crossings = program.crossings[1:]
+def read_past_a_transfer(program: Program) -> None:
+    transfer = next(program.transfers())
+    transfer.replace_all_uses_with(source_of(transfer))
+
+
+def bring_a_value_where_it_is(program: Program) -> None:
+    transfer = next(program.transfers())
+    place_node(transfer, device=device_of(source_of(transfer)))
 
 
 def forget_a_load(program: Program) -> None:
@@ -254,7 +260,8 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "pin": ("simplify,blocks,place{shares=1:1:1},pin", run_a_layer_away_from_its_weight),
     "storage": ("simplify,blocks,place{shares=1:1:1},pin,hoist", spread_written_memory_over_two_devices),
     "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
-    "crossings": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", forget_a_crossing),
+    "moving": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", bring_a_value_where_it_is),
+    "transfers": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", read_past_a_transfer),
     "reuse": ("simplify", compute_over_what_is_read_later),
     "input": ("", begin_without_inputs),
     "load": ("", forget_a_load),
@@ -357,7 +364,7 @@ def test_the_deep_verifier_finds_a_node_on_another_device_than_its_annotation_sa
 
 
 def test_the_deep_verifier_finds_two_devices_in_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_FakeRun, "send", lambda self, tensor, target: tensor)
+    monkeypatch.setattr(_FakeRun, "send", lambda self, copy, tensor: tensor)
     with pytest.raises(
         VerificationError, match=r"rule deep: (.|\n)*found (at least two|two different) devices,? sim:0(,| and) sim:1"
     ):
