@@ -2,13 +2,16 @@
 
 A segment is a maximal run of consecutive nodes on one device. A value that is read on another device is brought there
 by a transfer, once, however many nodes and segments read it there. One whose memory is written between two readings is
-brought once for each content that is read: behind the last write before that reading. Afterwards every node reads
+brought once for each content that is read: behind the last write before that reading. In the place of several views
+that crosses which they are views of, where that is no more bytes (``shared_bases.py``). Afterwards every node reads
 values on its own device, transfers apart. Must run on a pinned program, once.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,6 +35,7 @@ from ...compiler.ir.value import TensorType
 from ...compiler.spec.devices import Device
 from ..analysis.segments import runs
 from ..infra.base import Change, Pass
+from .shared_bases import Key, share_bases, times_written
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Cut(Pass):
 
     def run(self, program: Program) -> Change:
         """Groups consecutive nodes by device, then walks all readings once."""
+        memory = share_bases(program)
         program.segments = tuple(
             Segment(index, device, tuple(nodes), group)
             for index, (device, group, nodes) in enumerate(runs(program, device_of))
@@ -53,19 +58,21 @@ class Cut(Pass):
         for segment in program.segments:
             for node in segment.nodes:
                 place_node(node, segment=segment.index)
-        count = _Transfers(program).insert()
+        count = _Transfers(program, memory).insert()
         return Change(max(len(program.segments) - 1, 0), f"cuts, {count} values cross")
 
 
 class _Transfers:
     """The values that were brought to devices so far, in the content that they have at a place of the graph."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, memory: Mapping[Key, int]) -> None:
         nodes = list(program.graph.nodes)
         inputs = sum(node.op == "placeholder" for node in nodes)
         self.program = program
         self.nodes = nodes
         self.storages = program.fresh_storages()
+        self.memory = memory
+        self.written: Counter[int] = Counter()
         self.wholes: dict[Node, Node] = {}  # of split values, where they were gathered
         self.brought: dict[Node, dict[Device, Node]] = {}
         self.replicas: dict[tuple[Node, ...], Node] = {}
@@ -81,6 +88,7 @@ class _Transfers:
             for value in node.all_input_nodes:
                 if tensors_of(value) and not weight_name(value) and not reads_part(node, value):
                     self._bring(value, node)
+            self.written.update(writes(node))
             for storage in writes(node):
                 self.last_write[storage] = place
                 for value in self.of_memory.pop(storage, ()):
@@ -122,7 +130,9 @@ class _Transfers:
         assert isinstance(kind, TensorType), f"%{value.name} yields several tensors, which are brought one by one"
         made = self._add(f"{original(value).name}_on_{device}", TRANSFER, (value,), behind)
         made.kwargs = {"device": HERE}
-        made.meta["value"], made.meta["placement"] = replace(kind, storage=next(self.storages)), Placement(device)
+        key = value, device, times_written(value, self.written)
+        storage = self.memory[key] if key in self.memory else next(self.storages)
+        made.meta["value"], made.meta["placement"] = replace(kind, storage=storage), Placement(device)
         return made
 
     def _replica(self, copies: tuple[Node, ...]) -> Node:

@@ -1,7 +1,8 @@
 """Checks what a pass has done by what every op reads: before and after, the same version of the same value.
 
 Every value gets a number: that of its op over the numbers of what it reads, each with the state of its memory. A pass
-may move, merge and drop nodes as long as each node that is left has the number that it had. The invariants:
+may move, merge, repeat and drop nodes as long as each has a number that it had, or a new one that of another. The
+invariants:
 
 - Two values with one number are equal, wherever they stand. A random op has a number of its own.
 - A piece of memory (``possible_memory``: whatever may share memory under any strides) has a state. A write puts it into
@@ -38,6 +39,7 @@ from ...compiler.ir.aliasing import (
 )
 from ...compiler.ir.ops import REPLICATE, TRANSFER
 from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.split import original
 from ...compiler.ir.value import TensorType
 
 Key: TypeAlias = Any
@@ -67,10 +69,12 @@ def differences(before: Reading, after: Reading, output: Node) -> Iterator[tuple
 
     Both readings have one table; ``output`` is what hands out the results.
     """
+    known = set(before.numbers.values())
     for node, number in after.numbers.items():
-        if before.numbers.get(node) != number:
-            known = "reads another value, or another version of it, than before" if node in before.numbers else "is new"
-            yield node, f"%{node.name} {known}"
+        if before.numbers.get(node, number) != number:
+            yield node, f"%{node.name} reads another value, or another version of it, than before"
+        elif number not in known:
+            yield node, f"%{node.name} is new"
     if before.random_ops != after.random_ops:
         yield None, "the ops that draw random numbers are not the same, or not in the same order"
     if before.results != after.results:
@@ -85,7 +89,8 @@ class _Reader:
         self.ops = {node: _op(node.target) for node in program.graph.nodes if node.op == "call_function"}
         self.live = _live(program, self.ops)
         self.piece = possible_memory(self.live)
-        self.touched = touched_memory(self.piece)
+        handed_out = (self.piece[original(one)] for one in program.output.all_input_nodes)
+        self.touched = touched_memory(self.piece) | set(handed_out)  # what comes back from another device is no other
         self.state: dict[Node, int] = {}
         self.shape: dict[Node, int] = {}
         self.same: dict[Node, Node] = {}  # the value that a node repeats

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.aliasing import writes
-from dovetail.compiler.ir.program import Program, device_of, placement_of, tensors_of
+from dovetail.compiler.ir.program import Program, device_of, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.split import first_reader, maker_of, source_of
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.placement.cut import Cut
+from dovetail.passes.verify.deep import verify_deep
 from tests.laws.oracles import contents
 
 from .sample import DEVICES, RIG, program_of, sample
@@ -144,6 +145,59 @@ def test_a_value_that_is_written_between_two_readings_crosses_once_in_each_conte
         producer, consumer = (placement_of(one).segment for one in (maker_of(transfer), first_reader(transfer)))
         if producer is not None and consumer is not None:
             assert producer < consumer
+
+
+class Modulated(nn.Module):
+    """The second layer reads some of four parts of what the first one makes, each ``times`` as often."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(2, 2)])
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.blocks[0](x).chunk(4, -1)
+        y = self.blocks[1](parts[0])
+        for part in parts[1 : self.parts]:
+            y = y * part + part
+        return y
+
+
+@pytest.mark.parametrize(("parts", "crossing"), [(1, 1), (3, 3), (4, 1)])
+def test_parts_that_are_no_fewer_bytes_than_their_base_cross_as_that_and_are_viewed_there(
+    parts: int, crossing: int
+) -> None:
+    module, x = Modulated(parts), torch.randn(3, 8)
+    compiled = dovetail.compile(
+        module, (x,), device_map={"blocks.0": "sim0", "blocks.1": "sim1"}, rig="sim0=1MiB,sim1=1MiB"
+    )
+    there = [one for one in compiled.program.transfers() if device_of(one).name == "sim1"]
+    assert len(there) == crossing
+    assert sum(tensor.nbytes for one in there for tensor in tensors_of(one)) == 3 * 4 * (
+        2 * parts if crossing > 1 or parts == 1 else 8
+    )
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+    assert verify_deep(compiled.program) == len(list(compiled.program.ops()))
+
+
+def test_a_base_that_is_written_between_two_readings_of_its_parts_crosses_for_each() -> None:
+    class Written(Modulated):
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.blocks[0](x)
+            first, second = made.chunk(2, -1)
+            y = self.blocks[1](first[:, :2]) * first[:, 2:] + second[:, :2] * second[:, 2:]
+            made.mul_(2)
+            return y * first[:, :2] + first[:, 2:] + second[:, :2] + second[:, 2:]
+
+    module, x = Written(4), torch.randn(3, 8)
+    compiled = dovetail.compile(
+        module, (x,), device_map={"blocks.0": "sim0", "blocks.1": "sim1"}, rig="sim0=1MiB,sim1=1MiB"
+    )
+    there = [one for one in compiled.program.transfers() if device_of(one).name == "sim1"]
+    assert [value_of(one).shape for one in there] == [(3, 8), (3, 8)]  # type: ignore[union-attr]
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
 
 
 def test_a_program_on_one_device_has_one_segment_and_no_crossings() -> None:
