@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .ops import REPLICATE
 from .program import Program, tensors_of, value_of, weight_name
 from .value import TensorType
 
@@ -196,6 +197,8 @@ def _aliased(node: Node, is_new: bool) -> Sequence[Node]:
         return written_by(node)
     if node.args and isinstance(node.args[0], Node):
         return (node.args[0],)
+    if node.target is REPLICATE:  # the others are copies of the first
+        return node.all_input_nodes[:1]
     return [operand for operand in node.all_input_nodes if storages_of(operand)]
 
 

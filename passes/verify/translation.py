@@ -7,8 +7,8 @@ invariants:
 - Two values with one number are equal, wherever they stand. A random op has a number of its own.
 - A piece of memory (``possible_memory``: whatever may share memory under any strides) has a state. A write puts it into
   a new one, made of the old state and the write's own number, so that two programs agree on it.
-- What a transfer brings has the number of its operand, and the state that its memory has there, whatever is written
-  into that later. What lies on several devices has the number of the first.
+- What was brought to a device has the number of the value, and the state of that where it is read: that it has this
+  content is for a rule of its own to say (``transfer_rules.py``).
 - A node that repeats its operand under any strides has its operand's number. What repeats one is decided here
   (``_REPEATS``), and not by what the passes say of themselves.
 
@@ -37,9 +37,9 @@ from ...compiler.ir.aliasing import (
     touched_memory,
     written_by,
 )
-from ...compiler.ir.ops import REPLICATE, TRANSFER
-from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import original
+from ...compiler.ir.ops import TRANSFER
+from ...compiler.ir.program import MOVING, Program, tensors_of, weight_name
+from ...compiler.ir.split import gathers, original, source_of
 from ...compiler.ir.value import TensorType
 
 Key: TypeAlias = Any
@@ -88,38 +88,25 @@ class _Reader:
         self.program, self.reading = program, reading
         self.ops = {node: _op(node.target) for node in program.graph.nodes if node.op == "call_function"}
         self.live = _live(program, self.ops)
-        self.piece = possible_memory(self.live)
-        handed_out = (self.piece[original(one)] for one in program.output.all_input_nodes)
-        self.touched = touched_memory(self.piece) | set(handed_out)  # what comes back from another device is no other
+        memory = possible_memory(self.live)
+        self.piece = {node: _home(piece, memory) for node, piece in memory.items()}
+        self.touched = {_home(piece, memory) for piece in touched_memory(memory)}
         self.state: dict[Node, int] = {}
         self.shape: dict[Node, int] = {}
         self.same: dict[Node, Node] = {}  # the value that a node repeats
-        self.moved: dict[Node, int] = {}  # the numbers of what transfers bring; these are no values of their own
 
     def run(self) -> Reading:
         numbers = self.reading.numbers
         for node in self.live:
-            if node.target is TRANSFER or node.target is REPLICATE:
-                self.move(node)
-            elif node in self.ops:
+            if node.target in MOVING:
+                continue
+            if node in self.ops:
                 numbers[node] = self.number(node, self.ops[node])
             elif node.op == "output":
                 self.reading.results = [self.key(one) for one in node.args[0]]  # type: ignore[union-attr]
             else:
                 numbers[node] = self.enter(node)
         return self.reading
-
-    def move(self, node: Node) -> None:
-        """Gives what lies elsewhere the number and the state that its first operand has now."""
-        source = node.all_input_nodes[0]
-        self.moved[node], self.same[node] = self.number_of(source), self.same.get(source, source)
-        for states in (self.state, self.shape):
-            if self.piece[source] in states:
-                states[self.piece[node]] = states[self.piece[source]]
-
-    def number_of(self, node: Node) -> int:
-        """The number of a value; 0 of one that is not made yet."""
-        return self.moved[node] if node in self.moved else self.reading.numbers.get(node, 0)
 
     def enter(self, key: Key) -> int:
         return self.reading.table.setdefault(key, len(self.reading.table) + 1)
@@ -128,7 +115,7 @@ class _Reader:
         source = self.repeated(node, op) if op.repeats is not None else None
         if source is not None:
             self.same[node] = self.same.get(source, source)
-            return self.number_of(source)
+            return self.reading.numbers.get(source, 0)
         read = self.name if op.names else self.key
         named = tuple([(key, read(one)) for key, one in node.kwargs.items()]) if node.kwargs else ()
         number = self.enter((node if op.is_random else op.index, *map(read, node.args), named))
@@ -149,14 +136,15 @@ class _Reader:
     def key(self, value: Any) -> Key:
         """A hashable argument: a tensor by its number and the state of its memory."""
         if isinstance(value, Node):
-            number = self.number_of(value)
+            number = self.reading.numbers.get(original(value), 0)  # 0 for what is not made yet
             return (number, self.state.get(self.piece[value], 0)) if self.state else (number, 0)
         return _literal(value, self.key)
 
     def name(self, value: Any) -> Key:
         """A hashable argument of an op that reads no element: a tensor by its number and the state of its shape."""
         if isinstance(value, Node):
-            return self.number_of(value), self.shape.get(self.piece[value], 0) if self.shape else 0
+            number = self.reading.numbers.get(original(value), 0)
+            return number, self.shape.get(self.piece[value], 0) if self.shape else 0
         return _literal(value, self.name)
 
     def repeated(self, node: Node, op: _Op) -> Node | None:
@@ -164,6 +152,7 @@ class _Reader:
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
             return None
+        source = original(source)
         mine, theirs = node.meta["value"], source.meta["value"]
         if not isinstance(mine, TensorType) or not isinstance(theirs, TensorType):
             return None
@@ -176,6 +165,11 @@ class _Reader:
         origin = self.same.get(source, source)
         dense = self.ops[origin].dense if origin in self.ops else bool(weight_name(origin))
         return dense and self.touched.isdisjoint((self.piece[node], self.piece[source]))
+
+
+def _home(piece: Node, memory: Mapping[Node, Node]) -> Node:
+    """The piece that is written where a copy of it lies elsewhere: of parts that were gathered, the whole."""
+    return piece if piece.target is not TRANSFER or gathers(piece) else _home(memory[source_of(piece)], memory)
 
 
 def _literal(value: Any, key: Callable[[Any], Key]) -> Key:

@@ -40,8 +40,6 @@ argument x: tensor
 returns [1, {"type": "builtins.dict", "context": "[\\"y\\", \\"flag\\"]", "children_spec": [LEAF, LEAF]}]
 block "layers.0"  // 1 weights, 64 bytes
 block "layers.1"  // 1 weights, 64 bytes
-cross %cat → sim1 #0 → #1
-cross %add → sim0 #1 → outside
 %p_layers_0_weight: f32[4, 4]~0 = parameter "layers.0.weight" in "layers.0" @sim0  // not eligible: a side below 256: 4
 %p_layers_1_weight: f32[4, 4]~1 = parameter "layers.1.weight" in "layers.1" @sim1  // not eligible: a side below 256: 4
 %b_table: f32[4]~2 = buffer "table" transient @sim0  // not eligible: 1-D
@@ -52,9 +50,11 @@ cross %add → sim0 #1 → outside
 %getitem_1: f32[3, 2](4, 1)~4 = operator.getitem(%chunk, 1) @sim0 #0  //  : Gate : FILE
 %mul: f32[3, 2]~5 = aten.mul.Tensor(%getitem, float inf) @sim0 #0  //  : Gate : FILE
 %cat: f32[3, 4]~6 = aten.cat.default([%getitem_1, %mul], -1) @sim0 #0  //  : Gate : FILE
-%linear_1: f32[3, 4]~7 = aten.linear.default(%cat, %p_layers_1_weight) @sim1 #1  // layers.1 : Linear : FILE
+%cat_on_sim1: f32[3, 4]~9 = dovetail.transfer.default(%cat, device=here) @sim1
+%linear_1: f32[3, 4]~7 = aten.linear.default(%cat_on_sim1, %p_layers_1_weight) @sim1 #1  // layers.1 : Linear : FILE
 %add: f32[3, 4]~8 = aten.add.Tensor(%linear_1, %b_table) @sim1 #1  //  : Gate : FILE
-return [%add, true]
+%add_on_sim0: f32[3, 4]~10 = dovetail.transfer.default(%add, device=here) @sim0
+return [%add_on_sim0, true]
 """
 
 

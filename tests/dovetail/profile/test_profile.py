@@ -85,7 +85,7 @@ def test_both_sides_have_the_segments_copies_and_loads_of_the_plan_by_the_same_n
         sides[one.group].add((one.lane, one.what))
     flat = list(module.schedule.flat())
     wanted = {(str(one.device), f"segment {one.segment.index}") for one in flat if isinstance(one, Run)}
-    wanted |= {(f"{one.source} to {one.target}", str(one.value)) for one in flat if isinstance(one, Copy)}
+    wanted |= {(f"{one.source} to {one.target}", str(one.sent)) for one in flat if isinstance(one, Copy)}
     wanted |= {
         (f"loads to {one.device}", f"load {one.number}") for one in flat if isinstance(one, Load) and one.slot >= 0
     }
