@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
+import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ...compiler.ir.aliasing import Alias, alias_class, base_of, storages_of, writes
+from ...compiler.ir.aliasing import Alias, alias_class, base_of, reshapes, storages_of, writes
 from ...compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_name
 from ...compiler.ir.value import TensorType, Value
 from ...compiler.spec.devices import Device
@@ -23,29 +25,35 @@ from ...compiler.spec.devices import Device
 Key = tuple[Node, Device, int]
 """A value, a device on which it is read, and how often its memory was written by then."""
 
+_BY_PLACE = frozenset({torch.ops.aten.as_strided.default})
+
 
 def share_bases(program: Program) -> dict[Key, int]:
     """Views values where that is better, and gives for each the memory in which its views lie there.
 
-    The program is pinned, and not cut yet. Takes time linear in the readings and the chains of views.
+    The program is pinned, and not cut yet; one of dynamic sizes, or that is split by rows, stays as it is. Takes time
+    linear in the readings and the views.
     """
+    if program.is_sliced or program.symbols:
+        return {}
+    roots = _roots(program)
     wanted: defaultdict[Key, set[Node]] = defaultdict(set)
-    for _, value, key in _crossing(program) if not program.is_sliced else ():
+    for _, value, key in _crossing(program, roots):
         wanted[key].add(value)
     found = [key for key, values in wanted.items() if values != {key[0]} and _bytes(key[0]) <= sum(map(_bytes, values))]
     memory = dict(zip(found, program.fresh_storages(), strict=False))
     if memory:
-        _view_there(program, memory)
+        _view_there(program, memory, roots)
     return memory
 
 
-def _crossing(program: Program) -> Iterator[tuple[Node, Node, Key]]:
+def _crossing(program: Program, roots: Mapping[Node, Node]) -> Iterator[tuple[Node, Node, Key]]:
     """Each reader, and a value that it reads on another device, with what that is a view of; results are left out."""
     written: Counter[int] = Counter()
     for node in list(program.ops()):
         for value in node.all_input_nodes:
             if tensors_of(value) and not weight_name(value) and device_of(value) != device_of(node):
-                root = _root(value)
+                root = roots.get(value, value)
                 yield node, value, (root, device_of(node), times_written(root, written))
         written.update(writes(node))
 
@@ -55,43 +63,49 @@ def times_written(node: Node, written: Counter[int]) -> int:
     return max((written[storage] for storage in storages_of(node)), default=0) if written else 0
 
 
-def _root(value: Node) -> Node:
-    """What a value is a view of, through views that are certain and take nothing else but numbers."""
-    root = at = value
-    while alias_class(at.target) is Alias.VIEW and (base := base_of(at)) is not None:
-        others = (one for one in at.all_input_nodes if one is not base)
-        if weight_name(base) or any(map(tensors_of, others)) or device_of(base) != device_of(value):
-            break
-        at = base
-        root = at if isinstance(value_of(at), TensorType) else root
-    return root
+def _roots(program: Program) -> dict[Node, Node]:
+    """What each view is a view of, through views that are certain and take nothing else but numbers.
+
+    Not through one that names memory by its place in a storage (``as_strided``), for a copy has a storage of its own;
+    nor of what an operation gives another shape in place.
+    """
+    reshaped = {storage for node in program.ops() if reshapes(node.target) for storage in writes(node)}
+    found: dict[Node, Node] = {}
+    for node in program.ops():
+        base = base_of(node) if alias_class(node.target) is Alias.VIEW and node.target not in _BY_PLACE else None
+        if base is None or weight_name(base) or device_of(base) != device_of(node):
+            continue
+        if reshaped.isdisjoint(storages_of(base)) and not any(
+            tensors_of(o) for o in node.all_input_nodes if o is not base
+        ):
+            found[node] = found.get(base, base)
+    return found
 
 
-def _view_there(program: Program, memory: dict[Key, int]) -> None:
+def _view_there(program: Program, memory: Mapping[Key, int], roots: Mapping[Node, Node]) -> None:
     """Has readers read views on their device, which stand in front of the first of them."""
     views: dict[tuple[Key, Node], Node] = {}
-
-    def view(value: Node, key: Key, reader: Node) -> Node:
-        if value is key[0] or not tensors_of(value):
-            return value
-        if (key, value) not in views:
-            operands = {one: view(one, key, reader) for one in value.all_input_nodes}
-            views[key, value] = _copied(program, value, operands, key[1], memory[key], reader)
-        return views[key, value]
-
-    for reader, value, key in _crossing(program):
-        if key in memory:
-            reader.replace_input_with(value, view(value, key, reader))
+    for reader, value, key in _crossing(program, roots):
+        if key not in memory:
+            continue
+        chain = [value]
+        while chain[-1] is not key[0] and (key, chain[-1]) not in views:
+            chain.append(next(one for one in chain[-1].all_input_nodes if tensors_of(one)))
+        there = views.get((key, chain[-1]), chain[-1])
+        for below, node in pairwise(reversed(chain)):
+            there = _copied(program, node, {below: there}, key[1], memory[key], reader)
+            views[key, node] = there
+        reader.replace_input_with(value, there)
     for node in reversed(list(program.ops())):
-        if not node.users and alias_class(node.target) is Alias.VIEW:
+        if not node.users and node in roots:
             program.graph.erase_node(node)
 
 
 def _copied(
-    program: Program, node: Node, operands: dict[Node, Node], device: Device, storage: int, reader: Node
+    program: Program, node: Node, operands: Mapping[Node, Node], device: Device, storage: int, reader: Node
 ) -> Node:
     """The same view of other operands, on another device, in front of a reader."""
-    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda one: operands.get(one, one))
     name = re.sub(r"\W", "_", f"{node.name}_on_{device}")
     with program.graph.inserting_before(reader):
         made = program.graph.create_node("call_function", node.target, args, kwargs, name)

@@ -25,7 +25,6 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...compiler.errors import DovetailError, PassError, VerificationError
-from ...compiler.ir.ops import TRANSFER
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
@@ -193,7 +192,8 @@ class _FakeRun:
 
     def send(self, copy: Copy, tensor: torch.Tensor) -> torch.Tensor:
         place, node = self.places[copy.target], copy.value.node
-        found: torch.Tensor = TRANSFER(tensor, device=place)
+        # Not by the op: torch makes an operand with a conj or neg bit dense first, which a copy does not.
+        found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
         for problem in self.differences(value_of(node), found, place):
             raise self.broken(node, problem)
         return found

@@ -78,6 +78,9 @@ def transfers(snapshot: Snapshot) -> Iterator[Violation]:
         if problem:
             yield Violation("transfers", f"%{node.name} {problem}", node)
         walk.written.update(dict.fromkeys(snapshot.writes.get(node, ()), (place, node)))
+    for node in snapshot.moving:
+        if not node.users:
+            yield Violation("transfers", f"%{node.name} is read by nobody", node)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -179,6 +180,37 @@ def test_parts_that_are_no_fewer_bytes_than_their_base_cross_as_that_and_are_vie
     with torch.no_grad():
         assert torch.equal(compiled(x), module(x))
     assert verify_deep(compiled.program) == len(list(compiled.program.ops()))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda h: h.add_(1.0)[1:3].as_strided((1, 8), (8, 1), 8) * 2 + h[1:3].as_strided((2, 8), (8, 1), 8)[:1],
+        lambda h: [(g := h * 2), (v := g[None]), g.unsqueeze_(0), v + g][-1],
+        lambda h: (z := torch.complex(h, 2 * h).conj()).imag[:, :4].sum() + z.imag[:, 4:],
+        lambda h: [v := h, *(v := v.t() for _ in range(1100)), v.t()[:, :8] + v.t()[:, :8]][-1],
+    ],
+    ids=["as_strided", "reshaped in place", "conj", "a long chain"],
+)
+def test_views_of_every_kind_cross_right(use: Callable[[Tensor], Tensor]) -> None:
+    """Some name memory by its place, some are of a value that has another shape by then; a chain may be long."""
+
+    class Used(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = use(self.blocks[0](x))
+            return self.blocks[1](found.reshape(-1)[:8]) + found.sum()
+
+    module, x = Used(), torch.randn(4, 8)
+    compiled = dovetail.compile(
+        module, (x,), device_map={"blocks.0": "sim0", "blocks.1": "sim1"}, rig="sim0=1MiB,sim1=1MiB"
+    )
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+    assert verify_deep(compiled.program)
 
 
 def test_a_base_that_is_written_between_two_readings_of_its_parts_crosses_for_each() -> None:
