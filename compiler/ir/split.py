@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ..spec.devices import Device
-from .ops import LINEAR, REPLICATE
+from .ops import LINEAR, REPLICATE, TRANSFER
 from .program import MOVING, Program, device_of, placement_of, value_of
 from .slices import Bounds
 from .value import TensorType, Value, flat
@@ -128,9 +128,9 @@ def first_reader(transfer: Node) -> Node:
     return min(readers)
 
 
-def gathers(transfer: Node) -> bool:
-    """Whether what a transfer brings are the parts of a value, to the device on which it is whole."""
-    return bool(split_of(source_of(transfer)))
+def gathers(node: Node) -> bool:
+    """Whether a node is a transfer of the parts of a value, to the device on which it is whole."""
+    return node.target is TRANSFER and bool(split_of(source_of(node)))
 
 
 def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -18,9 +17,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, reshapes, storages_of, writes
-from ...compiler.ir.program import Program, device_of, place_node, tensors_of, value_of, weight_name
-from ...compiler.ir.value import TensorType, Value
+from ...compiler.ir.program import Program, device_of, place_node, tensors_of, weight_name
 from ...compiler.spec.devices import Device
+from ..analysis.storages import rename_storages
 
 Key = tuple[Node, Device, int]
 """A value, a device on which it is read, and how often its memory was written by then."""
@@ -109,16 +108,10 @@ def _copied(
     name = re.sub(r"\W", "_", f"{node.name}_on_{device}")
     with program.graph.inserting_before(reader):
         made = program.graph.create_node("call_function", node.target, args, kwargs, name)
-    made.meta = {**node.meta, "value": _within(value_of(node), storage)}
+    made.meta = dict(node.meta)
+    rename_storages(made, dict.fromkeys(storages_of(node), storage))
     place_node(made, device=device)
     return made
-
-
-def _within(value: Value, storage: int) -> Value:
-    """The same in another piece of memory."""
-    if isinstance(value, TensorType):
-        return replace(value, storage=storage)
-    return tuple(_within(one, storage) for one in value) if value is not None else None
 
 
 def _bytes(node: Node) -> int:

@@ -11,7 +11,6 @@ from collections import defaultdict
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import TRANSFER
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.schedule import Copy, ValueRef
 from ...compiler.ir.split import gathers, members, part_of, source_of
@@ -29,7 +28,7 @@ class GatheredParts:
 
     def allocate(self, value: ValueRef, device: Device, like: ValueRef | None) -> Broken:
         """Memory for a whole is set aside."""
-        if not _is_whole(value.node):
+        if not gathers(value.node):
             yield "land", f"{value} is no whole of parts"
         if self.snapshot.place(device) != self.snapshot.device[value.node]:
             yield "land", f"{value} is gathered on its own device, not on {device}"
@@ -56,7 +55,7 @@ class GatheredParts:
     def read(self, value: ValueRef) -> Broken:
         """A value is read; every part of a whole must have landed."""
         node = value.node
-        if not _is_whole(node):
+        if not gathers(node):
             return
         there = {copy.source for copy, done in self.landed[node].items() if done}
         for device in members(self.snapshot.program, source_of(node)):
@@ -66,10 +65,6 @@ class GatheredParts:
     def forget(self, value: ValueRef) -> None:
         """A whole is freed, and with it what has landed in it."""
         self.landed.pop(value.node, None)
-
-
-def _is_whole(node: Node) -> bool:
-    return node.target is TRANSFER and gathers(node)
 
 
 def _has_sizes(node: Node, like: ValueRef | None) -> bool:

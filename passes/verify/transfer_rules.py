@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ...compiler.ir.ops import REPLICATE, TRANSFER
 from ...compiler.ir.program import HERE, MOVING, placement_of, value_of
-from ...compiler.ir.split import members, reads_part, split_of
+from ...compiler.ir.split import gathers, members, reads_part, source_of, split_of
 from ...compiler.ir.value import TensorType
 from .snapshot import Snapshot, Violation
 
@@ -33,7 +33,7 @@ def _is_transfer(snapshot: Snapshot, node: Node) -> bool:
     if not isinstance(kinds[0], TensorType) or not isinstance(kinds[1], TensorType) or value in snapshot.weights:
         return False
     is_elsewhere = snapshot.device[node] != snapshot.device[value]
-    is_whole = value.target not in MOVING or bool(list(_gathers(value)))
+    is_whole = value.target not in MOVING or gathers(value)
     return (
         is_whole
         and is_elsewhere != bool(split_of(value))
@@ -43,18 +43,12 @@ def _is_transfer(snapshot: Snapshot, node: Node) -> bool:
     )
 
 
-def _gathers(node: Node) -> Iterator[Node]:
-    """The split value that a transfer gathers."""
-    if node.target is TRANSFER:
-        yield from (one for one in node.all_input_nodes if split_of(one))
-
-
 def _stands_behind(snapshot: Snapshot, node: Node, value: Node) -> bool:
     """Whether a transfer stands directly behind what makes its value, or writes its memory."""
     before = node.prev
     while before.target in MOVING:
         before = before.prev
-    maker = next(_gathers(value), value)
+    maker = source_of(value) if gathers(value) else value
     is_input = maker.op == before.op == "placeholder"
     return is_input or before is maker or not snapshot.writes.get(before, set()).isdisjoint(snapshot.storages[value])
 
@@ -65,7 +59,7 @@ def _is_replica(snapshot: Snapshot, node: Node) -> bool:
     if node.args != (copies,) or node.kwargs or len(copies) < 2 or value_of(node) != value_of(copies[0]):
         return False
     places = [snapshot.device[one] for one in copies]
-    values = {one if one.target is not TRANSFER or list(_gathers(one)) else one.args[0] for one in copies}
+    values = {one if one.target is not TRANSFER or gathers(one) else one.args[0] for one in copies}
     return len(values) == 1 and len(set(places)) == len(places) and places[0] == snapshot.device[node]
 
 
@@ -111,15 +105,12 @@ class _Contents:
             if value in self.snapshot.weights or not self.snapshot.storages.get(value):
                 continue
             if not self.is_there(node, value):
-                yield f"reads %{value.name}, which is not on {' and '.join(map(str, self.group(node)))}"
+                devices = " and ".join(map(str, members(self.snapshot.program, node)))
+                yield f"reads %{value.name}, which is not on {devices}"
             for storage in {one for copy in self.copies(value) for one in self.snapshot.storages[copy]}:
                 if storage in self.snapshot.writes.get(node, ()) and storage in self.came:
                     yield f"writes into %{value.name}, which is a copy"
                 yield from self.outdated(value, storage)
-
-    def group(self, node: Node) -> tuple[object, ...]:
-        """The devices on which a node runs."""
-        return members(self.snapshot.program, node)
 
     def copies(self, value: Node) -> list[Node]:
         """The copies of a value that lies on several devices, or the value."""
