@@ -153,7 +153,7 @@ class PlacedPipeline(Deciding):
 
     @property
     def main(self) -> Device:
-        """The device of the pipeline's own tensors now: the host while devices are open, or are not here."""
+        """The device of the pipeline's own tensors now, which is the host while devices are open or are not here."""
         is_known = self.rig.present and not self._is_open and not self._is_kept_on_host
         return self.placed_main if is_known else self.rig.host
 

@@ -51,7 +51,7 @@ class Plannable(Protocol):
 
     @property
     def main(self) -> Device:
-        """The device of the pipeline's own tensors now: the host while devices are open, or are not here."""
+        """The device of the pipeline's own tensors now, which is the host while devices are open or are not here."""
 
     @property
     def placed_main(self) -> Device:

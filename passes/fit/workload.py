@@ -173,11 +173,11 @@ def excess_of(error: DoesNotFitError) -> Over:
 def taken_off(over: Over, tries: int, before: Collection[tuple[str, Device]] = ()) -> dict[tuple[str, Device], int]:
     """The bytes to take for more than was foreseen, where a plan was found to exceed devices, after so many tries.
 
-    A little more than that at first; from the third on four times as much each time, so that few tries find an end.
+    A little more than that at first; from the third on eight times as much each time, so that few tries find an end.
     Where more of a component was foreseen ``before`` and did not mend it, all have less of the device: its fullest
     moment may be that component's though nothing of it lies there.
     """
-    times = _MARGIN * 4 ** max(0, tries - 2)
+    times = _MARGIN * 8 ** max(0, tries - 2)
     return {("" if one in before else one[0], one[1]): int(times * nbytes) for one, nbytes in over.items()}
 
 
