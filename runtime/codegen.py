@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from ..compiler.ir.aliasing import in_place
 from ..compiler.ir.block_spans import internal
-from ..compiler.ir.ops import REPLICATE
+from ..compiler.ir.ops import RESHARD
 from ..compiler.ir.program import HERE, Program, weight_name
 from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, read_on
 from ..compiler.ir.split import weight_on
@@ -54,7 +54,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.freed = frozenset(free.value for step in self.run.steps for free in step.frees)
-        for operand in (one for node in self.run.nodes for one in node.all_input_nodes if one.target is REPLICATE):
+        for operand in (one for node in self.run.nodes for one in node.all_input_nodes if one.target is RESHARD):
             self.local(read_on(operand, self.run.device), operand.name)  # so that devices which share a run share code
 
     def write(self, text: str, node: Node | None = None) -> None:
@@ -284,5 +284,8 @@ def _write_place(writer: _Writer, copy: Copy, into: Destination) -> str:
     """Source text for the place of a part in a whole."""
     name = writer.local(copy.sent)
     whole = writer.slot(writer.slots.everywhere.values[copy.value, copy.target], f"{name}_whole")
-    start, length = writer.slot(into.start, f"{name}_start"), writer.slot(into.length, f"{name}_length")
-    return f"slots[{whole}].narrow(-1, {start}, {length})"
+    place = f"slots[{whole}]"
+    for axis, start, length in into.ranges:
+        first, count = writer.slot(start, f"{name}_start"), writer.slot(length, f"{name}_length")
+        place += f".narrow({axis}, {first}, {count})"
+    return place

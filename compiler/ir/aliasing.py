@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .ops import REPLICATE
+from .ops import RESHARD
 from .program import Program, tensors_of, value_of, weight_name
 from .value import TensorType
 
@@ -186,6 +186,8 @@ def _aliased(node: Node, is_new: bool) -> Sequence[Node]:
     """The operands whose memory a node's results may lie in; ``is_new`` if by the trace it is that of none before."""
     if node.op != "call_function":
         return ()
+    if node.target is RESHARD:  # which is its operand itself on devices that have it
+        return node.all_input_nodes
     kind = alias_class(node.target)
     if kind is Alias.COMPUTE:  # some lie there by the trace, though no schema says so (``unsafe_split``)
         if is_new:
@@ -197,8 +199,6 @@ def _aliased(node: Node, is_new: bool) -> Sequence[Node]:
         return written_by(node)
     if node.args and isinstance(node.args[0], Node):
         return (node.args[0],)
-    if node.target is REPLICATE:  # the others are copies of the first
-        return node.all_input_nodes[:1]
     return [operand for operand in node.all_input_nodes if storages_of(operand)]
 
 

@@ -83,7 +83,8 @@ class _Copy:
         is_parameter = weight.kind in ("parameter", "adapter") and (tensor.is_floating_point() or tensor.is_complex())
         self.attributes[name] = nn.Parameter(tensor, tensor.requires_grad) if is_parameter else tensor
         self.add(node, self.graph.create_node("get_attr", name, name=node.name))
-        self.made[node].meta["placement"] = Placement(self.program.home.get(weight.name))
+        home = self.program.home.get(weight.name)
+        self.made[node].meta["placement"] = Placement((home,) if home else ())
 
     def _fake(self, made: Node, value: Value) -> None:
         """Fills in what a node yields, as far as that is known without data."""

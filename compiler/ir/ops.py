@@ -15,7 +15,7 @@ LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, Sc
 LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
 LIBRARY.define("transfer(Tensor x, *, Device device) -> Tensor")
-LIBRARY.define("replicate(Tensor(a)[] copies) -> Tensor(a)")
+LIBRARY.define("reshard(Tensor x, *, Device device) -> Tensor")
 
 
 def columns_of(packed: torch.Tensor, quant: str) -> int:
@@ -51,22 +51,24 @@ def _grouped(x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torc
 
 
 @torch.library.register_fake("dovetail::transfer", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _transfer(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+@torch.library.register_fake("dovetail::reshard", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on another device, with the strides that the value really has."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
 TRANSFER = torch.ops.dovetail.transfer.default
-"""Brings a value, as its memory is at this place of the graph, to the device of the node, into memory of its own.
+"""Brings a value, as its memory is at this place of the graph, from its device to that of the node.
 
-Of a value that is split over devices it gathers the parts, on the value's own device. The schedule carries it out; it
-has no kernel.
+It lands in memory of its own, with the strides that it really has. The schedule carries it out; it has no kernel.
 """
 
-REPLICATE = torch.ops.dovetail.replicate.default
-"""A value that lies whole on several devices: on each of them it is the one of its operands that lies there.
+RESHARD = torch.ops.dovetail.reshard.default
+"""Has a value, as its memory is at this place of the graph, in another state, or on the devices of another group.
 
-It takes no memory and no time, and has no kernel: who reads it on a device reads that operand.
+What is to be done follows from the states of its operand and of itself (``compiler/ir/state.py``): of a value that is
+split each device of the group gathers the parts, into memory of its own; one that is whole is brought to those of the
+group that do not have it. A transfer is a reshard between groups of one. The schedule carries it out; it has no kernel.
 """
 
 LINEAR = frozenset({torch.ops.aten.linear.default, torch.ops.dovetail.quantized_linear.default})

@@ -20,9 +20,10 @@ from torch.fx import Graph, Node
 from ..spec.devices import Device, Rig
 from ..spec.residency import ALIKE, Amounts, Residency
 from ..spec.units import counted
-from .ops import REPLICATE, TRANSFER
+from .ops import RESHARD, TRANSFER
 from .signature import Signature
 from .slices import Bounds
+from .state import States
 from .value import TensorType, Value, flat
 from .weight import Adapter, Weight
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 HERE = torch.device("meta")
 """Stands in the arguments of a node for "the device this node is placed on"."""
 
-MOVING = frozenset({TRANSFER, REPLICATE})
-"""The operations that say where a value lies, and compute nothing; they are in no segment."""
+MOVING = frozenset({TRANSFER, RESHARD})
+"""The operations that change where a value lies, and compute nothing; they are in no segment."""
 
 LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes to which autocast lowers ops, by name."""
@@ -50,16 +51,21 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a node that is no weight runs, the names of the weights that it takes there, and how its value is split.
+    """Where a node that is no weight runs, the names of the weights that it takes there, and what each device yields.
 
-    ``device`` is where the value is whole. ``split`` are the columns on the last axis that each device of the program
-    computes; if empty, ``device`` computes it, and other devices that read it get a copy.
+    ``group`` are the devices that run it, the first of which is its main one; most nodes have one. ``states`` says of
+    each of its results what the devices have; if empty, each of them has all results whole.
     """
 
-    device: Device | None = None
+    group: tuple[Device, ...] = ()
     segment: int | None = None
     weights: tuple[str, ...] = ()
-    split: Bounds = ()
+    states: tuple[States, ...] = ()
+
+    @property
+    def device(self) -> Device | None:
+        """The main device of the group, or the one that runs it; None before any pass said so."""
+        return self.group[0] if self.group else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Block:
 class Segment:
     """A maximal run of consecutive nodes on one device, or of nodes that a group of devices shares.
 
-    ``device`` is where what it makes is whole; ``group`` has every device that runs its nodes, in their turn.
+    ``device`` is the main one of the nodes' group; ``group`` has every device that runs them, in their turn.
     """
 
     index: int
@@ -184,8 +190,8 @@ class Program:
         return (one for one in self.graph.nodes if one.op == "call_function" and one.target not in MOVING)
 
     def transfers(self) -> Iterator[Node]:
-        """The nodes that bring a value to another device, or its parts to its own, in order; those of a cut program."""
-        return iter(self.graph.find_nodes(op="call_function", target=TRANSFER))
+        """The nodes that change where a value lies, in order."""
+        return (one for one in self.graph.nodes if one.target in MOVING)
 
     @property
     def output(self) -> Node:

@@ -82,7 +82,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Sets memory aside for a whole on the device where it is gathered, in which its parts land.
+    """Sets memory aside for a whole on a device where it is gathered, in which its parts land.
 
     Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device.
     """
@@ -97,21 +97,23 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a part lands in the whole for which memory was set aside: some columns of it."""
+    """Where a part lands in the whole for which memory was set aside: a box of it.
 
-    start: int
-    length: int
+    ``ranges`` are axes with the first index and how many there are; of all other axes it is everything.
+    """
+
+    ranges: tuple[tuple[int, int, int], ...]
 
     def __str__(self) -> str:
-        return f"[{self.start}:{self.start + self.length}]"
+        return f"[{', '.join(f'{axis}: {start}:{start + length}' for axis, start, length in self.ranges)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Starts carrying out a transfer from a device to another; an Await on the target must come before its use.
+    """Starts carrying out a transfer or a reshard from a device to another; an Await there must come before its use.
 
-    ``value`` is what the transfer makes. It lands in memory of its own, or, of one that gathers, a part lands ``into``
-    its place in that; then it may come from there too.
+    ``value`` is what that makes. It lands in memory of its own, or, of a whole that is gathered, a part lands ``into``
+    its place; then it may come from the same device too.
     """
 
     value: ValueRef

@@ -1,32 +1,33 @@
 """Which devices run a node of a program, and what each of them has of a value that is split.
 
-A node stands once, and runs on its own device, or on a group of them where its placement says which columns of the
-result each device of the program has, on the last axis. The whole of a split value is what a transfer gathers on the
-node's own device; it goes on to others from there.
+A node stands once, and runs on its own device, or on the devices of its group that have a part of what it yields. It
+reads on each of them what that device has of its operands; where it needs something else, a node stands in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch.fx import Node
 
 from ..spec.devices import Device
-from .ops import LINEAR, REPLICATE, TRANSFER
+from .ops import RESHARD
 from .program import MOVING, Program, device_of, placement_of, value_of
-from .slices import Bounds
+from .state import WHOLE, Range, Split, State
 from .value import TensorType, Value, flat
 from .weight import Weight
 
 
-def split_of(node: Node) -> Bounds:
-    """Which columns of a node's result each device of its program has; nothing where devices have it whole."""
-    return placement_of(node).split
+def state_of(node: Node) -> State:
+    """What each device of a node's group has of its result, or of the first of several."""
+    states = placement_of(node).states
+    return states[0][0] if states else WHOLE
 
 
-def reads_part(reader: Node, value: Node) -> bool:
-    """Whether an operation takes of a split value the part of its device; a matmul takes the whole of it."""
-    return bool(split_of(value) and split_of(reader)) and reader.target not in LINEAR
+def split_of(node: Node) -> Split | None:
+    """How a node's result is split over its group; None where each device has the whole of it."""
+    state = state_of(node)
+    return state if isinstance(state, Split) else None
 
 
 def members(program: Program, node: Node) -> tuple[Device, ...]:
@@ -34,26 +35,36 @@ def members(program: Program, node: Node) -> tuple[Device, ...]:
 
     The main device comes after the others, which it keeps busy meanwhile; the host, which launches them all, last.
     """
-    split = split_of(node)
-    if not split:
+    split, group = split_of(node), placement_of(node).group
+    if len(group) < 2:
         return (device_of(node),)
-    having = [device for device, (start, stop) in zip(program.devices, split, strict=True) if start < stop]
+    having = [one for at, one in enumerate(group) if split is None or split.length(at)]
     return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
 
 
-def part_of(program: Program, node: Node, device: Device) -> tuple[int, int]:
-    """The columns of a split node's result that a device has."""
-    return split_of(node)[program.devices.index(device)]
+def part_of(node: Node, device: Device) -> Range:
+    """The stretch of the axis of a split node's result that a device has."""
+    split = split_of(node)
+    assert split is not None, "the result of a split node is asked for"
+    assert len(split.segments) == 1, "what devices have lies together"
+    return split.segments[0][placement_of(node).group.index(device)]
 
 
-def type_on(program: Program, node: Node, device: Device) -> Value:
-    """What a node yields on a device: its value, or the columns of it that the device has."""
-    value = value_of(node)
-    if not split_of(node) or not isinstance(value, TensorType):
+def share_of(node: Node, device: Device) -> float:
+    """The share of a node's result that a device has: all of it where it is not split."""
+    split = split_of(node)
+    return split.length(placement_of(node).group.index(device)) / max(1, split.size) if split else 1.0
+
+
+def type_on(node: Node, device: Device) -> Value:
+    """What a node yields on a device: its value, or the part of it that the device has."""
+    value, split = value_of(node), split_of(node)
+    if split is None or not isinstance(value, TensorType):
         return value
-    start, stop = part_of(program, node, device)
-    hint = (*value.hint[:-1], stop - start) if value.hint else ()
-    return TensorType.dense((*value.shape[:-1], stop - start), value.dtype, value.storage, hint)
+    length, axis = split.length(placement_of(node).group.index(device)), split.axis
+    shape = (*value.shape[:axis], length, *value.shape[axis + 1 :])
+    hint = (*value.hint[:axis], length, *value.hint[axis + 1 :]) if value.hint else ()
+    return TensorType.dense(shape, value.dtype, value.storage, hint)
 
 
 def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Weight:
@@ -61,7 +72,7 @@ def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Wei
     weight = program.weight(node)
     if not split_of(reader) or weight.name not in program.bounds:
         return weight
-    return weight.slice(*part_of(program, reader, device))
+    return weight.slice(*part_of(reader, device))
 
 
 def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
@@ -92,10 +103,10 @@ def bytes_held(program: Program) -> dict[Device, int]:
 
 
 def lying_on(value: Node, device: Device) -> Node:
-    """What stands for a value on a device: the copy that lies there of one that lies on several, or the value."""
-    if value.target is not REPLICATE:
-        return value
-    return next(one for one in value.all_input_nodes if device_of(one) == device)
+    """What stands for a value on a device: what is brought to others is there itself, where it comes from."""
+    while value.target is RESHARD and not split_of(source_of(value)) and device in placement_of(source_of(value)).group:
+        value = source_of(value)
+    return value
 
 
 def original(value: Node) -> Node:
@@ -106,7 +117,7 @@ def original(value: Node) -> Node:
 
 
 def source_of(transfer: Node) -> Node:
-    """The value that a transfer brings to its device."""
+    """The value that a transfer or a reshard brings to its devices."""
     value = transfer.args[0]
     assert isinstance(value, Node)
     return value
@@ -129,18 +140,49 @@ def first_reader(transfer: Node) -> Node:
 
 
 def gathers(node: Node) -> bool:
-    """Whether a node is a transfer of the parts of a value, to the device on which it is whole."""
-    return node.target is TRANSFER and bool(split_of(source_of(node)))
+    """Whether a node makes the whole of a value of which devices have parts."""
+    return node.target is RESHARD and split_of(source_of(node)) is not None
 
 
-def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, int]]:
-    """Each device that sends something to another for a transfer, and how many bytes."""
-    value, target = source_of(transfer), device_of(transfer)
-    for device in members(program, value):
-        if device != target:
-            yield device, sum(tensor.nbytes for tensor in flat(type_on(program, value, device)))
+def senders(program: Program, transfer: Node, target: Device) -> tuple[Device, ...]:
+    """The devices from which something comes to one of those of a transfer or a reshard, itself if it has a part."""
+    value = source_of(transfer)
+    if split_of(value):
+        return members(program, value)
+    return () if target in placement_of(value).group else (device_of(value),)
+
+
+def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, Device, int]]:
+    """Each device that sends something to another for a transfer, that device, and how many bytes."""
+    for target in placement_of(transfer).group:
+        for device in senders(program, transfer, target):
+            if device != target:
+                yield device, target, sum(tensor.nbytes for tensor in flat(type_on(source_of(transfer), device)))
+
+
+def rounds(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
+    """The nodes of a segment, up to where the whole is read of what devices have parts of, and so on.
+
+    The devices of a group run what stands between, one after the other, before any of them goes on.
+    """
+    current: list[Node] = []
+    made: set[Node] = set()
+    for node in nodes:
+        if any(gathers(whole) and source_of(whole) in made for whole in map(gathered, node.all_input_nodes)):
+            yield tuple(current)
+            current, made = [], set()
+        current.append(node)
+        made.add(node)
+    yield tuple(current)
+
+
+def gathered(value: Node) -> Node:
+    """What a value is a copy of that was not brought from elsewhere: a whole that was gathered, or what made it."""
+    while value.target in MOVING and not gathers(value):
+        value = source_of(value)
+    return value
 
 
 def crossing_bytes(program: Program) -> int:
     """The bytes that cross between devices in one call."""
-    return sum(nbytes for transfer in program.transfers() for _, nbytes in sent(program, transfer))
+    return sum(nbytes for transfer in program.transfers() for _, _, nbytes in sent(program, transfer))

@@ -41,7 +41,7 @@ from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .spelling import read_plain
 from .tokens import Line
-from .weight_text import read_bounds, read_residency, read_weight
+from .weight_text import STATES, read_residency, read_states, read_weight
 
 
 def parse_program(text: str) -> Program:
@@ -243,9 +243,10 @@ class _Reader:
 
     def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
-        device = self.devices[line.take()] if line.accept("@") else None
+        group = self._group(line) if line.accept("@") else ()
+        device = group[0] if group else None
         segment = line.count() if device and line.accept("#") else None
-        split = read_bounds(line, len(self.devices)) if node.op == "call_function" and line.accept("split") else ()
+        states = (read_states(line, len(group)),) if node.op == "call_function" and line.peek() in STATES else ()
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if device and line.accept("uses"):
             line.take("[")
@@ -253,9 +254,9 @@ class _Reader:
         if device and (weight := weight_name(node)):
             self.home[weight] = device
         elif device and "pinned" in self.facts:
-            node.meta["placement"] = Placement(device, segment, weights, split)
-        elif split:
-            node.meta["placement"] = Placement(split=split)
+            node.meta["placement"] = Placement(group, segment, weights, states)
+        elif states:
+            node.meta["placement"] = Placement(group, states=states)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//") and node.op == "call_function":
@@ -263,6 +264,15 @@ class _Reader:
             node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
         elif node.op == "call_function" and line.rest():
             raise ValueError(f"unexpected {line.rest()!r}")
+
+    def _group(self, line: Line) -> tuple[Device, ...]:
+        """The devices behind an @, with a + between them."""
+        found = [self.devices[line.take()]]
+        while line.accept("+"):
+            found.append(self.devices[line.take()])
+        if len(set(found)) < len(found):
+            raise ValueError(f"a group has a device twice: {'+'.join(map(str, found))}")
+        return tuple(found)
 
     def finish(self) -> Program:
         if not self.name or not self.ended:
@@ -297,7 +307,7 @@ class _Reader:
 
     def _finish_placement(self, program: Program) -> None:
         if "pinned" in program.facts:
-            place_node(program.output, device=program.main)
+            place_node(program.output, group=(program.main,))
         if "cut" not in program.facts:
             return
         runs: dict[int, list[Node]] = {}

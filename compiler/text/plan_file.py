@@ -45,7 +45,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["dovetail plan"] = "dovetail plan"
-    version: Literal[6] = 6
+    version: Literal[7] = 7
     torch: str = Field(description="the version of torch that traced the program")
     rig: str = Field(description="the devices it was compiled for, as --rig takes them")
     tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")

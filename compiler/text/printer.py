@@ -15,10 +15,9 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..ir.aliasing import overwrites
 from ..ir.eligibility import reasons_against
-from ..ir.program import Program, device_of, origin_of, placement_of, value_of, weight_name
+from ..ir.program import Program, origin_of, placement_of, value_of, weight_name
 from ..ir.signature import ConstantLeaf, Signature
 from ..ir.slices import Bounds
-from ..ir.split import split_of
 from ..ir.structure import count_leaves, is_leaf, show_structure
 from ..ir.weight import Weight
 from ..spec.residency import Residency
@@ -101,8 +100,8 @@ def _node_line(program: Program, node: Node, about: _AboutWeights) -> str:
     arguments = [show_argument(argument) for argument in node.args]
     arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
     call = f"{show_target(node.target)}({', '.join(arguments)})"
-    split = f" split {_columns(split_of(node))}" if split_of(node) else ""
-    return f"{head}{call}{_place(node)}{split}{_uses(node)}{_over(node)}{_origin(node)}"
+    states = "".join(f" {one}" for one in placement_of(node).states[0]) if placement_of(node).states else ""
+    return f"{head}{call}{_place(node)}{states}{_uses(node)}{_over(node)}{_origin(node)}"
 
 
 def _weight_text(program: Program, node: Node, about: _AboutWeights) -> str:
@@ -132,7 +131,7 @@ def _numbers(weight: Weight) -> str:
 
 def _place(node: Node) -> str:
     placement = placement_of(node)
-    device = f" @{device_of(node)}" if placement.device else ""
+    device = f" @{'+'.join(map(str, placement.group))}" if placement.group else ""
     return device + (f" #{placement.segment}" if placement.segment is not None else "")
 
 

@@ -203,11 +203,14 @@ class _Reader:
         return source, self._device(line)
 
     def _destination(self, line: Line) -> Destination:
+        return Destination(tuple(line.items("]", lambda: self._stretch(line))))
+
+    def _stretch(self, line: Line) -> tuple[int, int, int]:
+        axis = line.count()
+        line.take(":")
         start = line.count()
         line.take(":")
-        stop = line.count()
-        line.take("]")
-        return Destination(start, stop - start)
+        return axis, start, line.count() - start
 
     def _values(self, line: Line, word: str) -> tuple[ValueRef, ...]:
         """Values up to a word; ``nothing`` stands for none."""

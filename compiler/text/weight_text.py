@@ -1,4 +1,4 @@
-"""Reads what the text form says of one weight behind its type."""
+"""Reads what the text form says of one weight behind its type, and of what devices have of a value."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from ..checkpoints.entries import can_be_shape
 from ..ir.slices import Bounds, cover
+from ..ir.state import Partial, Range, Split, States
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
 from ..spec.residency import Residency
@@ -49,13 +50,36 @@ def read_bounds(line: Line, devices: int) -> Bounds:
     """A range of rows or columns for each of some devices, one after another from the first on."""
     found: list[tuple[int, int]] = []
     while not found or line.accept(","):
-        start = line.count()
-        line.take(":")
-        found.append((start, line.count()))
+        found.append(_range(line))
     bounds = tuple(found)
     if len(bounds) != devices or not cover(bounds, bounds[-1][1]):
         raise ValueError(f"{devices} ranges, one after another from 0 on, are needed, one a device")
     return bounds
+
+
+STATES = frozenset({"split", "partial"})
+
+
+def read_states(line: Line, devices: int) -> States:
+    """What each of some devices has of a value; raises ValueError where ranges do not follow one another."""
+    if line.accept("partial"):
+        return (Partial(),)
+    line.take("split")
+    axis = line.count()
+    segments: list[Bounds] = []
+    while not segments or line.accept(","):
+        line.take("[")
+        segments.append(tuple(line.items("]", lambda: _range(line))))
+    state = Split(axis, tuple(segments))
+    if not all(segments) or not state.covers(devices, state.size):
+        raise ValueError(f"each segment needs {devices} ranges, one a device, and all follow one another from 0 on")
+    return (state,)
+
+
+def _range(line: Line) -> Range:
+    start = line.count()
+    line.take(":")
+    return start, line.count()
 
 
 def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from torch.fx import Node
 
 from ..compiler.ir.eligibility import marks_by_name
-from ..compiler.ir.program import Program, Segment, device_of, origin_of, placement_of, tensors_of, weight_name
-from ..compiler.ir.split import first_reader, maker_of, original, pieces, sent
+from ..compiler.ir.program import Program, Segment, origin_of, placement_of, tensors_of, weight_name
+from ..compiler.ir.split import first_reader, maker_of, original, pieces, sent, split_of
 from ..compiler.spec.devices import Device
 from .outline.grouping import UnitFinder, unit_finder
 from .outline.outline import modules_of
@@ -55,12 +55,12 @@ def _segment(program: Program, segment: Segment, find: UnitFinder) -> dict[str, 
     }
 
 
-def _crossing(transfer: Node, source: Device, nbytes: int) -> dict[str, Any]:
+def _crossing(transfer: Node, source: Device, target: Device, nbytes: int) -> dict[str, Any]:
     return {
         "value": original(transfer).name,
         "bytes": nbytes,
         "source": source.name,
-        "target": device_of(transfer).name,
+        "target": target.name,
         "producer": placement_of(maker_of(transfer)).segment,
         "consumer": placement_of(first_reader(transfer)).segment,
     }
@@ -76,7 +76,7 @@ def _node(program: Program, node: Node, marks: Mapping[str, str]) -> dict[str, A
         "shapes": [list(tensor.shape) for tensor in tensors_of(node)] if node.op != "output" else [],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors_of(node)] if node.op != "output" else [],
         "device": device.name if device else None,
-        "split": [list(columns) for columns in placement.split],
+        "split": [list(columns) for columns in split.segments[0]] if (split := split_of(node)) else [],
         "segment": placement.segment,
         "weight": weight,
         "eligible": marks[weight] == "" if weight else None,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..compiler.ir.program import Program, device_of
+from ..compiler.ir.program import Program
 from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.devices import Device
 from ..compiler.spec.durations import duration
@@ -45,9 +45,9 @@ def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
     values: Counter[tuple[Device, Device]] = Counter()
     nbytes: Counter[tuple[Device, Device]] = Counter()
     for transfer in program.transfers():
-        for source, size in sent(program, transfer):
-            values[source, device_of(transfer)] += 1
-            nbytes[source, device_of(transfer)] += size
+        for source, target, size in sent(program, transfer):
+            values[source, target] += 1
+            nbytes[source, target] += size
     return [
         Cut(*way, count, nbytes[way], nbytes[way] / speeds.crossing(*way), speeds.spread(way))
         for way, count in values.items()

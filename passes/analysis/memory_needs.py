@@ -15,9 +15,19 @@ from itertools import count
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import TRANSFER
-from ...compiler.ir.program import MOVING, Program, device_of, tensors_of, weight_name
-from ...compiler.ir.split import first_reader, gathers, lying_on, members, source_of, split_of, type_on, weight_on
+from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import (
+    first_reader,
+    gathers,
+    lying_on,
+    members,
+    rounds,
+    senders,
+    source_of,
+    split_of,
+    type_on,
+    weight_on,
+)
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
@@ -85,7 +95,7 @@ class Count:
     program: Program
     places: Places
     steps: dict[Node, int] = field(init=False)
-    begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its segment
+    begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its round
     stage: dict[tuple[Node, Device], int] = field(default_factory=dict)
     resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
     staged: dict[Device, dict[int, dict[Weight, None]]] = field(default_factory=dict)
@@ -118,7 +128,7 @@ class Count:
         """Finds the stages, of so many bytes where that is said, and what comes for each."""
         self.stage, self.resident, self.staged = {}, defaultdict(dict), {}
         numbers, stages = count(), Stages(self.program, most)
-        for group, shared in self._runs():
+        for group, shared in ((group, one) for group, nodes in self._runs() for one in rounds(nodes)):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
                 for nodes in stages.of(shared, device):
@@ -203,11 +213,11 @@ class Count:
         lives: dict[tuple[Device, object], list[int]] = {}
         of_weights = _memory_of(self.program.weight_nodes()) | self.program.given_storages
         for node in self.program.graph.nodes:
-            if node.target is TRANSFER:
+            if node.target in MOVING:
                 self._note_transfer(lives, node)
             for device in self._devices(node) if node.target not in MOVING and node.op != "output" else ():
                 step = self.steps.get(node, 0)
-                for tensor in flat(type_on(self.program, node, device)):
+                for tensor in flat(type_on(node, device)):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [held_bytes(node, tensor), step, step])[2] = step
                 scratch = scratch_bytes(self.program, node, device) + apart_bytes(node)
@@ -218,17 +228,19 @@ class Count:
         return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
 
     def _note_transfer(self, lives: dict[tuple[Device, object], list[int]], node: Node) -> None:
-        """What arrives, from when it is sent on; a whole from the segment on that makes its parts."""
-        value, device = source_of(node), device_of(node)
+        """What arrives, from when it is sent on; a whole from the round on that makes its parts."""
+        value = source_of(node)
         (tensor,) = tensors_of(node)
         if gathers(node):
             made, nbytes = self.begins[value], tensor.nbytes
         else:
-            is_gathered = value.target is TRANSFER
-            made = self.begins.get(first_reader(node), len(self.steps)) if is_gathered else self.steps.get(value, 0)
+            is_sent_on = value.target in MOVING
+            made = self.begins.get(first_reader(node), len(self.steps)) if is_sent_on else self.steps.get(value, 0)
             nbytes = arriving(tensor)
             _touch(lives, device_of(value), value, made)
-        lives[device, tensor.storage] = [nbytes, made, made]
+        for device in placement_of(node).group:
+            if senders(self.program, node, device):
+                lives[device, tensor.storage] = [nbytes, made, made]
 
 
 def _touch(lives: dict[tuple[Device, object], list[int]], device: Device, value: Node, step: int) -> None:

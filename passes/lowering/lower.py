@@ -22,8 +22,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.block_spans import COMPILED, with_blocks_whole
-from ...compiler.ir.ops import LINEAR, REPLICATE, TRANSFER
-from ...compiler.ir.program import Program, device_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
@@ -42,7 +41,19 @@ from ...compiler.ir.schedule import (
     read_on,
     resting_place,
 )
-from ...compiler.ir.split import first_reader, gathers, maker_of, members, part_of, source_of, split_of, weight_on
+from ...compiler.ir.split import (
+    first_reader,
+    gathered,
+    gathers,
+    maker_of,
+    members,
+    part_of,
+    rounds,
+    senders,
+    source_of,
+    split_of,
+    weight_on,
+)
 from ...compiler.spec.devices import Device
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
@@ -76,8 +87,17 @@ class Lower(Pass):
 Turn: TypeAlias = tuple[Node, Device]
 """A node on one of the devices that run it; the placeholders and the output are on the main device."""
 
-Site: TypeAlias = Turn | Allocate | ValueRef
-"""Where something happens: at a node's turn, where a whole is allocated, or where a transfer has gathered its parts."""
+
+@dataclass(frozen=True)
+class Gathered:
+    """Where all parts of a whole have landed on a device."""
+
+    value: ValueRef
+    device: Device
+
+
+Site: TypeAlias = Turn | Allocate | Gathered
+"""Where something happens: at a node's turn, where a whole is allocated, or where it is gathered."""
 
 
 class _Lowering:
@@ -89,15 +109,16 @@ class _Lowering:
         self.stages = [
             Stage(segment, device, nodes)
             for segment in program.segments
+            for nodes_together in rounds(segment.nodes)
             for device in segment.group
-            for nodes in stages.of(segment.nodes, device)
+            for nodes in stages.of(nodes_together, device)
         ]
         self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
         self.before = self._place_wholes()
         self.sites = list(self._in_order())
         self.order = {site: index for index, site in enumerate(self.sites)}
         self.reads: dict[Turn, dict[ValueRef, None]] = defaultdict(dict)
-        self.first: dict[Node, Site] = {}  # of each value that is read
+        self.first: dict[tuple[Node, Device], Turn] = {}  # of each value that is read on a device
         self._note_readings()
         self.awaits: dict[Site, list[Await]] = defaultdict(list)
         self.sends: dict[Site, list[Copy]] = defaultdict(list)
@@ -172,16 +193,24 @@ class _Lowering:
             yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
             yield from (*self.sends[site], *self.frees.get(site, ()))
 
-    def _place_wholes(self) -> dict[Stage | None, list[Allocate | ValueRef]]:
+    def _place_wholes(self) -> dict[Stage | None, list[Allocate | Gathered]]:
         """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
-        first: dict[int | None, Stage] = {stage.segment.index: stage for stage in reversed(self.stages)}
-        found: dict[Stage | None, list[Allocate | ValueRef]] = defaultdict(list)
+        first = {node: stage for stage in reversed(self.stages) for node in stage.nodes}
+        found: dict[Stage | None, list[Allocate | Gathered]] = defaultdict(list)
         for transfer in filter(gathers, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
-            made, read = placement_of(value).segment, placement_of(first_reader(transfer)).segment
-            found[first[made]].append(Allocate(whole, device_of(transfer), _like(value)))
-            found[first.get(read)].insert(0, whole)
+            for device in placement_of(transfer).group:
+                reader = self._first_reader(transfer, device)
+                found[first[value]].append(Allocate(whole, device, _like(value)))
+                found[self.stage_of.get((reader, device), first.get(reader))].insert(0, Gathered(whole, device))
         return found
+
+    def _first_reader(self, whole: Node, device: Device) -> Node:
+        """The first operation that reads a whole on a device, or what is brought on from there; or the output."""
+        moving = [one for one in whole.users if one.target in MOVING]
+        readers = [one for one in whole.users if one not in moving and device in members(self.program, one)]
+        readers += map(first_reader, moving) if device == device_of(whole) else ()
+        return min(readers)
 
     def _in_order(self) -> Iterator[Site]:
         """All sites in the order in which they are issued."""
@@ -202,9 +231,9 @@ class _Lowering:
 
     def _note_reading(self, turn: Turn, read: ValueRef) -> None:
         self.reads[turn][read] = None
-        known = self.first.get(read.node)
-        if known is None or self.order[turn] < self.order[known]:
-            self.first[read.node] = turn
+        known = self.first.setdefault((read.node, turn[1]), turn)
+        if self.order[turn] < self.order[known]:
+            self.first[read.node, turn[1]] = turn
 
     def _stage(self, stage: Stage) -> Iterator[Instruction]:
         """A run, between the loading of what is kept and the release of what is not, whose slot is filled again."""
@@ -234,23 +263,27 @@ class _Lowering:
             if gathers(transfer):
                 self._place_gather(transfer)
                 continue
-            source, target = device_of(source_of(transfer)), device_of(transfer)
-            copy = Copy(ValueRef(transfer), source, target)
-            self.sends[_sender(transfer)].append(copy)
             later = self._next_write(transfer, writers)
-            if later is not None:
-                self.awaits[later].append(Await(copy, source))
-            self.awaits[self.first[transfer]].append(Await(copy, target))
+            for target in placement_of(transfer).group:
+                for source in senders(self.program, transfer, target):
+                    copy = Copy(ValueRef(transfer), source, target)
+                    self.sends[_sender(transfer)].append(copy)
+                    if later is not None:
+                        self.awaits[later].append(Await(copy, source))
+                    self.awaits[self.first[transfer, target]].append(Await(copy, target))
 
     def _place_gather(self, transfer: Node) -> None:
-        """Sends each part of a split value into its place in the whole, as soon as it is made."""
-        value, target = source_of(transfer), device_of(transfer)
-        for device in members(self.program, value):
-            start, stop = part_of(self.program, value, device)
-            copy = Copy(ValueRef(transfer), device, target, Destination(start, stop - start))
-            self.sends[value, device].append(copy)
-            if device != target:
-                self.awaits[ValueRef(transfer)].append(Await(copy, target))
+        """Sends each part of a split value into its place in every whole, as soon as it is made."""
+        value, whole = source_of(transfer), ValueRef(transfer)
+        split = split_of(value)
+        assert split is not None
+        for target in placement_of(transfer).group:
+            for device in senders(self.program, transfer, target):
+                start, stop = part_of(value, device)
+                copy = Copy(whole, device, target, Destination(((split.axis, start, stop - start),)))
+                self.sends[value, device].append(copy)
+                if device != target:
+                    self.awaits[Gathered(whole, target)].append(Await(copy, target))
 
     def _next_write(self, transfer: Node, writers: dict[int, list[Node]]) -> Site | None:
         """The first site that writes the memory of a value after it was sent."""
@@ -305,8 +338,8 @@ class _Lowering:
             if site.like is not None:
                 yield site.like, device_of(site.like.node)
             return
-        if isinstance(site, ValueRef):
-            yield site, device_of(site.node)
+        if isinstance(site, Gathered):
+            yield site.value, site.device
             return
         node, device = site
         for value in self.reads[site]:
@@ -320,17 +353,14 @@ class _Lowering:
 def _sender(transfer: Node) -> Site:
     """The site behind which a transfer stands: what makes its value what it is there, or has gathered it."""
     value, maker = source_of(transfer), maker_of(transfer)
-    return ValueRef(value) if split_of(maker) else (maker, device_of(value))
+    return Gathered(ValueRef(value), device_of(value)) if split_of(maker) else (maker, device_of(value))
 
 
 def _like(node: Node) -> ValueRef | None:
-    """A whole value of the leading sizes of a split one that are not known: what the first matmul behind it reads."""
+    """A whole value of the leading sizes of a split one that are not known: what the first operation of it reads."""
     if all(isinstance(size, int) for tensor in tensors_of(node) for size in tensor.shape):
         return None
-    while node.target not in LINEAR:
-        node = next(one for one in node.all_input_nodes if split_of(one))
-    like = node.args[0]
-    assert isinstance(like, Node)
-    while like.target is REPLICATE or (like.target is TRANSFER and not gathers(like)):
-        like = like.all_input_nodes[0]  # which is there before it is brought elsewhere
-    return ValueRef(like)
+    while parts := [one for one in node.all_input_nodes if split_of(one)]:
+        node = parts[0]
+    like = next(one for one in node.all_input_nodes if not weight_name(one))
+    return ValueRef(gathered(like))  # which is there before it is brought elsewhere

@@ -4,7 +4,7 @@ A node runs where its weights are, and what has no weights stays where the data 
 where the weights do. Replicated weights (``analysis/replicated.py``: rotary angles, small parameters that every block
 reads) do not count: they are loaded wherever they are read. A view never moves: it lives where its base lives, and so
 does whatever writes into memory that exists already, which keeps a storage that is written on one device with all its
-views. Where parts of a value are gathered, the program is on the main device again.
+views. What is split over devices stays so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import base_of, computes
-from ...compiler.ir.program import Program, place_node, weight_name
+from ...compiler.ir.program import MOVING, Program, place_node, placement_of, weight_name
+from ...compiler.ir.split import split_of
 from ...compiler.spec.devices import Device
 from ..analysis.replicated import replicated_weights
 from ..analysis.weight_chains import consumed_weights, weights_through
@@ -36,7 +37,8 @@ class Pin(Pass):
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
         for node, (device, weights) in pinned(program, program.home).items():
             if not weight_name(node):
-                place_node(node, device=device, weights=weights)
+                group = placement_of(node).group if split_of(node) else (device,)
+                place_node(node, group=group, weights=weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 
 
@@ -50,6 +52,10 @@ def pinned(program: Program, home: Mapping[str, Device]) -> dict[Node, tuple[Dev
         if node.op != "call_function":
             roots[node] = (name,) if name else ()
             found[node] = (home[name] if name else program.main), ()
+            continue
+        if node.target in MOVING:
+            roots[node] = weights_through(node, roots)
+            found[node] = current, ()
             continue
         base, weights = base_of(node), consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)

@@ -2,25 +2,26 @@
 
 Matmuls that need nothing of each other form a *batch*, which stands together, so that its input crosses once and all
 devices work at the same time. An elementwise operation on results of the batch is done on the parts where it needs
-nothing else; a result is gathered when somebody needs the whole of it, and that ends the batch. A matmul of the same
-block that reads what the batch reads joins it, however late the model wrote it.
+nothing else; a result is gathered, by a reshard, when somebody needs the whole of it, and that ends the batch. A matmul
+of the same block that reads what the batch reads joins it, however late the model wrote it.
 
-No operation is added or dropped, and nothing changes but the rounding of a matmul with fewer columns.
+No other operation is added or dropped, and nothing changes but the rounding of a matmul with fewer columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, alias_class, writes
 from ...compiler.ir.eligibility import bias_of
-from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import Program, place_node, tensors_of, weight_name
+from ...compiler.ir.ops import LINEAR, RESHARD
+from ...compiler.ir.program import HERE, Program, place_node, tensors_of, weight_name
 from ...compiler.ir.slices import Bounds
+from ...compiler.ir.state import Split
 from ..analysis.pointwise import is_elementwise, is_number
 
 
@@ -51,6 +52,7 @@ class _Work:
         self.written = {storage for node in self.program.ops() for storage in writes(node)}
         self.blocks = self.program.block_of()
         self.done: set[Node] = set()
+        self.storages = self.program.fresh_storages()
 
     def take(self, node: Node) -> None:
         """Adds the next node to the batch, or ends the batch where the node needs a whole."""
@@ -126,11 +128,26 @@ class _Work:
         self.done.update(batch)
         for node, bounds in batch.items():
             before.prepend(node)
-            place_node(node, split=bounds)
+            (result,) = tensors_of(node)
+            place_node(node, group=self.program.devices, states=((Split(len(result.shape) - 1, (bounds,)),),))
             self._slice(node, bounds)
         for node in late:
             before.prepend(node)
-        self.gathers += sum(any(user not in batch for user in node.users) for node in batch)
+        for node in batch:
+            self._gather(node, [user for user in node.users if user not in batch])
+
+    def _gather(self, node: Node, readers: Sequence[Node]) -> None:
+        """Has readers take the whole of a split result, which keeps its memory: the parts lie apart."""
+        if not readers:
+            return
+        (result,) = tensors_of(node)
+        with self.program.graph.inserting_after(node):
+            whole = self.program.graph.create_node("call_function", RESHARD, (node,), {}, f"{node.name}_whole")
+        whole.kwargs = {"device": HERE}
+        whole.meta["value"], node.meta["value"] = result, replace(result, storage=next(self.storages))
+        for reader in readers:
+            reader.replace_input_with(node, whole)
+        self.gathers += 1
 
     def _slice(self, node: Node, bounds: Bounds) -> None:
         """Notes how the weights of a matmul are sliced: its matrix, and its bias along with it."""

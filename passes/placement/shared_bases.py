@@ -110,7 +110,7 @@ def _copied(
         made = program.graph.create_node("call_function", node.target, args, kwargs, name)
     made.meta = dict(node.meta)
     rename_storages(made, dict.fromkeys(storages_of(node), storage))
-    place_node(made, device=device)
+    place_node(made, group=(device,))
     return made
 
 

@@ -106,7 +106,7 @@ class _Walk:
             for value, version in self.reads[one]:
                 self.readers[value, version, device_of(one)] -= 1
                 self.readers[value, version, target] += 1
-            place_node(one, device=target)
+            place_node(one, group=(target,))
             self.move(one)
         return len(cluster)
 

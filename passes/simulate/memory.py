@@ -163,7 +163,7 @@ class MemoryWalk:
         None of them is memory of weights or of the caller.
         """
         found: dict[Hashable, int] = {}
-        for tensor in flat(type_on(self.program, node, device)):
+        for tensor in flat(type_on(node, device)):
             if tensor.storage not in self.of_others:
                 found.setdefault(tensor.storage, held_bytes(node, tensor))
         return found

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Run, Step
-from ...compiler.ir.split import part_of, pieces, split_of
+from ...compiler.ir.split import pieces, share_of
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ...compiler.spec.speeds import Speeds
@@ -142,14 +142,12 @@ class ClockWalk:
         self.issue(device)
 
     def cost(self, node: Node, device: Device) -> OpCost:
-        """The cost of an operation, or of the columns of it that a device has."""
-        cost = cost_of(node)
-        return cost.part(self.share(node, device)) if split_of(node) else cost
+        """The cost of an operation, or of the part of it that a device has."""
+        return cost_of(node).part(self.share(node, device))
 
     def share(self, node: Node, device: Device) -> float:
-        """The part of a split value's columns that a device has."""
-        begin, end = part_of(self.program, node, device)
-        return (end - begin) / max(1, tensors_of(node)[0].sizes[-1])
+        """The share of a node's result that a device has."""
+        return share_of(node, device)
 
     def issue(self, device: Device) -> None:
         """The host goes on; where it computes itself what it issues, when that is done."""
@@ -169,7 +167,7 @@ class ClockWalk:
     def copy(self, copy: Copy) -> None:
         """A value goes to another device, when it has been made and the lane is free; within a device it is a write."""
         node = copy.sent.node
-        share = self.share(node, copy.source) if split_of(node) else 1.0
+        share = self.share(node, copy.source)
         nbytes = share * sum(arriving(tensor) for tensor in tensors_of(node))
         if copy.source == copy.target:
             self.computed[copy.source] += 2 * nbytes / self.speeds[copy.source].bandwidth

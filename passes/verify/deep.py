@@ -95,7 +95,7 @@ class _FakeRun:
 
     def run(self) -> int:
         """Carries out every instruction; returns how many nodes ran."""
-        count, device, home = 0, self.program.main, self.program.main
+        count, device = 0, self.program.main
         for one in self.program.schedule.flat() if self.program.schedule else ():
             match one:
                 case Load(lifetime=Lifetime.PROGRAM | Lifetime.PHASE) as load:
@@ -111,9 +111,7 @@ class _FakeRun:
                     else:
                         self.held[value, target] = self.send(copy, sent)
                 case Run():
-                    device, home = one.device, one.segment.device
-                case Step(node) if split_of(node) and device_of(node) != home:
-                    raise self.broken(node, f"is gathered on {home}, its annotation says on {device_of(node)}")
+                    device = one.device
                 case Step(node) if split_of(node):
                     self.held[ValueRef(node), device] = self.node(node, device)
                     count += device == members(self.program, node)[0]
@@ -142,9 +140,11 @@ class _FakeRun:
 
     def land(self, part: Any, whole: Any, into: Destination) -> None:
         """Puts a part into its place in a whole; raises where it does not fit there."""
-        place = whole.narrow(-1, into.start, into.length)
+        place = whole
+        for axis, start, length in into.ranges:
+            place = place.narrow(axis, start, length)
         if place.shape != part.shape or place.dtype != part.dtype:
-            raise ValueError(f"{list(part.shape)} does not fit into columns {into} of {list(whole.shape)}")
+            raise ValueError(f"{list(part.shape)} does not fit into {into} of {list(whole.shape)}")
 
     def node(self, node: Node, device: Device) -> Any:
         def operand(value: Node) -> Any:
@@ -158,11 +158,11 @@ class _FakeRun:
         try:
             found = _call(node.target, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
-            return self.make(type_on(self.program, node, device), device)  # only the data knows, or only a kernel
+            return self.make(type_on(node, device), device)  # only the data knows, or only a kernel
         except Exception as error:
             raise self.broken(node, f"{type(error).__name__}: {error}") from error
         place = self.places[device if split_of(node) else device_of(node)]
-        for problem in self.differences(type_on(self.program, node, device), found, place):
+        for problem in self.differences(type_on(node, device), found, place):
             raise self.broken(node, problem)
         return found
 

@@ -20,8 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...compiler.ir.aliasing import overwrites
-from ...compiler.ir.ops import REPLICATE, TRANSFER
-from ...compiler.ir.program import HERE, Program, value_of
+from ...compiler.ir.program import HERE, MOVING, Program, value_of
 from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.value import TensorType, Value
 
@@ -57,9 +56,7 @@ class _LayoutRun:
     def yielded(self, node: Node) -> Any:
         if node.op != "call_function":
             return self.make(value_of(node))
-        if node.target is REPLICATE:
-            return self.values[node.all_input_nodes[0]]
-        if node.target is TRANSFER:
+        if node.target in MOVING:
             sent = self.values[node.all_input_nodes[0]]
             return torch.empty_strided(sent.shape, sent.stride(), dtype=sent.dtype, device=HOST)
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)

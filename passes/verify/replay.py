@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import REPLICATE, TRANSFER
-from ...compiler.ir.program import placement_of
+from ...compiler.ir.program import MOVING, placement_of
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
@@ -30,11 +29,11 @@ from ...compiler.ir.schedule import (
     ValueRef,
     resting_place,
 )
-from ...compiler.ir.split import members, split_of, weight_on
+from ...compiler.ir.split import lying_on, members, rounds, senders, split_of, weight_on
 from ...compiler.spec.devices import Device
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
-from .snapshot import Snapshot, Violation
+from .snapshot import UNKNOWN, Snapshot, Violation
 
 Key = tuple[ValueRef, int]
 """A value, and the place it lies on."""
@@ -158,12 +157,12 @@ class _Machine:
 
     def copy(self, copy: Copy) -> Broken:
         transfer, here, there = copy.value.node, self.snapshot.place(copy.source), self.snapshot.place(copy.target)
-        if transfer.target is not TRANSFER or there != self.snapshot.device[transfer]:
+        if transfer.target not in MOVING or copy.target not in placement_of(transfer).group:
             yield "copy", f"{copy.value} is not what a transfer to {copy.target} makes"
             return
         key, value = (copy.value, there), copy.sent.node
-        if not split_of(value) and here != self.snapshot.device[value]:
-            yield "copy", f"{copy.sent} does not live on {copy.source}"
+        if copy.source not in senders(self.snapshot.program, transfer, copy.target):
+            yield "copy", f"{copy.sent} does not come from {copy.source} to {copy.target}"
         if self.writes(value) != self.contents[transfer]:
             what = f"written {self.writes(value)} times here, and goes on after {self.contents[transfer]}"
             yield "copy", f"the memory of {copy.sent} is {what}"
@@ -217,13 +216,13 @@ class _Machine:
     def read(self, key: Key) -> Broken:
         """A value is read; every part of a whole must have landed."""
         yield from self.use(key)
-        yield from self.parts.read(key[0])
+        yield from self.parts.read(*key)
 
     def free(self, value: ValueRef, device: Device) -> Broken:
         key = value, self.snapshot.place(device)
         if not self.arrived.pop(key, False):
             yield "free", f"{self.name(key)} is not there, or still on its way"
-        self.parts.forget(value)
+        self.parts.forget(*key)
         if key in self.unread:
             self.unread.discard(key)
             yield "idle", f"nobody has read {self.name(key)}"
@@ -264,9 +263,8 @@ class _Machine:
         yield from self.weights.end()
 
     def key(self, node: Node, place: int) -> Key:
-        """Under which key an operand is read on a device: of one that lies on several, the copy that lies there."""
-        copies = self.snapshot.operands[node] if node.target is REPLICATE else ()
-        there = next((one for one in copies if self.snapshot.device[one] == place), node)
+        """Under which key an operand is read on a device: what was brought to others is there itself, at its source."""
+        there = lying_on(node, self.snapshot.program.devices[place]) if place != UNKNOWN else node
         return ValueRef(there), self.resting(there, place)
 
     def resting(self, node: Node, place: int) -> int:
@@ -293,15 +291,15 @@ def _contents(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
     """How often the memory of what each transfer brings has been written where the transfer stands."""
     written: Counter[int] = Counter()
     for node in snapshot.nodes:
-        if node.target is TRANSFER:
+        if node.target in MOVING:
             (value,) = snapshot.operands[node]
             yield node, max((written[storage] for storage in snapshot.storages[value]), default=0)
         written.update(snapshot.writes.get(node, ()))
 
 
 def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
-    """The nodes in their order, each where its turn is: a segment runs on one of its devices after the other."""
+    """The nodes in their order, each where its turn is: each round of a segment on one device after the other."""
     program = snapshot.program
-    for segment in program.segments:
-        for device in members(program, segment.nodes[0]):
-            yield from ((node, snapshot.place(device)) for node in segment.nodes)
+    for nodes in (one for segment in program.segments for one in rounds(segment.nodes)):
+        for device in members(program, nodes[0]):
+            yield from ((node, snapshot.place(device)) for node in nodes)

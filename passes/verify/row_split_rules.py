@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import tensors_of
+from ...compiler.ir.program import placement_of, tensors_of
 from ...compiler.ir.slices import cover
 from ...compiler.ir.split import split_of
 from ..analysis.pointwise import is_number, is_pointwise
@@ -28,23 +28,26 @@ def slices(snapshot: Snapshot) -> Iterator[Violation]:
 def split(snapshot: Snapshot) -> Iterator[Violation]:
     """A split operation multiplies a whole by slices of weights, or is elementwise on parts of equal columns."""
     for node in snapshot.ops:
-        bounds = split_of(node)
-        if not bounds:
+        split = split_of(node)
+        if split is None:
             continue
-        values = tensors_of(node)
-        columns = values[0].shape[-1] if len(values) == 1 and values[0].shape else -1
-        covers = len(bounds) == len(snapshot.program.devices) and cover(bounds, columns)
+        shape = values[0].shape if len(values := tensors_of(node)) == 1 else ()
+        covers = (
+            split.axis == len(shape) - 1
+            and placement_of(node).group == snapshot.program.devices
+            and len(split.segments) == 1
+            and split.covers(len(snapshot.program.devices), shape[-1])
+        )
         if not covers or not (_multiplies(snapshot, node) if node.target in LINEAR else _goes_on(snapshot, node)):
-            said = ", ".join(f"{start}:{stop}" for start, stop in bounds)
-            yield Violation("split", f"%{node.name} cannot be done in columns {said} of {columns}", node)
+            yield Violation("split", f"%{node.name} of {list(shape)} cannot be done {split}", node)
 
 
 def _multiplies(snapshot: Snapshot, node: Node) -> bool:
     """Whether a matmul reads a whole, and a weight and a bias that are sliced as its result is split."""
     operand, *held = snapshot.operands[node]
-    known = snapshot.program.bounds
-    sliced = all(one in snapshot.weights and known.get(snapshot.weights[one].name) == split_of(node) for one in held)
-    return node.args[0] is operand and node.args[1] in held and sliced
+    known, split = snapshot.program.bounds, split_of(node)
+    sliced = all(one in snapshot.weights and (known.get(snapshot.weights[one].name),) == split.segments for one in held)  # type: ignore[union-attr]
+    return node.args[0] is operand and not split_of(operand) and node.args[1] in held and sliced
 
 
 def _goes_on(snapshot: Snapshot, node: Node) -> bool:

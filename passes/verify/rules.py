@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias
-from ...compiler.ir.program import HERE, MOVING, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import members, split_of
+from ...compiler.ir.program import HERE, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import members
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from ...compiler.ir.value import TensorType
@@ -236,16 +236,6 @@ def segments(snapshot: Snapshot) -> Iterator[Violation]:
                 yield Violation("segments", problem, node)
     for first, second in pairwise(found):
         alike = (first.device, first.group) == (second.device, second.group)
-        inside = set(first.nodes) if alike else set()
-        gathered = any(source in inside for one in second.nodes[0].all_input_nodes for source in _gathered(one))
-        if alike and not gathered:
+        if alike:
             problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
             yield Violation("segments", problem, second.nodes[0])
-
-
-def _gathered(operand: Node) -> Iterator[Node]:
-    """The split value whose parts were gathered for an operand, by itself or by what it is a copy of."""
-    while operand.target in MOVING:
-        operand = operand.all_input_nodes[0]
-        if split_of(operand):
-            yield operand

@@ -1,4 +1,4 @@
-"""The rules of what brings values to devices: transfers, and values that lie on several of them."""
+"""The rules of what brings values to devices: transfers and reshards."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import REPLICATE, TRANSFER
-from ...compiler.ir.program import HERE, MOVING, placement_of, value_of
-from ...compiler.ir.split import gathers, members, reads_part, source_of, split_of
+from ...compiler.ir.ops import RESHARD
+from ...compiler.ir.program import HERE, MOVING, Placement, placement_of
+from ...compiler.ir.split import gathers, members, source_of, split_of
 from ...compiler.ir.value import TensorType
+from ...compiler.spec.devices import Device
 from .snapshot import Snapshot, Violation
 
 
 def moving(snapshot: Snapshot) -> Iterator[Violation]:
-    """Transfers and replicas stand in cut programs alone, over values of their own kind, and are in no segment."""
+    """What moves brings a value of its kind from elsewhere once it is cut, or gathers parts, and is in no segment."""
     for node in snapshot.moving:
-        is_right = _is_transfer(snapshot, node) if node.target is TRANSFER else _is_replica(snapshot, node)
-        if "cut" not in snapshot.program.facts:
+        if not _is_moved(snapshot, node):
+            yield Violation("moving", f"%{node.name} = {node.target} does not bring its operand where it is", node)
+        elif "cut" not in snapshot.program.facts and not gathers(node):
             yield Violation("moving", f"%{node.name} moves a value in a program that was not cut", node)
-        elif not is_right or placement_of(node) != replace(placement_of(node), segment=None, weights=(), split=()):
-            yield Violation("moving", f"%{node.name} = {node.target} does not bring its operands where it is", node)
+        elif placement_of(node) != Placement(placement_of(node).group):
+            yield Violation("moving", f"%{node.name} is whole on its devices, and its placement says more", node)
 
 
-def _is_transfer(snapshot: Snapshot, node: Node) -> bool:
-    """Whether a transfer has a value of another device, or parts of its own, and yields its like in new memory."""
+def _is_moved(snapshot: Snapshot, node: Node) -> bool:
+    """Whether a node brings a value to other devices, or gathers its parts, and yields its like in new memory."""
     if len(node.args) != 1 or not isinstance(node.args[0], Node) or node.kwargs != {"device": HERE}:
         return False
     value = node.args[0]
     kinds = value.meta.get("value"), node.meta.get("value")
     if not isinstance(kinds[0], TensorType) or not isinstance(kinds[1], TensorType) or value in snapshot.weights:
         return False
-    is_elsewhere = snapshot.device[node] != snapshot.device[value]
-    is_whole = value.target not in MOVING or gathers(value)
+    group, source = placement_of(node).group, placement_of(value).group
     return (
-        is_whole
-        and is_elsewhere != bool(split_of(value))
+        (value.target not in MOVING or gathers(value))
+        and (bool(split_of(value)) or not set(group) <= set(source) or "cut" not in snapshot.program.facts)
+        and (node.target is RESHARD or (not split_of(value) and len(group) == len(source) == 1))
+        and len(set(group)) == len(group)
         and kinds[1] == replace(kinds[0], storage=kinds[1].storage)
         and kinds[1].storage not in snapshot.storages[value]
         and _stands_behind(snapshot, node, value)
@@ -53,21 +56,11 @@ def _stands_behind(snapshot: Snapshot, node: Node, value: Node) -> bool:
     return is_input or before is maker or not snapshot.writes.get(before, set()).isdisjoint(snapshot.storages[value])
 
 
-def _is_replica(snapshot: Snapshot, node: Node) -> bool:
-    """Whether a replica has copies of one value, each on another device, of which it is the first."""
-    copies = snapshot.operands[node]
-    if node.args != (copies,) or node.kwargs or len(copies) < 2 or value_of(node) != value_of(copies[0]):
-        return False
-    places = [snapshot.device[one] for one in copies]
-    values = {one if one.target is not TRANSFER or gathers(one) else one.args[0] for one in copies}
-    return len(values) == 1 and len(set(places)) == len(places) and places[0] == snapshot.device[node]
-
-
 def transfers(snapshot: Snapshot) -> Iterator[Violation]:
     """Every node reads what lies on its device, in the content that it has by then; nothing is brought there twice."""
     walk = _Contents(snapshot)
     for place, node in enumerate(snapshot.nodes):
-        problem = walk.brought(node, place) if node.target is TRANSFER else None
+        problem = walk.brought(node, place) if node.target in MOVING else None
         problem = problem or next(walk.problems(node), None)
         if problem:
             yield Violation("transfers", f"%{node.name} {problem}", node)
@@ -83,21 +76,21 @@ class _Contents:
 
     snapshot: Snapshot
     written: dict[int, tuple[int, Node]] = field(default_factory=dict)
-    latest: dict[tuple[Node, int], int] = field(default_factory=dict)
+    latest: dict[tuple[Node, Device], int] = field(default_factory=dict)
     came: dict[int, tuple[int, Node]] = field(default_factory=dict)  # by the memory of what was brought
 
     def brought(self, node: Node, place: int) -> str | None:
-        """Notes a transfer; says where the same content was brought to the same device before."""
+        """Notes what moves a value; says where the same content was brought to the same device before."""
         (value,) = self.snapshot.operands[node]
-        key = value, self.snapshot.device[node]
-        before = self.latest.get(key, -1)
         since = max((self.written[one][0] for one in self.snapshot.storages[value] if one in self.written), default=-1)
-        self.latest[key] = place
+        problem = None
+        for device in placement_of(node).group:
+            if self.latest.get((value, device), -1) > since:
+                problem = f"brings %{value.name} to {device} once more"
+            self.latest[value, device] = place
         if not split_of(value):  # a whole that was gathered is no copy: the value itself is written there
             self.came.update(dict.fromkeys(self.snapshot.storages[node], (place, value)))
-        if before > since:
-            return f"brings %{value.name} to {self.snapshot.name(key[1])} once more"
-        return None
+        return problem
 
     def problems(self, node: Node) -> Iterator[str]:
         """What a node reads that is not there, or not what it is by then, and what it writes that is a copy."""
@@ -107,21 +100,20 @@ class _Contents:
             if not self.is_there(node, value):
                 devices = " and ".join(map(str, members(self.snapshot.program, node)))
                 yield f"reads %{value.name}, which is not on {devices}"
-            for storage in {one for copy in self.copies(value) for one in self.snapshot.storages[copy]}:
+            for storage in self.snapshot.storages[value]:
                 if storage in self.snapshot.writes.get(node, ()) and storage in self.came:
                     yield f"writes into %{value.name}, which is a copy"
                 yield from self.outdated(value, storage)
 
-    def copies(self, value: Node) -> list[Node]:
-        """The copies of a value that lies on several devices, or the value."""
-        return self.snapshot.operands[value] if value.target is REPLICATE else [value]
-
     def is_there(self, node: Node, value: Node) -> bool:
-        """Whether a value lies on all devices that run a node, which takes its part of one that is split."""
+        """Whether what a node reads of a value lies on all devices that run it: all of it, or the same part as its own.
+
+        That a matmul reads the whole is a rule of its own.
+        """
+        group = placement_of(value).group
         if split_of(value):
-            return reads_part(node, value)
-        there = [self.snapshot.device[one] for one in self.copies(value)]
-        return sorted(there) == sorted(self.snapshot.place(one) for one in members(self.snapshot.program, node))
+            return placement_of(node).group == group and split_of(node) == split_of(value)
+        return set(members(self.snapshot.program, node)) <= set(group)
 
     def outdated(self, value: Node, storage: int) -> Iterator[str]:
         """The write that a copy in a piece of memory came too early for."""

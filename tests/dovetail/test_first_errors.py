@@ -249,7 +249,7 @@ def test_shares_that_no_component_can_use_are_said_to_be_unused(caplog: pytest.L
     ("change", "said"),
     [
         (lambda text: text[:-200], r"damaged: line \d+, column \d+ is no JSON"),
-        (lambda text: text.replace('"version": 6', '"version": 5'), r"version should be 6"),
+        (lambda text: text.replace('"version": 7', '"version": 6'), r"version should be 7"),
         (lambda text: text.replace('"return [', '"turn ['), r"plan\.json is damaged: program: line \d+"),
         (lambda text: text.replace('"program": [', '"program": [7,'), r"program\[0\] is no text"),
         (lambda text: text.replace('"torch"', '"troch"'), r"torch is missing"),

@@ -69,7 +69,7 @@ def test_names_of_a_file_are_no_code_in_a_listing(tmp_path: Path, layers: nn.Mod
 
 
 def test_a_command_says_what_is_wrong_without_escapes(tmp_path: Path) -> None:
-    plan = {"format": "dovetail plan", "version": 6, "torch": "2", "rig": "sim0=1GiB", "tensors": {}}
+    plan = {"format": "dovetail plan", "version": 7, "torch": "2", "rig": "sim0=1GiB", "tensors": {}}
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "program": [f"{ESCAPES} rubbish"]}))
     result = CliRunner().invoke(app, ["show", str(tmp_path / "plan.json")])
     assert result.exit_code == 1

@@ -78,7 +78,7 @@ def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in
     back = [one for one in copies if one.into]
     assert (len(out), len(back)) == (2 * 2, 2 * 3)
     assert {str(one.source) for one in out} == {"sim0"} == {str(one.target) for one in back}
-    assert [(one.into.start, one.into.length) for one in back if one.into] == [(128, 80), (208, 48), (0, 128)] * 2
+    assert [one.into.ranges for one in back if one.into] == [((1, 128, 80),), ((1, 208, 48),), ((1, 0, 128),)] * 2
 
 
 def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:

@@ -12,9 +12,10 @@ from torch.fx import Node
 from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, Step, ValueRef
+from dovetail.compiler.ir.state import Split
 from dovetail.compiler.spec.devices import Device
 
-MOVES = ("dovetail.transfer.default", "dovetail.replicate.default")
+MOVES = ("dovetail.transfer.default", "dovetail.reshard.default")
 
 
 def storages(node: Node) -> set[int]:
@@ -128,26 +129,39 @@ def follows_readers(node: Node) -> bool:
 
 def group(program: Program, node: Node) -> list[Device]:
     """The devices that run a node: its own, or those that have columns of its result."""
-    split = placement_of(node).split
-    if not split:
+    columns = split(node)
+    if not columns:
         return [device(node) or program.devices[0]]
-    return [one for one, (start, stop) in zip(program.devices, split, strict=True) if start < stop]
+    return [one for one, (start, stop) in zip(program.devices, columns, strict=True) if start < stop]
+
+
+def split(node: Node) -> list[tuple[int, int]]:
+    """The columns of a node's result that each device of the program has; nothing where they have it whole."""
+    states = [state for states in placement_of(node).states for state in states]
+    assert all(isinstance(state, Split) and state.axis == len(tensors_of(node)[0].shape) - 1 for state in states)
+    return [columns for state in states for segment in state.segments for columns in segment]  # type: ignore[union-attr]
 
 
 def takes_part(reader: Node, value: Node) -> bool:
     """Whether a node reads on each device the part that is there: all that is split does, but matmuls."""
-    both = bool(placement_of(value).split and placement_of(reader).split)
+    both = bool(split(value) and split(reader))
     return both and str(reader.target) not in ("aten.linear.default", "dovetail.quantized_linear.default")
 
 
+def whole_of(node: Node) -> Node | None:
+    """What gathers the parts of which a value is the whole, or a copy of that; None where there are none."""
+    while str(node.target) in MOVES:
+        (source,) = node.all_input_nodes
+        if split(source):
+            return node
+        node = source
+    return None
+
+
 def is_cut(program: Program, segment: list[Node], node: Node) -> bool:
-    """Whether a segment ends before a node: on other devices, or where the whole of what it has split is read."""
+    """Whether a segment ends before a node: on other devices."""
     last = segment[-1]
-    moves = (device(last), group(program, last)) != (device(node), group(program, node))
-    return moves or any(
-        placement_of(one).split and one in segment and not takes_part(node, one)
-        for one in map(original, node.all_input_nodes)
-    )
+    return (device(last), group(program, last)) != (device(node), group(program, node))
 
 
 def check_law_4(program: Program) -> None:
@@ -185,8 +199,8 @@ def contents(program: Program) -> dict[Node, int]:
     writes: Counter[int] = Counter()
     found = {}
     for node in program.graph.nodes:
-        if str(node.target) == MOVES[0]:
-            found[node] = max(writes[storage] for storage in storages(original(node)))
+        if str(node.target) in MOVES:
+            found[node] = max(writes[storage] for storage in storages(node.all_input_nodes[0]))
         writes.update(written(node))
     return found
 
@@ -195,14 +209,20 @@ def needed(program: Program) -> dict[tuple[Node, int, Device | None, Device | No
     """What must be sent, each once: a node, how often its memory was written, from where, and to where."""
     writes: Counter[int] = Counter()
     wanted: dict[tuple[Node, int, Device | None, Device | None], int] = {}
+    changed = set().union(*(written(node) for node in program.ops()))
     for node in program.graph.nodes:
-        for value in map(original, node.all_input_nodes if str(node.target) not in MOVES else ()):
+        for operand in node.all_input_nodes if str(node.target) not in MOVES else ():
+            value, whole = original(operand), whole_of(operand)
             if weight_name(value) or not tensors_of(value) or takes_part(node, value):
                 continue
-            version, home = max(writes[storage] for storage in storages(value)), device(value)
-            wanted |= {(value, version, home, target): 1 for target in group(program, node) if target != home}
-            if placement_of(value).split:  # each part goes into its place in the whole, that of the own device too
-                wanted |= {(value, 0, source, home): 1 for source in group(program, value)}
+            there, targets = whole or value, group(program, node)
+            version, home = max(writes[storage] for storage in storages(there)), device(there)
+            is_written = bool(changed & storages(there))
+            if whole:  # each part goes into its place in the whole, that of the own device too
+                at = [home] if is_written else targets
+                wanted |= {(value, 0, source, target): 1 for source in group(program, value) for target in at}
+            if is_written or not whole:
+                wanted |= {(value, version, home, target): 1 for target in targets if target != home}
         writes.update(written(node))
     return wanted
 
@@ -295,13 +315,13 @@ class Clockwork:
         now = self.compute[where]
         if not tensors_of(value):
             return
-        if str(value.target) == MOVES[1]:
-            (value,) = (one for one in value.all_input_nodes if device(one) == where)
-        if str(value.target) != MOVES[0]:
+        while str(value.target) in MOVES and where == device(value.all_input_nodes[0]) and whole_of(value) is not value:
+            (value,) = value.all_input_nodes  # which is there itself
+        if str(value.target) not in MOVES:
             assert self.made[ValueRef(value), where] <= now
             return
         (source,) = value.all_input_nodes
         parts = [self.sent[ValueRef(value), one, where] for one in group(self.program, source)]
         assert max(parts) <= now, "read before it has arrived, or all its parts have"
-        changed = max(self.writes[storage] for storage in storages(original(value)))
+        changed = max(self.writes[storage] for storage in storages(source))
         assert changed == self.contents[value], "read as it was before it was written"

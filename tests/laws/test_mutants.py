@@ -21,9 +21,10 @@ from torch.utils import _pytree as pytree
 import dovetail
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.ir.aliasing import storages_of, writes
-from dovetail.compiler.ir.program import Program, place_node
-from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Run, Schedule
+from dovetail.compiler.ir.program import Program, place_node, placement_of
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Destination, Free, Run, Schedule
 from dovetail.compiler.ir.split import maker_of, pieces, source_of, split_of
+from dovetail.compiler.ir.state import WHOLE, Partial, Split
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Device
 from dovetail.passes.placement.pin import pinned
@@ -293,11 +294,12 @@ def test_every_node_on_another_device_is_caught_by_both_verifiers(subject: Subje
     for node in list(subject.program.ops()):
         segment = subject.program.segments[node.meta["placement"].segment]
         other = next(one for one in subject.program.devices if one != segment.device)
-        place_node(node, device=other)
+        kept = placement_of(node).group
+        place_node(node, group=(other,))
         verdicts.append(subject.is_accepted(subject.compiled.schedule))
         if len(verdicts) % 8 == 1:
             deep.append(_rehearses(subject.program))
-        place_node(node, device=segment.device)
+        place_node(node, group=kept)
     count(verdicts, "misplaced nodes", "verifier")
     count(deep, "misplaced nodes", "deep verifier")
 
@@ -313,8 +315,9 @@ def _rehearses(program: Program) -> bool:
 def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
     """Each part that lands in a whole a column too early, or at its beginning."""
     for one in copies_of(schedule):
-        for start in {one.into.start - 1, 0} - {one.into.start} if one.into else ():
-            moved = replace(one, into=replace(one.into, start=start))  # type: ignore[type-var]
+        ((axis, first, length),) = one.into.ranges if one.into else ((0, 0, 0),)
+        for start in {first - 1, 0} - {first} if one.into else ():
+            moved = replace(one, into=Destination(((axis, start, length),)))
 
             def land(other: Any, one: Copy = one, moved: Copy = moved) -> list[Any]:
                 if isinstance(other, Await) and other.started == one:
@@ -329,7 +332,7 @@ def test_every_part_that_lands_in_another_place_is_caught() -> None:
     subject = split_by_rows()
     assert subject.survives(subject.compiled.schedule)
     mutants = list(landed_elsewhere(subject.compiled.schedule))
-    assert len(mutants) == 2 * 2 * (1 + 2 + 2), "two blocks with two gathers of parts from three devices"
+    assert len(mutants) == 2 * (3 + 1) * (1 + 2 + 2), "two blocks, a whole on three devices and one, parts from three"
     count([subject.is_accepted(mutant) for mutant in mutants], "parts that land elsewhere", "verifier")
     count([subject.survives(mutant) for mutant in mutants], "parts that land elsewhere", "running")
 
@@ -338,12 +341,15 @@ def test_every_operation_that_is_split_otherwise_is_caught_by_the_verifier() -> 
     torch.manual_seed(0)
     subject, verdicts = split_by_rows(), []
     for node in filter(split_of, subject.program.ops()):
-        kept = split_of(node)
-        (start, stop), (_, end), *rest = kept
-        for other in ((), ((start, stop - 1), (stop - 1, end), *rest), ((start, end), (end, end), *rest)):
-            place_node(node, split=other)
+        kept, states = split_of(node), placement_of(node).states
+        assert kept is not None
+        ((start, stop), (_, end), *rest) = kept.segments[0]
+        later, none = ((start, stop - 1), (stop - 1, end), *rest), ((start, end), (end, end), *rest)
+        others = (Split(kept.axis, (later,)), Split(kept.axis, (none,)), Split(0, kept.segments), Partial(), WHOLE)
+        for other in others:
+            place_node(node, states=((other,),))
             verdicts.append(subject.is_accepted(subject.compiled.schedule))
-        place_node(node, split=kept)
+        place_node(node, states=states)
     count(verdicts, "operations split otherwise", "verifier")
 
 
@@ -354,11 +360,9 @@ def test_every_whole_that_is_not_allocated_or_allocated_late_is_caught() -> None
     mutants = []
     for index, one in enumerate(schedule):
         if isinstance(one, Allocate):
-            mutants += [
-                without(schedule, lambda other, one=one: other is one),
-                moved_before(schedule, index, index + 1),
-            ]
-    assert len(mutants) == 2 * 2 * 2, "two blocks with two gathers each"
+            run = next(at for at in range(index, len(schedule)) if isinstance(schedule.instructions[at], Run))
+            mutants += [without(schedule, lambda other, one=one: other is one), moved_before(schedule, index, run)]
+    assert len(mutants) == 2 * (3 + 1) * 2, "two blocks, a whole on three devices and one on one"
     count([subject.is_accepted(mutant) for mutant in mutants], "wholes without memory", "verifier")
     count([subject.survives(mutant) for mutant in mutants], "wholes without memory", "running")
 

@@ -112,7 +112,7 @@ def test_a_layer_that_reads_what_the_batch_reads_joins_it_however_late_it_stands
 def test_elementwise_operations_on_results_of_a_batch_are_done_on_the_parts() -> None:
     program = check(lambda x, one, two, three: x + (F.silu(one) * two.double().tanh().float() - 2 * three), 1)
     (last, *_) = gathered(program)
-    parts = [type_on(program, last, device) for device in members(program, last)]
+    parts = [type_on(last, device) for device in members(program, last)]
     assert all(isinstance(part, TensorType) and part.shape[-1] < 256 for part in parts)
     assert last.target not in LINEAR
 
@@ -131,7 +131,7 @@ def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
     for node in (node for node in program.ops() if node.target in LINEAR):
         for device in members(program, node):
             weight, bias = (weight_on(program, node, operand, device) for operand in node.args[1:3])  # type: ignore[arg-type]
-            assert weight.rows == bias.rows == part_of(program, node, device)
+            assert weight.rows == bias.rows == part_of(node, device)
             assert device == pieces(program)[weight.name][1] == pieces(program)[bias.name][1]
 
 

@@ -199,7 +199,7 @@ def test_the_verifier_sees_a_node_that_is_neither_with_its_weight_nor_with_its_r
     program = of(forward, SUNK.partition(",cut")[0])
     assert not list(violations(program))
     node = next(node for node in program.ops() if str(node.target).startswith(f"aten.{name}."))
-    place_node(node, device=DEVICES[2])
+    place_node(node, group=(DEVICES[2],))
     assert any(problem.rule == "pin" and problem.node is node for problem in violations(program))
 
 

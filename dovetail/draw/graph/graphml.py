@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ...compiler.ir.eligibility import reasons_against
 from ...compiler.ir.program import Program, device_of, origin_of, placement_of, tensors_of, value_of, weight_name
+from ...compiler.ir.split import split_of
 from ...compiler.ir.targets import name_of
 from ...compiler.printable import printable
 from ...compiler.spec.residency import Residency
@@ -87,7 +88,7 @@ def _of_weight(program: Program, node: Node, marks: Mapping[Node, str], blocks: 
 
 def _of_value(node: Node) -> dict[str, Any]:
     placement, origin = placement_of(node), origin_of(node)
-    is_op, is_output = node.op == "call_function", node.op == "output"
+    is_op, is_output, split = node.op == "call_function", node.op == "output", split_of(node)
     return {
         "kind": "operation" if is_op else "results" if is_output else "input",
         "op": (name_of(node.target) or str(node.target)) if is_op else None,
@@ -95,7 +96,7 @@ def _of_value(node: Node) -> dict[str, Any]:
         "bytes": 0 if is_output else _nbytes(node),
         "device": device_of(node).name if placement.device else None,
         "segment": placement.segment,
-        "columns": _ranges(placement.split),
+        "columns": _ranges(split.segments[0] if split else ()),
         "module": origin.module if is_op else None,
         "class": origin.cls if is_op else None,
         "source": origin.source if is_op else None,

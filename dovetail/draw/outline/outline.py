@@ -190,7 +190,7 @@ def _crossing_edges(program: Program, part_of: dict[Node, int]) -> Iterator[Edge
     """What crosses between devices, by the boxes at its ends: inputs and results have none."""
     for transfer in program.transfers():
         ends = part_of.get(maker_of(transfer)), part_of.get(first_reader(transfer))
-        yield Edge(*ends, (original(transfer).name,), sum(nbytes for _, nbytes in sent(program, transfer)))
+        yield Edge(*ends, (original(transfer).name,), sum(nbytes for _, _, nbytes in sent(program, transfer)))
 
 
 def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[Edge]) -> Iterator[Edge]:

@@ -8,8 +8,8 @@ from typing import Any
 from torch.fx import Node
 
 from ...compiler.ir.eligibility import marks_by_name
-from ...compiler.ir.program import Program, device_of, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import first_reader, original, sent, split_of
+from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import first_reader, original, sent, share_of, split_of
 from ...compiler.ir.value import TensorType
 from ...compiler.spec.speeds import Speeds
 from ...passes.simulate.cost import cost_of
@@ -75,7 +75,7 @@ def _columns(
         "op": [texts[_op(node)] for node in nodes],
         "type": [texts[_type(node)] for node in nodes],
         "place": [texts[place_of(program, groups[node])] for node in nodes],
-        "split": [texts[_split(program, node)] for node in nodes],
+        "split": [texts[_split(node)] for node in nodes],
         "weights": [[texts[shown[name]] for name in _weights(node)] for node in nodes],
         "module": [texts[f"{one.module} : {one.cls}" if one.cls else one.module] for one in origins],
         "source": [texts[one.source] for one in origins],
@@ -112,25 +112,21 @@ def _shape(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _split(program: Program, node: Node) -> str:
+def _split(node: Node) -> str:
     """Which columns each device has of a split value; empty where one device has all."""
-    shares = zip(program.devices, split_of(node), strict=False)
+    split = split_of(node)
+    shares = zip(placement_of(node).group, split.segments[0], strict=True) if split else ()
     return ", ".join(f"{device}: {start}–{stop}" for device, (start, stop) in shares if start < stop)
 
 
 def _seconds(program: Program, node: Node, speeds: Speeds) -> float:
     """The predicted seconds of an operation, on the slowest of the devices that share it."""
-    cost, split = cost_of(node), split_of(node)
-    device = placement_of(node).device
-    if not split:
-        return cost.seconds(speeds[device]) if device else 0.0
-    width = max(1, split[-1][1])
-    shares = zip(program.devices, split, strict=False)
-    return max(cost.part((stop - start) / width).seconds(speeds[one]) for one, (start, stop) in shares)
+    cost, group = cost_of(node), placement_of(node).group
+    return max((cost.part(share_of(node, one)).seconds(speeds[one]) for one in group), default=0.0)
 
 
 def _crossings(program: Program, numbers: Mapping[Node, int]) -> Any:
     for transfer in program.transfers():
         ends = numbers.get(original(transfer), -1), numbers.get(first_reader(transfer), -1)
-        for source, nbytes in sent(program, transfer):
-            yield [*ends, source.name, device_of(transfer).name, nbytes]
+        for source, target, nbytes in sent(program, transfer):
+            yield [*ends, source.name, target.name, nbytes]

@@ -13,6 +13,7 @@ import dovetail
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.split import pieces, split_of
+from dovetail.compiler.ir.state import Split
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.text.spelling import show_argument
@@ -90,8 +91,8 @@ block "layers.0"  // 3 weights, 139272 bytes
 %a: bf16[256, 68]~1 = adapter "layers.0.weight.up" in "layers.0" @sim0  // not eligible: of an adapter
 %s: number = adapter "layers.0.weight.scale" in "layers.0" @sim0  // not eligible: of an adapter
 %x: bf16[3, 256]~2 = input @sim0
-%linear: bf16[3, 384]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0") @sim0 split 0:128, 128:384
-%mul: bf16[3, 384]~4 = aten.mul.Tensor(%linear, %s) @sim0 split 0:128, 128:384
+%linear: bf16[3, 384]~3 = dovetail.quantized_linear.default(%x, %w, none, "Q8_0") @sim0+sim1 split 1 [0:128, 128:384]
+%mul: bf16[3, 384]~4 = aten.mul.Tensor(%linear, %s) @sim0+sim1 split 1 [0:128, 128:384]
 return [%mul]
 """
 
@@ -100,7 +101,7 @@ def test_slices_and_packed_weights_and_adapters_are_read_back() -> None:
     program = parse_program(RESTING)
     assert print_program(program) == RESTING
     assert program.bounds == {"a.w": ((0, 128), (128, 384))}
-    assert split_of(next(program.ops())) == ((0, 128), (128, 384))
+    assert split_of(next(program.ops())) == Split(1, (((0, 128), (128, 384)),))
     packed, device = pieces(program)["a.w[128:384]"]
     assert str(device) == "sim1"
     assert (packed.rows, packed.quant, packed.shape) == ((128, 384), "Q8_0", (256, 256))

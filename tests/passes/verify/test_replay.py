@@ -45,7 +45,7 @@ def test_an_await_is_of_a_copy_that_was_sent_just_so() -> None:
     found = list(awaits_of_copies(program))
     assert any(one.device == copy.source for one, copy in found)
     for one, copy in found:
-        landing = replace(copy, into=Destination(0, 1))
+        landing = replace(copy, into=Destination(((0, 0, 1),)))
         other = replace(copy, source=next(device for device in program.devices if device != copy.source))
         for started in (landing, other) if one.device == copy.target else (landing,):
             refused(program, exchanged(program, one, replace(one, started=started)), "rule wait: .*")

@@ -16,8 +16,9 @@ from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import writes
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
-from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
+from dovetail.compiler.ir.schedule import Await, Copy, Destination, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.ir.split import source_of, split_of
+from dovetail.compiler.ir.state import Split
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
@@ -101,21 +102,23 @@ def give_two_devices_the_same_rows(program: Program) -> None:
 
 def split_a_result_otherwise_than_its_weight(program: Program) -> None:
     node = next(filter(split_of, program.ops()))
-    (start, stop), (_, end), *rest = split_of(node)
-    place_node(node, split=((start, stop - 1), (stop - 1, end), *rest))
+    split = split_of(node)
+    assert split is not None
+    ((start, stop), (_, end), *rest) = split.segments[0]
+    place_node(node, states=((Split(split.axis, (((start, stop - 1), (stop - 1, end), *rest),)),),))
 
 
 def put_an_input_on_another_device(program: Program) -> None:
-    place_node(next(program.inputs()), device=DEVICES[1])
+    place_node(next(program.inputs()), group=(DEVICES[1],))
 
 
 def part_a_view_from_its_base(program: Program) -> None:
-    place_node(op(program, "select"), device=DEVICES[1])
+    place_node(op(program, "select"), group=(DEVICES[1],))
 
 
 def run_a_layer_away_from_its_weight(program: Program) -> None:
     node = op(program, "linear")
-    place_node(node, device=other(node))
+    place_node(node, group=(other(node),))
 
 
 def spread_written_memory_over_two_devices(program: Program) -> None:
@@ -135,7 +138,7 @@ def read_past_a_transfer(program: Program) -> None:
 
 def bring_a_value_where_it_is(program: Program) -> None:
     transfer = next(program.transfers())
-    place_node(transfer, device=device_of(source_of(transfer)))
+    place_node(transfer, group=(device_of(source_of(transfer)),))
 
 
 def forget_a_load(program: Program) -> None:
@@ -188,7 +191,8 @@ def land_in_the_place_of_another_part(program: Program) -> None:
     def change(one: Any) -> list[Any] | None:
         if not isinstance(one, Copy) or one.into is None:
             return None
-        return [replace(one, into=replace(one.into, start=one.into.start + 1))]
+        ((axis, start, length),) = one.into.ranges
+        return [replace(one, into=Destination(((axis, start + 1, length),)))]
 
     change_first(program, change)
 
@@ -233,7 +237,7 @@ def put_on_a_device_a_dtype_that_it_lacks(program: Program) -> None:
     program.home = {name: apple if home == DEVICES[0] else home for name, home in program.home.items()}
     for node in program.graph.nodes:
         if placement_of(node).device == DEVICES[0]:
-            place_node(node, device=apple)
+            place_node(node, group=(apple,))
     node = op(program, "zeros")
     node.meta["value"] = replace(value_of(node), dtype=torch.float64)  # type: ignore[type-var]
 
@@ -358,7 +362,7 @@ def test_the_deep_verifier_finds_a_wrong_dtype() -> None:
 def test_the_deep_verifier_finds_a_node_on_another_device_than_its_annotation_says() -> None:
     program = sample()
     node = next(node for node in program.segments[1].nodes if tensors_of(node))
-    place_node(node, device=DEVICES[2])
+    place_node(node, group=(DEVICES[2],))
     with pytest.raises(VerificationError, match=r"on sim:1, its annotation says .* on sim:2"):
         verify_deep(program)
 
