@@ -264,9 +264,12 @@ class Executor:
         return steps.allocate(slot, lambda values: (*values[other].shape[:-1], columns), found.dtype, device.torch)
 
     def _copy_step(self, copy: Copy) -> Step:
-        target, event = self._slots.on(copy.target).ends_of(copy)
         origin = self._slots.values[copy.sent, copy.source]
-        return steps.copy(self._transport.sender(copy), origin, target, event)
+        place = None if copy.into is None else (self._slots.values[copy.value, copy.target], copy.into.ranges)
+        if place and copy.source == copy.target:
+            return steps.fill_part(origin, *place)
+        target, event = self._slots.on(copy.target).ends_of(copy)
+        return steps.copy(self._transport.sender(copy), origin, target, event, place)
 
     def _load_step(self, load: Load) -> Step:
         """Starts bringing weights, and tells their source which come after them."""

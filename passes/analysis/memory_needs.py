@@ -89,12 +89,15 @@ def needs_of(
 class Count:
     """Counts once for all devices; a step is the place of an operation in the graph.
 
-    ``staged`` has the weights that come and go on each device, by the number of the stage that reads them.
+    What is gathered on devices that allocate it late has a step behind the operations that make its parts. ``staged``
+    has the weights that come and go on each device, by the number of the stage that reads them.
     """
 
     program: Program
     places: Places
-    steps: dict[Node, int] = field(init=False)
+    steps: dict[Node, int] = field(default_factory=dict)
+    handing: dict[Node, int] = field(default_factory=dict)  # of a split value the step in which it is sent late
+    end: int = 0
     begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its round
     stage: dict[tuple[Node, Device], int] = field(default_factory=dict)
     resident: dict[Device, dict[Weight, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -102,10 +105,21 @@ class Count:
     values: dict[Device, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ops = list(self.program.ops())
-        self.steps = {node: step for step, node in enumerate(ops)}
+        self._number()
         self._cut({})
-        self.values = _alive(len(ops) + 1, self._lives())
+        self.values = _alive(self.end + 1, self._lives())
+
+    def _number(self) -> None:
+        """Gives each operation its step."""
+        late = {source_of(one) for one in self.program.transfers() if gathers(one) and self._is_late(one)}
+        steps = count()
+        for nodes in (one for _, shared in self._runs() for one in rounds(shared)):
+            self.steps.update(zip(nodes, steps, strict=False))
+            self.handing.update(zip((node for node in nodes if node in late), steps, strict=False))
+        self.end = next(steps)
+
+    def _is_late(self, whole: Node) -> bool:
+        return placement_of(whole).group != (self.program.main,)
 
     def refine(self, headroom: int | None = None, devices: Collection[Device] = ()) -> None:
         """Cuts the stages finer of devices that have no room for a slot as large as a block needs.
@@ -224,7 +238,7 @@ class Count:
                 if scratch:
                     lives[device, node] = [scratch, step, step]
         for reader, value, device in self._readings():
-            _touch(lives, device, value, self.steps.get(reader, len(self.steps)))
+            _touch(lives, device, value, self.steps.get(reader, self.end))
         return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
 
     def _note_transfer(self, lives: dict[tuple[Device, object], list[int]], node: Node) -> None:
@@ -235,12 +249,15 @@ class Count:
             made, nbytes = self.begins[value], tensor.nbytes
         else:
             is_sent_on = value.target in MOVING
-            made = self.begins.get(first_reader(node), len(self.steps)) if is_sent_on else self.steps.get(value, 0)
+            made = self.begins.get(first_reader(node), self.end) if is_sent_on else self.steps.get(value, 0)
             nbytes = arriving(tensor)
             _touch(lives, device_of(value), value, made)
         for device in placement_of(node).group:
             if senders(self.program, node, device):
-                lives[device, tensor.storage] = [nbytes, made, made]
+                is_late = gathers(node) and device != self.program.main
+                lives[device, tensor.storage] = [nbytes, *[self.handing[value] if is_late else made] * 2]
+        for device in members(self.program, value) if value in self.handing else ():
+            _touch(lives, device, value, self.handing[value])
 
 
 def _touch(lives: dict[tuple[Device, object], list[int]], device: Device, value: Node, step: int) -> None:

@@ -89,6 +89,14 @@ Turn: TypeAlias = tuple[Node, Device]
 
 
 @dataclass(frozen=True)
+class Handing:
+    """Where a device sends its part of a value to wholes that are allocated when all parts are made."""
+
+    value: ValueRef
+    device: Device
+
+
+@dataclass(frozen=True)
 class Gathered:
     """Where all parts of a whole have landed on a device."""
 
@@ -96,8 +104,11 @@ class Gathered:
     device: Device
 
 
-Site: TypeAlias = Turn | Allocate | Gathered
-"""Where something happens: at a node's turn, where a whole is allocated, or where it is gathered."""
+Between: TypeAlias = Allocate | Handing | Gathered
+"""What happens between stages: a whole is allocated, a part is sent, or all have landed."""
+
+Site: TypeAlias = Turn | Between
+"""Where something happens: at a node's turn, or between stages."""
 
 
 class _Lowering:
@@ -188,22 +199,32 @@ class _Lowering:
         yield Output(tuple(self.reads[output]), main)
 
     def _wholes(self, stage: Stage | None) -> Iterator[Instruction]:
-        """What stands before a stage: wholes that are gathered by then, and memory for those that it has a part in."""
+        """What stands before a stage, of wholes whose parts were made before it, or are made in it."""
         for site in self.before.get(stage, ()):
             yield from (site,) if isinstance(site, Allocate) else self.awaits[site]
             yield from (*self.sends[site], *self.frees.get(site, ()))
 
-    def _place_wholes(self) -> dict[Stage | None, list[Allocate | Gathered]]:
-        """Each whole is allocated before the first stage that computes a part, and gathered before the first reader."""
+    def _place_wholes(self) -> dict[Stage | None, list[Between]]:
+        """What happens between stages, by the stage before which it does.
+
+        On the main device a whole is allocated before the first stage that makes a part, so that parts are sent as they
+        are made. On others, where what the parts are made of may be as large, it is allocated when all are made. It is
+        gathered before the first stage that reads it there.
+        """
         first = {node: stage for stage in reversed(self.stages) for node in stage.nodes}
-        found: dict[Stage | None, list[Allocate | Gathered]] = defaultdict(list)
+        last = {node: stage for stage in self.stages for node in stage.nodes}
+        following = dict(zip(map(id, self.stages), [*self.stages[1:], None], strict=True))
+        handed, gathered, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
         for transfer in filter(gathers, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
+            after = following[id(last[value])]
             for device in placement_of(transfer).group:
+                is_early = device == self.program.main
+                (allocated[first[value]] if is_early else handed[after]).append(Allocate(whole, device, _like(value)))
                 reader = self._first_reader(transfer, device)
-                found[first[value]].append(Allocate(whole, device, _like(value)))
-                found[self.stage_of.get((reader, device), first.get(reader))].insert(0, Gathered(whole, device))
-        return found
+                gathered[self.stage_of.get((reader, device), first.get(reader))].append(Gathered(whole, device))
+            handed[after] += [Handing(ValueRef(value), one) for one in members(self.program, value)]
+        return {one: [*handed[one], *gathered[one], *allocated[one]] for one in (*self.stages, None)}
 
     def _first_reader(self, whole: Node, device: Device) -> Node:
         """The first operation that reads a whole on a device, or what is brought on from there; or the output."""
@@ -273,7 +294,7 @@ class _Lowering:
                     self.awaits[self.first[transfer, target]].append(Await(copy, target))
 
     def _place_gather(self, transfer: Node) -> None:
-        """Sends each part of a split value into its place in every whole, as soon as it is made."""
+        """Sends each part of a split value into its place in every whole, as soon as that has memory."""
         value, whole = source_of(transfer), ValueRef(transfer)
         split = split_of(value)
         assert split is not None
@@ -281,7 +302,8 @@ class _Lowering:
             for device in senders(self.program, transfer, target):
                 start, stop = part_of(value, device)
                 copy = Copy(whole, device, target, Destination(((split.axis, start, stop - start),)))
-                self.sends[value, device].append(copy)
+                is_early = target == self.program.main
+                self.sends[(value, device) if is_early else Handing(ValueRef(value), device)].append(copy)
                 if device != target:
                     self.awaits[Gathered(whole, target)].append(Await(copy, target))
 
@@ -340,6 +362,9 @@ class _Lowering:
             return
         if isinstance(site, Gathered):
             yield site.value, site.device
+            return
+        if isinstance(site, Handing):
+            yield from ((site.value, site.device) for _ in self.sends[site])
             return
         node, device = site
         for value in self.reads[site]:

@@ -16,7 +16,8 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.placement.assignment import assigned, needs_under
+from dovetail.passes.analysis.memory_needs import needs_of
+from dovetail.passes.placement.assignment import arranged
 from dovetail.passes.placement.place import Part, Room, split_parts
 from dovetail.runtime import sim
 from tests.cases import slow_but
@@ -57,7 +58,8 @@ def test_no_device_gets_more_than_it_has_where_any_split_into_ranges_would_fit(
 
 def least_rig(program: Program) -> str:
     """A rig of just so much memory as the program needs; a byte at least, for a rig has no empty devices."""
-    needs = needs_under(program, assigned(program, program.home, program.bounds), finest=True)
+    copy = arranged(program)
+    needs = needs_of(copy, copy.places(), finest=True)
     free = {device: max(need.total, 1) for device, need in needs.items() if device.is_simulated}
     return ",".join(f"{device}={nbytes}B/{nbytes + _left(device)}B" for device, nbytes in free.items())
 

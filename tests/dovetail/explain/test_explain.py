@@ -59,7 +59,7 @@ def test_each_cut_is_told_with_its_bytes(split: Any) -> None:
     program = programs["transformer"]
     cuts = cuts_of(program, account.speeds)
     whole = [end for one in program.transfers() for end in sent(program, one)]
-    assert sum(cut.nbytes for cut in cuts) == sum(nbytes for _, nbytes in whole) > 0
+    assert sum(cut.nbytes for cut in cuts) == sum(nbytes for _, _, nbytes in whole) > 0
     assert sum(cut.values for cut in cuts) == len(whole)
     told = " ".join(sentences_of("transformer", program, 3, account.speeds))
     assert all(f"from {cut.source} to {cut.target}" in told for cut in cuts)
