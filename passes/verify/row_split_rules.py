@@ -9,7 +9,7 @@ from torch.fx import Node
 from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import placement_of, tensors_of
 from ...compiler.ir.slices import cover
-from ...compiler.ir.split import split_of
+from ...compiler.ir.split import split_of, state_of
 from ..analysis.pointwise import is_number, is_pointwise
 from .snapshot import Snapshot, Violation
 
@@ -40,6 +40,19 @@ def split(snapshot: Snapshot) -> Iterator[Violation]:
         )
         if not covers or not (_multiplies(snapshot, node) if node.target in LINEAR else _goes_on(snapshot, node)):
             yield Violation("split", f"%{node.name} of {list(shape)} cannot be done {split}", node)
+
+
+def states(snapshot: Snapshot) -> Iterator[Violation]:
+    """Values that lie in one piece of memory have one state."""
+    if not any(placement_of(node).states for node in snapshot.ops):
+        return
+    first: dict[int, Node] = {}
+    for node in snapshot.nodes:
+        for storage in snapshot.storages.get(node, ()):
+            other = first.setdefault(storage, node)
+            if state_of(other) != state_of(node):
+                both = f"%{node.name} is {state_of(node)}, %{other.name} {state_of(other)}"
+                yield Violation("states", f"{both}, and both lie in the memory ~{storage}", node)
 
 
 def _multiplies(snapshot: Snapshot, node: Node) -> bool:

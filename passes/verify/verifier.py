@@ -28,6 +28,7 @@ CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("placed", rules.home),
     ("placed", slice_rules.slices),
     ("placed", slice_rules.split),
+    ("placed", slice_rules.states),
     ("pinned", rules.device),
     ("pinned", rules.dtypes),
     ("pinned", rules.view),

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.aliasing import writes
+from dovetail.compiler.ir.aliasing import base_of, writes
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
 from dovetail.compiler.ir.schedule import Await, Copy, Destination, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.ir.split import source_of, split_of
@@ -106,6 +106,12 @@ def split_a_result_otherwise_than_its_weight(program: Program) -> None:
     assert split is not None
     ((start, stop), (_, end), *rest) = split.segments[0]
     place_node(node, states=((Split(split.axis, (((start, stop - 1), (stop - 1, end), *rest),)),),))
+
+
+def put_a_whole_into_the_memory_of_parts(program: Program) -> None:
+    split = next(filter(split_of, program.ops()))
+    whole = next(node for node in program.ops() if split < node and not split_of(node) and not base_of(node))
+    set_storage(whole, tensors_of(split)[0].storage)
 
 
 def put_an_input_on_another_device(program: Program) -> None:
@@ -258,6 +264,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "home": ("simplify,blocks,place{shares=1:1:1}", leave_a_weight_homeless),
     "slices": ("simplify,blocks,rows{shares=16:10:6}", give_two_devices_the_same_rows),
     "split": ("simplify,blocks,rows{shares=16:10:6}", split_a_result_otherwise_than_its_weight),
+    "states": ("simplify,blocks,rows{shares=16:10:6}", put_a_whole_into_the_memory_of_parts),
     "device": ("simplify,blocks,place{shares=1:1:1},pin", put_an_input_on_another_device),
     "dtypes": ("simplify,blocks,place{shares=1:1:1},pin", put_on_a_device_a_dtype_that_it_lacks),
     "view": ("simplify,blocks,place{shares=1:1:1},pin", part_a_view_from_its_base),
