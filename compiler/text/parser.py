@@ -243,7 +243,7 @@ class _Reader:
 
     def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
-        group = self._group(line) if line.accept("@") else ()
+        group = self._group(node, line) if line.accept("@") else ()
         device = group[0] if group else None
         segment = line.count() if device and line.accept("#") else None
         states = (read_states(line, len(group)),) if node.op == "call_function" and line.peek() in STATES else ()
@@ -265,13 +265,13 @@ class _Reader:
         elif node.op == "call_function" and line.rest():
             raise ValueError(f"unexpected {line.rest()!r}")
 
-    def _group(self, line: Line) -> tuple[Device, ...]:
+    def _group(self, node: Node, line: Line) -> tuple[Device, ...]:
         """The devices behind an @, with a + between them."""
         found = [self.devices[line.take()]]
         while line.accept("+"):
             found.append(self.devices[line.take()])
-        if len(set(found)) < len(found):
-            raise ValueError(f"a group has a device twice: {'+'.join(map(str, found))}")
+        if len(set(found)) < len(found) or (len(found) > 1 and node.op != "call_function"):
+            raise ValueError(f"%{node.name} cannot be on {'+'.join(map(str, found))}")
         return tuple(found)
 
     def finish(self) -> Program:

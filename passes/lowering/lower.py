@@ -213,17 +213,21 @@ class _Lowering:
         """
         first = {node: stage for stage in reversed(self.stages) for node in stage.nodes}
         last = {node: stage for stage in self.stages for node in stage.nodes}
-        following = dict(zip(map(id, self.stages), [*self.stages[1:], None], strict=True))
+        following = dict(zip(self.stages, [*self.stages[1:], None], strict=True))
         handed, gathered, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
         for transfer in filter(gathers, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
-            after = following[id(last[value])]
+            after, having = following[last[value]], members(self.program, value)
+            like = _like(value)
             for device in placement_of(transfer).group:
-                is_early = device == self.program.main
-                (allocated[first[value]] if is_early else handed[after]).append(Allocate(whole, device, _like(value)))
+                if device == self.program.main:
+                    allocated[first[value]].append(Allocate(whole, device, like))
+                else:
+                    part = ValueRef(value) if like and self.program.main in having else like
+                    handed[after].append(Allocate(whole, device, part))
                 reader = self._first_reader(transfer, device)
                 gathered[self.stage_of.get((reader, device), first.get(reader))].append(Gathered(whole, device))
-            handed[after] += [Handing(ValueRef(value), one) for one in members(self.program, value)]
+            handed[after] += [Handing(ValueRef(value), one) for one in having]
         return {one: [*handed[one], *gathered[one], *allocated[one]] for one in (*self.stages, None)}
 
     def _first_reader(self, whole: Node, device: Device) -> Node:

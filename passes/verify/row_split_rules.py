@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import placement_of, tensors_of
+from ...compiler.ir.program import MOVING, placement_of, tensors_of
 from ...compiler.ir.slices import cover
 from ...compiler.ir.split import split_of, state_of
+from ...compiler.ir.state import WHOLE
 from ..analysis.pointwise import is_number, is_pointwise
 from .snapshot import Snapshot, Violation
 
@@ -27,19 +28,23 @@ def slices(snapshot: Snapshot) -> Iterator[Violation]:
 
 def split(snapshot: Snapshot) -> Iterator[Violation]:
     """A split operation multiplies a whole by slices of weights, or is elementwise on parts of equal columns."""
-    for node in snapshot.ops:
-        split = split_of(node)
-        if split is None:
+    for node in snapshot.nodes:
+        group, state = placement_of(node).group, state_of(node)
+        if node.target in MOVING or (len(group) < 2 and state == WHOLE):
             continue
-        shape = values[0].shape if len(values := tensors_of(node)) == 1 else ()
-        covers = (
-            split.axis == len(shape) - 1
-            and placement_of(node).group == snapshot.program.devices
-            and len(split.segments) == 1
-            and split.covers(len(snapshot.program.devices), shape[-1])
-        )
-        if not covers or not (_multiplies(snapshot, node) if node.target in LINEAR else _goes_on(snapshot, node)):
-            yield Violation("split", f"%{node.name} of {list(shape)} cannot be done {split}", node)
+        goes_on = _multiplies if node.target in LINEAR else _goes_on
+        if not _covers(snapshot, node) or not goes_on(snapshot, node):
+            yield Violation("split", f"%{node.name} cannot be done {state} on {'+'.join(map(str, group))}", node)
+
+
+def _covers(snapshot: Snapshot, node: Node) -> bool:
+    """Whether an operation has one result, of whose last axis each device of the program has a range."""
+    split, devices = split_of(node), snapshot.program.devices
+    if split is None or len(placement_of(node).states) > 1 or len(split.segments) > 1:
+        return False
+    shape = values[0].shape if node.op == "call_function" and len(values := tensors_of(node)) == 1 else ()
+    is_last = bool(shape) and split.axis == len(shape) - 1 and placement_of(node).group == devices
+    return is_last and split.covers(len(devices), shape[-1])
 
 
 def states(snapshot: Snapshot) -> Iterator[Violation]:

@@ -66,8 +66,16 @@ def transfers(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("transfers", f"%{node.name} {problem}", node)
         walk.written.update(dict.fromkeys(snapshot.writes.get(node, ()), (place, node)))
     for node in snapshot.moving:
-        if not node.users:
-            yield Violation("transfers", f"%{node.name} is read by nobody", node)
+        for device in _unread(snapshot, node):
+            yield Violation("transfers", f"%{node.name} is read by nobody on {device}", node)
+
+
+def _unread(snapshot: Snapshot, node: Node) -> list[Device]:
+    """The devices to which something is brought that nobody reads there, nor brings on from there."""
+    read = {device for user in node.users if user.target not in MOVING for device in members(snapshot.program, user)}
+    read.update(placement_of(node).group[:1] if any(user.target in MOVING for user in node.users) else ())
+    there = () if gathers(node) else placement_of(source_of(node)).group
+    return [device for device in placement_of(node).group if device not in read and device not in there]
 
 
 @dataclass
