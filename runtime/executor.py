@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.fx import Node
 
-from ..compiler.ir.program import Program, device_of, tensors_of, weight_name
+from ..compiler.ir.program import Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -35,7 +35,7 @@ from ..compiler.ir.schedule import (
     Schedule,
     ValueRef,
 )
-from ..compiler.ir.split import pieces
+from ..compiler.ir.split import members, pieces
 from ..compiler.ir.staging import slot_bytes
 from ..compiler.ir.weight import Weight
 from ..compiler.spec.devices import Device
@@ -260,7 +260,7 @@ class Executor:
         slot = self._slots.values[value, device]
         if like is None:
             return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch)
-        other, columns = self._slots.values[like, device_of(like.node)], found.sizes[-1]
+        other, columns = self._slots.values[like, members(self._program, like.node)[0]], found.sizes[-1]
         return steps.allocate(slot, lambda values: (*values[other].shape[:-1], columns), found.dtype, device.torch)
 
     def _copy_step(self, copy: Copy) -> Step:

@@ -84,7 +84,8 @@ class Load:
 class Allocate:
     """Sets memory aside for a whole on a device where it is gathered, in which its parts land.
 
-    Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device.
+    Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device; of a part, on the
+    first device that has one.
     """
 
     value: ValueRef

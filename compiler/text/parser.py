@@ -259,10 +259,11 @@ class _Reader:
             node.meta["placement"] = Placement(group, states=states)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
-        if line.accept("//") and node.op == "call_function":
-            module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
-            node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
-        elif node.op == "call_function" and line.rest():
+        if line.accept("//"):
+            if node.op == "call_function":
+                module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
+                node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
+        elif line.rest():
             raise ValueError(f"unexpected {line.rest()!r}")
 
     def _group(self, node: Node, line: Line) -> tuple[Device, ...]:

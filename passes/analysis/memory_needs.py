@@ -89,14 +89,14 @@ def needs_of(
 class Count:
     """Counts once for all devices; a step is the place of an operation in the graph.
 
-    What is gathered on devices that allocate it late has a step behind the operations that make its parts. ``staged``
-    has the weights that come and go on each device, by the number of the stage that reads them.
+    What several devices gather has a step behind the operations that make its parts. ``staged`` has the weights that
+    come and go on each device, by the number of the stage that reads them.
     """
 
     program: Program
     places: Places
     steps: dict[Node, int] = field(default_factory=dict)
-    handing: dict[Node, int] = field(default_factory=dict)  # of a split value the step in which it is sent late
+    handing: dict[Node, int] = field(default_factory=dict)  # of a value that several devices gather its step
     end: int = 0
     begins: dict[Node, int] = field(default_factory=dict)  # of each node the first step of its round
     stage: dict[tuple[Node, Device], int] = field(default_factory=dict)
@@ -111,15 +111,13 @@ class Count:
 
     def _number(self) -> None:
         """Gives each operation its step."""
-        late = {source_of(one) for one in self.program.transfers() if gathers(one) and self._is_late(one)}
+        main = (self.program.main,)
+        late = {source_of(one) for one in self.program.transfers() if gathers(one) and placement_of(one).group != main}
         steps = count()
         for nodes in (one for _, shared in self._runs() for one in rounds(shared)):
             self.steps.update(zip(nodes, steps, strict=False))
             self.handing.update(zip((node for node in nodes if node in late), steps, strict=False))
         self.end = next(steps)
-
-    def _is_late(self, whole: Node) -> bool:
-        return placement_of(whole).group != (self.program.main,)
 
     def refine(self, headroom: int | None = None, devices: Collection[Device] = ()) -> None:
         """Cuts the stages finer of devices that have no room for a slot as large as a block needs.
@@ -167,7 +165,8 @@ class Count:
             return Need(weights, headroom if weights else 0, reader=self._reader(device))
         alive = self.values.get(device, [0])
         fullest = max(range(len(alive)), key=alive.__getitem__)
-        node = next((node for node, step in self.steps.items() if step == fullest), None)
+        at = (*self.steps.items(), *self.handing.items())
+        node = next((node for node, step in at if step == fullest), None)
         return Need(weights, alive[fullest], reader=self._reader(device), node=node)
 
     def _reader(self, device: Device) -> Node | None:
@@ -242,11 +241,11 @@ class Count:
         return ((device, nbytes, first, last) for (device, _), (nbytes, first, last) in lives.items())
 
     def _note_transfer(self, lives: dict[tuple[Device, object], list[int]], node: Node) -> None:
-        """What arrives, from when it is sent on; a whole from the round on that makes its parts."""
+        """What arrives, from when it is sent; a whole from when its parts are made, or before, as it is allocated."""
         value = source_of(node)
         (tensor,) = tensors_of(node)
         if gathers(node):
-            made, nbytes = self.begins[value], tensor.nbytes
+            made, nbytes = self.handing.get(value, self.begins[value]), tensor.nbytes
         else:
             is_sent_on = value.target in MOVING
             made = self.begins.get(first_reader(node), self.end) if is_sent_on else self.steps.get(value, 0)
@@ -254,10 +253,9 @@ class Count:
             _touch(lives, device_of(value), value, made)
         for device in placement_of(node).group:
             if senders(self.program, node, device):
-                is_late = gathers(node) and device != self.program.main
-                lives[device, tensor.storage] = [nbytes, *[self.handing[value] if is_late else made] * 2]
-        for device in members(self.program, value) if value in self.handing else ():
-            _touch(lives, device, value, self.handing[value])
+                lives[device, tensor.storage] = [nbytes, made, made]
+        for device in members(self.program, value) if gathers(node) and value in self.handing else ():
+            _touch(lives, device, value, made)
 
 
 def _touch(lives: dict[tuple[Device, object], list[int]], device: Device, value: Node, step: int) -> None:

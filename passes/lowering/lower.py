@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
@@ -207,35 +208,40 @@ class _Lowering:
     def _place_wholes(self) -> dict[Stage | None, list[Between]]:
         """What happens between stages, by the stage before which it does.
 
-        On the main device a whole is allocated before the first stage that makes a part, so that parts are sent as they
-        are made. On others, where what the parts are made of may be as large, it is allocated when all are made. It is
-        gathered before the first stage that reads it there.
+        A whole that the main device alone reads is allocated before the first stage that makes a part, so that parts
+        are sent as they are made, and freed. One that several read is allocated when all parts are made, for what they
+        are made of may be as large. It is gathered before the first stage that reads it on its device, or sends it on.
         """
         first = {node: stage for stage in reversed(self.stages) for node in stage.nodes}
         last = {node: stage for stage in self.stages for node in stage.nodes}
-        following = dict(zip(self.stages, [*self.stages[1:], None], strict=True))
+        following = dict(pairwise([*self.stages, None]))
         handed, gathered, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
         for transfer in filter(gathers, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
-            after, having = following[last[value]], members(self.program, value)
-            like = _like(value)
-            for device in placement_of(transfer).group:
-                if device == self.program.main:
-                    allocated[first[value]].append(Allocate(whole, device, like))
-                else:
-                    part = ValueRef(value) if like and self.program.main in having else like
-                    handed[after].append(Allocate(whole, device, part))
-                reader = self._first_reader(transfer, device)
-                gathered[self.stage_of.get((reader, device), first.get(reader))].append(Gathered(whole, device))
-            handed[after] += [Handing(ValueRef(value), one) for one in having]
+            after, group = following[last[value]], placement_of(transfer).group
+            if self._is_late(transfer):
+                like = ValueRef(value) if _like(value) else None
+                handed[after] += [Allocate(whole, device, like) for device in group]
+                handed[after] += [Handing(ValueRef(value), one) for one in members(self.program, value)]
+            else:
+                allocated[first[value]].append(Allocate(whole, group[0], _like(value)))
+            for device in group:
+                gathered[self._stage_of_reader(transfer, device, first)].append(Gathered(whole, device))
         return {one: [*handed[one], *gathered[one], *allocated[one]] for one in (*self.stages, None)}
 
-    def _first_reader(self, whole: Node, device: Device) -> Node:
-        """The first operation that reads a whole on a device, or what is brought on from there; or the output."""
-        moving = [one for one in whole.users if one.target in MOVING]
-        readers = [one for one in whole.users if one not in moving and device in members(self.program, one)]
-        readers += map(first_reader, moving) if device == device_of(whole) else ()
-        return min(readers)
+    def _is_late(self, whole: Node) -> bool:
+        """Whether a whole is allocated when all its parts are made."""
+        return placement_of(whole).group != (self.program.main,)
+
+    def _stage_of_reader(self, whole: Node, device: Device, first: Mapping[Node, Stage]) -> Stage | None:
+        """The first stage with a reader of a whole on a device, or of what is sent on from there; None for results.
+
+        What is sent on is read by other devices of a group first.
+        """
+        moving = [one for one in whole.users if one.target in MOVING] if device == device_of(whole) else []
+        readers = [one for one in whole.users if one.target not in MOVING and device in members(self.program, one)]
+        reader = min([*readers, *map(first_reader, moving)])
+        return first.get(reader) if moving else self.stage_of.get((reader, device))
 
     def _in_order(self) -> Iterator[Site]:
         """All sites in the order in which they are issued."""
@@ -306,8 +312,8 @@ class _Lowering:
             for device in senders(self.program, transfer, target):
                 start, stop = part_of(value, device)
                 copy = Copy(whole, device, target, Destination(((split.axis, start, stop - start),)))
-                is_early = target == self.program.main
-                self.sends[(value, device) if is_early else Handing(ValueRef(value), device)].append(copy)
+                site: Site = Handing(ValueRef(value), device) if self._is_late(transfer) else (value, device)
+                self.sends[site].append(copy)
                 if device != target:
                     self.awaits[Gathered(whole, target)].append(Await(copy, target))
 
@@ -362,7 +368,7 @@ class _Lowering:
         if isinstance(site, Allocate):
             yield site.value, site.device
             if site.like is not None:
-                yield site.like, device_of(site.like.node)
+                yield site.like, members(self.program, site.like.node)[0]
             return
         if isinstance(site, Gathered):
             yield site.value, site.device

@@ -151,7 +151,7 @@ class _Machine:
         if key in self.arrived:
             yield "land", f"{self.name(key)} is there already"
         if like is not None:
-            yield from self.use((like, self.snapshot.device[like.node]))
+            yield from self.use((like, self.snapshot.place(members(self.snapshot.program, like.node)[0])))
         yield from self.parts.allocate(value, device, like)
         self.arrived[key] = True
 

@@ -21,6 +21,7 @@ from ...compiler.ir.split import members
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from ...compiler.ir.value import TensorType
+from ...compiler.spec.devices import Device
 from .snapshot import UNKNOWN, Snapshot, Violation
 
 aten = torch.ops.aten
@@ -179,14 +180,27 @@ def device(snapshot: Snapshot) -> Iterator[Violation]:
 
 def dtypes(snapshot: Snapshot) -> Iterator[Violation]:
     """A device holds only values of dtypes that it has."""
-    lacking = {place: names for place, one in enumerate(snapshot.program.devices) if (names := one.lacks)}
+    lacking = {device: names for device in snapshot.program.devices if (names := device.lacks)}
     for node in snapshot.nodes if lacking else ():
-        missing = lacking.get(snapshot.device[node], frozenset())
-        found = [name for t in tensors_of(node) if (name := str(t.dtype).removeprefix("torch.")) in missing]
-        if found and node.op != "output":
-            here, where = snapshot.name(snapshot.device[node]), origin_of(node).source
-            at = f", from {where}" if where else ""
-            yield Violation("dtypes", f"%{node.name} is {found[0]}{at}, which {here} does not have", node)
+        for device in _devices(snapshot, node):
+            missing = lacking.get(device, frozenset())
+            found = [name for t in tensors_of(node) if (name := str(t.dtype).removeprefix("torch.")) in missing]
+            if found and node.op != "output":
+                where = origin_of(node).source
+                at = f", from {where}" if where else ""
+                yield Violation("dtypes", f"%{node.name} is {found[0]}{at}, which {device} does not have", node)
+
+
+def _devices(snapshot: Snapshot, node: Node) -> Iterator[Device]:
+    """The devices on which something of a value lies; those of a weight that is sliced have rows of it."""
+    program, weight = snapshot.program, snapshot.weights.get(node)
+    if weight is None:
+        yield from placement_of(node).group
+        return
+    bounds = program.bounds.get(weight.name, ())
+    yield from (device for device, (start, stop) in zip(program.devices, bounds, strict=False) if start < stop)
+    if not bounds and weight.name in program.home:
+        yield program.home[weight.name]
 
 
 def view(snapshot: Snapshot) -> Iterator[Violation]:
@@ -206,6 +220,9 @@ def storage(snapshot: Snapshot) -> Iterator[Violation]:
     for node in snapshot.nodes:
         for one in written.intersection(snapshot.storages.get(node, ())) | snapshot.writes.get(node, set()):
             first = places.setdefault(one, node)
+            if len(placement_of(node).group) > 1:
+                what = f"its memory ~{one}, which is written, on several devices"
+                yield Violation("storage", f"%{node.name} has {what}", node)
             if snapshot.device[first] != snapshot.device[node]:
                 here, there = snapshot.name(snapshot.device[node]), snapshot.name(snapshot.device[first])
                 both = f"they share the memory ~{one}, which is written"

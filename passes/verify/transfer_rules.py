@@ -17,8 +17,12 @@ from .snapshot import Snapshot, Violation
 
 def moving(snapshot: Snapshot) -> Iterator[Violation]:
     """What moves brings a value of its kind from elsewhere once it is cut, or gathers parts, and is in no segment."""
+    first: dict[int, Node] = {}
+    for node in snapshot.nodes if snapshot.moving else ():
+        for storage in snapshot.storages[node]:
+            first.setdefault(storage, node)
     for node in snapshot.moving:
-        if not _is_moved(snapshot, node):
+        if not _is_moved(snapshot, node) or any(first[one] is not node for one in snapshot.storages[node]):
             yield Violation("moving", f"%{node.name} = {node.target} does not bring its operand where it is", node)
         elif "cut" not in snapshot.program.facts and not gathers(node):
             yield Violation("moving", f"%{node.name} moves a value in a program that was not cut", node)
@@ -39,9 +43,8 @@ def _is_moved(snapshot: Snapshot, node: Node) -> bool:
         (value.target not in MOVING or gathers(value))
         and (bool(split_of(value)) or not set(group) <= set(source) or "cut" not in snapshot.program.facts)
         and (node.target is RESHARD or (not split_of(value) and len(group) == len(source) == 1))
-        and len(set(group)) == len(group)
+        and list(group) == [device for device in snapshot.program.devices if device in group]
         and kinds[1] == replace(kinds[0], storage=kinds[1].storage)
-        and kinds[1].storage not in snapshot.storages[value]
         and _stands_behind(snapshot, node, value)
     )
 

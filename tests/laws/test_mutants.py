@@ -128,14 +128,10 @@ def test_every_transfer_that_stands_elsewhere_is_caught_by_the_verifier(subject:
     count(verdicts, "misplaced transfers", "verifier")
 
 
-def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device.
-
-    Memory for a whole holds no numbers at first: it may be that of the last call, which had the right ones.
-    """
-    send, allocate, verdicts = transport.start_copy, steps.allocate, []
+@pytest.fixture
+def spoiled_wholes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for a whole holds no numbers at first: it may be that of the last call, which had the right ones."""
+    allocate = steps.allocate
 
     def allocate_spoiled(slot: int, *rest: Any) -> steps.Step:
         make = allocate(slot, *rest)
@@ -147,6 +143,14 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
         return spoil
 
     monkeypatch.setattr(steps, "allocate", allocate_spoiled)
+
+
+@pytest.mark.usefixtures("spoiled_wholes")
+def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
+    send, verdicts = transport.start_copy, []
     copies = [one for one in copies_of(subject.compiled.schedule) if one.source != one.target]
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
@@ -327,6 +331,7 @@ def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
             yield changed(schedule, land)
 
 
+@pytest.mark.usefixtures("spoiled_wholes")
 def test_every_part_that_lands_in_another_place_is_caught() -> None:
     torch.manual_seed(0)
     subject = split_by_rows()
