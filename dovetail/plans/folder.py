@@ -17,6 +17,7 @@ from typing import Any
 
 from ..cache.head import NoEntry, open_entry, read_head
 from ..compiler.errors import UsageError
+from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program
 from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
@@ -120,9 +121,12 @@ def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:
 
 
 def _assigned(plan: Program, traced: Program) -> Iterator[tuple[str, Assigned]]:
+    """What each weight gets; a bias is sliced along with its matrix, which an assignment does not say."""
+    marks = marks_by_name(plan) if plan.bounds else {}
     for name, home in plan.home.items():
         if name in traced.weights:
-            yield name, Assigned(home, plan.bounds.get(name, ()), plan.residency.get(name, Residency.DEVICE))
+            bounds = plan.bounds.get(name, ()) if not marks.get(name) else ()
+            yield name, Assigned(home, bounds, plan.residency.get(name, Residency.DEVICE))
 
 
 def _why_not(plan: Program, traced: Program, residency: Residency) -> str:

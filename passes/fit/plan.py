@@ -6,6 +6,8 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import lcm
 
 from ...compiler.spec.backend import AUTO, Resting
 from ...compiler.spec.devices import Device
@@ -118,11 +120,16 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
 
 
 def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
-    """What asks for a solution, by option: devices, residency, shares of layer splits, tiles, and chunks."""
+    """What asks for a solution, by option: devices, residency, shares, tiles, and chunks.
+
+    A row split of which no shares were asked finds them when it is placed.
+    """
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
-    shares = {load.name: _shares(load, ways[load.name]) for load in loads if len(ways[load.name].devices) > 1}
+    several = [load for load in loads if len(ways[load.name].devices) > 1]
+    shares = {load.name: _shares(load, ways[load.name]) for load in several if not load.asked.rows}
+    shares |= {load.name: _ratio(load.asked.shares) for load in several if load.asked.rows and load.asked.shares}
     rows = {load.name: "row" for load in loads if load.asked.rows}
     chunks = {name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}
     resting = _of_each(resting, AUTO, loads)
@@ -176,6 +183,15 @@ def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
     if not of_all or not most or (count < 2 and len(values) > 1):
         return ",".join(f"{name}={value}" for name, value in values.items())
     return ",".join([*(f"{name}={value}" for name, value in values.items() if value != most), most])
+
+
+def _ratio(shares: Sequence[float]) -> str:
+    """The shares that were asked of a row split, in whole numbers where these are the same shares."""
+    exact = [Fraction(share).limit_denominator(1000) for share in shares]
+    whole = lcm(*(one.denominator for one in exact))
+    if all(abs(one - share) < 1e-9 for one, share in zip(exact, shares, strict=True)):
+        return ":".join(str(int(one * whole)) for one in exact)
+    return ":".join(map(repr, shares))
 
 
 def _shares(load: Load, way: Option) -> str:

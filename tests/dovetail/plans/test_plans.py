@@ -167,6 +167,17 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
 
 
 @pytest.mark.slow
+def test_plans_of_a_row_split_run(tmp_path: Path) -> None:
+    """Biases are sliced along with their matrices, and are none themselves."""
+    row = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "row")
+    done("compile", *row, "-o", str(tmp_path / "plans"))
+    words = ("generate", "a red circle", "--steps", "2")
+    done(*words, "--plans", str(tmp_path / "plans"), "-o", str(tmp_path / "one.png"))
+    done(*words, *row, "-o", str(tmp_path / "two.png"))
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+@pytest.mark.slow
 def test_what_a_plan_has_in_chunks_is_computed_in_chunks(folder: Path, tmp_path: Path) -> None:
     done("compile", str(folder), "--backend", "sim0", "--chunk", "diffusion=2", "--size", "16", "-o", str(tmp_path))
     for asked, expected in ((None, {"transformer": 2}), ("off", {})):
