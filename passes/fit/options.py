@@ -19,7 +19,7 @@ from ..placement.place import split_parts
 from .chain import Chain, Part
 from .grains import BLOCKS, GRAINS, SLOTS, Grain
 from .machine import Machine
-from .partition import Piece, Problem, Room, Split, partition
+from .partition import Piece, Problem, Room, Split, in_ranges, partition
 from .workload import Budgets, Load
 
 LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
@@ -337,16 +337,8 @@ def _asked(load: Load, chain: Chain, problem: Problem) -> Split | None:
 
 
 def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
-    """The split with so many parts on each device, all of them there throughout; None if it does not fit."""
-    ends = [sum(counts[:index]) for index in range(len(counts) + 1)]
-    ranges = tuple(pairwise(ends))
-    for index, (start, end) in enumerate(ranges):
-        pieces = problem.pieces[start:end]
-        lives = [piece.live for piece in pieces] + ([problem.rest.live] if index == 0 else [])
-        if not problem.fits(index, sum(piece.nbytes + piece.stays for piece in pieces), 0, max(lives, default=0)):
-            return None
-    residency = (Residency.DEVICE,) * len(problem.pieces)
-    return Split(problem.seconds_in(ranges, residency), ranges, residency)
+    """The split with so many parts on each device; None if it does not fit."""
+    return in_ranges(problem, tuple(pairwise([0, *accumulate(counts)])))
 
 
 def _option(

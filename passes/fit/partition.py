@@ -160,6 +160,25 @@ def partition(problem: Problem) -> Split | None:
     return best if count else _closed(problem, nothing)
 
 
+def in_ranges(problem: Problem, ranges: tuple[tuple[int, int], ...]) -> Split | None:
+    """The split with some range of pieces on each room, each as quick as it can be; None where one does not fit.
+
+    What rests in the host's memory has room there for the first ones first.
+    """
+    if not problem.fits(0, 0, 0, problem.rest.live):
+        return None
+    host, residency = 0, tuple[Residency, ...]()
+    for room, (start, end) in enumerate(ranges):
+        if start == end:
+            continue
+        found = (way for way in _Ways(problem, room).of(start, end) if host + way[1] <= problem.host)
+        way = min(found, key=lambda one: one[0], default=None)
+        if way is None:
+            return None
+        host, residency = host + way[1], (*residency, *way[2])
+    return Split(problem.seconds_in(ranges, residency), ranges, residency, host)
+
+
 def _ways_of(problem: Problem) -> list[_Ways]:
     """The ways of each room to hold ranges; those of rooms that are alike, behind the first, are found once."""
     found: list[_Ways] = []

@@ -180,3 +180,17 @@ def test_what_the_search_knows_nothing_of_is_found_room_for_though_it_exceeds_by
     dry = DryPipeline(pipe, asked, origins=origins, vae_tiling=64)
     plan = dry("a red circle", **{**CALL, "height": 256, "width": 256})
     assert "diffusion=cpu" in dry.account(plan).settings["--params-backend"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{"split_mode": "diffusion=row"}, {"tensor_split": "diffusion=3:1"}], ids=["rows", "shares"]
+)
+def test_what_is_split_as_was_asked_is_streamed_where_the_rest_is_left_open(how: dict[str, str]) -> None:
+    """Its weights do not fit, wherever the other components are; with those named it was accepted."""
+    pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
+    asked = {"backend": "diffusion=sim0&sim1", "rig": "sim0=4MiB,sim1=4MiB,cpu=16GiB", **how}
+    dry = DryPipeline(pipe, asked, origins=origins)
+    settings = dry.account(dry("a red circle", **CALL)).settings
+    assert "diffusion=cpu" in settings["--params-backend"]
+    assert settings.get("--split-mode", "") == how.get("split_mode", "")
