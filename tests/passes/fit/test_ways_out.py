@@ -179,7 +179,7 @@ def test_ways_out_stand_one_a_line_the_best_first_and_none_takes_many_times_as_l
 @pytest.mark.parametrize("residency", [Residency.DEVICE, Residency.HOST])
 def test_a_refusal_never_says_that_nothing_is_needed(residency: Residency) -> None:
     one = replace(load("te", 12, 10), asked=Asked((FAST, SLOW), residency, (1, 1)))
-    given = budgets(100, 20, 1000)
+    given = budgets(100, 5, 1000)  # a block has 10, and does not fit into slots either
     assert search([one], machine(), given) is None
     said = problem_of(lacking([one], machine(), given), [one], given, {})
     assert " 0 B" not in said
