@@ -144,6 +144,11 @@ def gathers(node: Node) -> bool:
     return node.target is RESHARD and split_of(source_of(node)) is not None
 
 
+def is_late(program: Program, whole: Node) -> bool:
+    """Whether a whole is allocated when all its parts are made, not before: where not the main device alone has it."""
+    return placement_of(whole).group != (program.main,)
+
+
 def senders(program: Program, transfer: Node, target: Device) -> tuple[Device, ...]:
     """The devices from which something comes to one of those of a transfer or a reshard, itself if it has a part."""
     value = source_of(transfer)

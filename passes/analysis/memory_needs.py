@@ -19,6 +19,7 @@ from ...compiler.ir.program import MOVING, Program, device_of, placement_of, ten
 from ...compiler.ir.split import (
     first_reader,
     gathers,
+    is_late,
     lying_on,
     members,
     rounds,
@@ -111,8 +112,8 @@ class Count:
 
     def _number(self) -> None:
         """Gives each operation its step."""
-        main = (self.program.main,)
-        late = {source_of(one) for one in self.program.transfers() if gathers(one) and placement_of(one).group != main}
+        wholes = filter(gathers, self.program.transfers())
+        late = {source_of(one) for one in wholes if is_late(self.program, one)}
         steps = count()
         for nodes in (one for _, shared in self._runs() for one in rounds(shared)):
             self.steps.update(zip(nodes, steps, strict=False))

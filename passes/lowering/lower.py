@@ -46,6 +46,7 @@ from ...compiler.ir.split import (
     first_reader,
     gathered,
     gathers,
+    is_late,
     maker_of,
     members,
     part_of,
@@ -215,23 +216,19 @@ class _Lowering:
         first = {node: stage for stage in reversed(self.stages) for node in stage.nodes}
         last = {node: stage for stage in self.stages for node in stage.nodes}
         following = dict(pairwise([*self.stages, None]))
-        handed, gathered, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
+        handed, landed, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
         for transfer in filter(gathers, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
             after, group = following[last[value]], placement_of(transfer).group
-            if self._is_late(transfer):
+            if is_late(self.program, transfer):
                 like = ValueRef(value) if _like(value) else None
                 handed[after] += [Allocate(whole, device, like) for device in group]
                 handed[after] += [Handing(ValueRef(value), one) for one in members(self.program, value)]
             else:
                 allocated[first[value]].append(Allocate(whole, group[0], _like(value)))
             for device in group:
-                gathered[self._stage_of_reader(transfer, device, first)].append(Gathered(whole, device))
-        return {one: [*handed[one], *gathered[one], *allocated[one]] for one in (*self.stages, None)}
-
-    def _is_late(self, whole: Node) -> bool:
-        """Whether a whole is allocated when all its parts are made."""
-        return placement_of(whole).group != (self.program.main,)
+                landed[self._stage_of_reader(transfer, device, first)].append(Gathered(whole, device))
+        return {one: [*handed[one], *landed[one], *allocated[one]] for one in (*self.stages, None)}
 
     def _stage_of_reader(self, whole: Node, device: Device, first: Mapping[Node, Stage]) -> Stage | None:
         """The first stage with a reader of a whole on a device, or of what is sent on from there; None for results.
@@ -312,7 +309,7 @@ class _Lowering:
             for device in senders(self.program, transfer, target):
                 start, stop = part_of(value, device)
                 copy = Copy(whole, device, target, Destination(((split.axis, start, stop - start),)))
-                site: Site = Handing(ValueRef(value), device) if self._is_late(transfer) else (value, device)
+                site: Site = Handing(ValueRef(value), device) if is_late(self.program, transfer) else (value, device)
                 self.sends[site].append(copy)
                 if device != target:
                     self.awaits[Gathered(whole, target)].append(Await(copy, target))
