@@ -265,7 +265,7 @@ class Executor:
 
     def _copy_step(self, copy: Copy) -> Step:
         origin = self._slots.values[copy.sent, copy.source]
-        place = None if copy.into is None else (self._slots.values[copy.value, copy.target], copy.into.ranges)
+        place = None if copy.into is None else (self._slots.values[copy.value, copy.target], copy.into)
         if place and copy.source == copy.target:
             return steps.fill_part(origin, *place)
         target, event = self._slots.on(copy.target).ends_of(copy)

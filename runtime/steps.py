@@ -7,41 +7,33 @@ from typing import Any
 
 import torch
 
+from ..compiler.ir.schedule import Destination
 from .devices.transfers import fence as fence
 from .devices.transfers import fill as fill
 from .transport import Send
 
 Values = list[Any]
 Step = Callable[[Values], None]
-Ranges = Sequence[tuple[int, int, int]]
-"""Axes with a first index and a number of indices."""
 
 
-def copy(send: Send, source: int, target: int, event: int | None, place: tuple[int, Ranges] | None = None) -> Step:
+def copy(send: Send, source: int, target: int, event: int | None, place: tuple[int, Destination] | None = None) -> Step:
     """Starts to send a value into memory of its own, or into its place in a whole, which lies in a slot."""
 
     def start(values: Values) -> None:
-        values[target] = send(values[source], **({"into": part(values[place[0]], place[1])} if place else {}))
+        values[target] = send(values[source], **({"into": place[1].of(values[place[0]])} if place else {}))
         if event is not None:
             values[event] = values[target].done
 
     return start
 
 
-def fill_part(source: int, whole: int, ranges: Ranges) -> Step:
+def fill_part(source: int, whole: int, place: Destination) -> Step:
     """Copies a part into its place in a whole on the same device."""
 
     def start(values: Values) -> None:
-        fill(part(values[whole], ranges), values[source])
+        fill(place.of(values[whole]), values[source])
 
     return start
-
-
-def part(whole: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    """A box of a whole: some indices along axes."""
-    for axis, start, length in ranges:
-        whole = whole.narrow(axis, start, length)
-    return whole
 
 
 def wait(slot: int) -> Step:

@@ -12,13 +12,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch.fx import Node
 
 from ..spec.devices import Device
 from .program import Segment, device_of, tensors_of
 from .split import lying_on, source_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,12 @@ class Destination:
     """
 
     ranges: tuple[tuple[int, int, int], ...]
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The box in a whole, as a view."""
+        for axis, start, length in self.ranges:
+            whole = whole.narrow(axis, start, length)
+        return whole
 
     def __str__(self) -> str:
         return f"[{', '.join(f'{axis}: {start}:{start + length}' for axis, start, length in self.ranges)}]"

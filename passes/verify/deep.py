@@ -140,9 +140,7 @@ class _FakeRun:
 
     def land(self, part: Any, whole: Any, into: Destination) -> None:
         """Puts a part into its place in a whole; raises where it does not fit there."""
-        place = whole
-        for axis, start, length in into.ranges:
-            place = place.narrow(axis, start, length)
+        place = into.of(whole)
         if place.shape != part.shape or place.dtype != part.dtype:
             raise ValueError(f"{list(part.shape)} does not fit into {into} of {list(whole.shape)}")
 
