@@ -11,8 +11,9 @@ import torch
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
+from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.infra.base import Pass
-from dovetail.passes.placement.assignment import assigned, needs_under
+from dovetail.passes.placement.assignment import arranged
 from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim
 
@@ -51,7 +52,8 @@ def least(notes: dict[str, int]) -> Callable[[Pass, Program, object], None]:
 
     def note(step: Pass, program: Program, change: object) -> None:
         if step.name in ("place", "rows"):
-            needs = needs_under(program, assigned(program, program.home, program.bounds), finest=True)
+            placed = arranged(program)
+            needs = needs_of(placed, placed.places(), finest=True)
             notes.update({device.name: max(needs[device].total, 1) for device in simulated(program)})
 
     return note
