@@ -12,6 +12,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?"
 _SIZE = re.compile(rf"({NUMBER})\s*([a-z]*)", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_WRITTEN = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "TB": 10**12, "GB": 10**9, "MB": 10**6}
 _MOST = 2**60
 _SHORT = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
 
@@ -41,13 +42,16 @@ def parse_bytes(size: str | Span) -> int:
 def exact_bytes(size: int) -> str:
     """The shortest text that `parse_bytes` reads back as the same number.
 
-    >>> exact_bytes(24 * 2**30), exact_bytes(1000)
-    ('24GiB', '1000B')
+    >>> exact_bytes(24 * 2**30), exact_bytes(parse_bytes("5.6")), exact_bytes(parse_bytes("24GB")), exact_bytes(1001)
+    ('24GiB', '5.6GiB', '24GB', '1001B')
     """
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size and size % unit == 0:
-            return f"{size // unit}{name}"
-    return f"{size}B"
+    texts = (
+        f"{number_text(number)}{name}"
+        for digits in range(4)
+        for name, unit in _WRITTEN.items()
+        if (number := -(-size * 10**digits // unit) / 10**digits) >= 1 and int(Fraction(str(number)) * unit) == size
+    )
+    return min(texts, key=len, default=f"{size}B")
 
 
 def format_bytes(size: float) -> str:
