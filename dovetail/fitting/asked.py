@@ -135,5 +135,5 @@ def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str
         split_mode=parse_split_mode(settings.get("--split-mode", "layer"), roles),
         tensor_split=parse_tensor_split(settings.get("--tensor-split"), roles),
         chunks=parse_chunks(settings.get("--chunk"), roles),
-        budget=request.budget if "--max-vram" in settings else parse_budget(None),
+        budget=parse_budget(settings.get("--max-vram")),
     )

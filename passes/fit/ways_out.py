@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import ceil
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
 from ...compiler.spec.durations import seconds_text
 from ...compiler.spec.residency import ALIKE
+from ...compiler.spec.units import GIB, MIB, exact_bytes
 from .chain import Part
 from .machine import Machine
 from .plan import settings_of
-from .search import Solution, search
+from .search import Solution, peaks, search
 from .workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off
 
 TYPES = ("Q8_0", "Q4_K")
@@ -32,6 +35,7 @@ _PLACEMENTS = (
 CHUNKS = "wide parts in chunks"
 WORST = 5
 """How many times as long as the quickest way out another one may take that is named."""
+_MORE = 1.02  # times what a plan is searched to take, a budget is tried that is as large as it
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
 
@@ -40,7 +44,8 @@ _DENSE = 2  # bytes a number before it is packed
 class WayOut:
     """Something that makes it fit: what is changed, the options that say so, and the plan found with it.
 
-    ``packed`` are the components whose weights are converted first, to the type ``quant``.
+    ``packed`` are the components whose weights are converted first, to the type ``quant``, and ``by_layers`` those that
+    were to be split by rows and are not.
     """
 
     what: str
@@ -51,6 +56,7 @@ class WayOut:
     quant: str = ""
     packed: tuple[str, ...] = ()
     lowered: float | None = None
+    by_layers: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -101,11 +107,34 @@ def ways_out(
     if len(found) < most:
         found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
     if free and dict(free) != dict(budgets.devices):
-        whole = replace(budgets, devices=dict(free), typed="", why={})
-        found += filter(None, [_tried("a larger budget", loads, machine, whole, trial)])
+        opened = [_with(load, Asked(chunks=load.asked.chunks)) for load in loads]
+        some = [loads] if found else [loads, opened]
+        found += islice(filter(None, (_within_more(one, machine, budgets, free, trial) for one in some)), 1)
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def _within_more(
+    loads: Sequence[Load], machine: Machine, budgets: Budgets, free: Mapping[Device, int], trial: Trial
+) -> WayOut | None:
+    """Budgets as large as that takes which is found without them, rounded up; no budgets if these do not do."""
+    whole = _tried("a larger budget", loads, machine, replace(budgets, devices=free, typed="", why={}), trial)
+    if whole is None:
+        return None
+    most = {device: 0 for device, nbytes in budgets.devices.items() if nbytes < free[device]}
+    for (_, device), nbytes in peaks(whole.solution, budgets).items():
+        most.update({device: max(most[device], nbytes)} if device in most else {})
+    amounts = {one: min(free[one], max(budgets.of(one), _rounded_up(_MORE * most[one]))) for one in most}
+    typed = ",".join(f"{device}={exact_bytes(nbytes)}" for device, nbytes in amounts.items())
+    larger = replace(budgets, devices={**free, **amounts}, typed=typed, why={})
+    return _tried(whole.what, loads, machine, larger, trial) or whole
+
+
+def _rounded_up(nbytes: float) -> int:
+    """A size in tenths of a GiB, or of a MiB where it is less than one, at least as large."""
+    unit = GIB if nbytes >= GIB else MIB
+    return ceil(10 * nbytes / unit) * unit // 10
 
 
 def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
@@ -181,6 +210,8 @@ def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
 
 def _of_its_kind(out: WayOut, loads: Sequence[Load]) -> WayOut:
     """A way out that was searched on other devices, as one of weights where the devices are those that were named."""
+    rows = {load.name for load in out.loads if load.asked.rows}
+    out = replace(out, by_layers=tuple(load.name for load in loads if load.asked.rows and load.name not in rows))
     named = [load for load in loads if load.asked.devices]
     is_there = all(out.solution.ways[load.name].devices == load.asked.devices for load in named)
     return replace(out, what=_PLACEMENTS[1]) if out.what == _PLACEMENTS[0] and is_there else out
@@ -253,9 +284,10 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> s
 def _kind_of(out: WayOut) -> str:
     """What kind of a way out it is; of one that leaves some components to dovetail, which these are."""
     free = [load.name for load in out.loads if not load.asked.devices and load.asked.residency is None]
-    if out.what != _PLACEMENTS[-1] or len(free) == len(out.loads):
-        return out.what
-    return out.what.replace("weights left", f"weights of {' and '.join(free)} left")
+    what, layers = out.what, f", and {' and '.join(out.by_layers)} not split by rows" if out.by_layers else ""
+    if what == _PLACEMENTS[-1] and len(free) < len(out.loads):
+        what = what.replace("weights left", f"weights of {' and '.join(free)} left")
+    return f"{what}{layers}"
 
 
 def line_of(settings: Mapping[str, str]) -> str:

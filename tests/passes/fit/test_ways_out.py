@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.spec.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
-from dovetail.passes.fit.search import fits, search
-from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, refusal, said_of, ways_out
+from dovetail.passes.fit.search import fits, peaks, search
+from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, line_of, refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load, Over
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
@@ -70,10 +71,44 @@ def test_a_decoder_that_needs_more_values_than_there_is_decodes_in_tiles() -> No
 
 
 def test_a_budget_that_was_typed_is_named_and_may_be_raised() -> None:
+    given, free = replace(budgets(20, 0, 25), typed="20MiB,cpu=25MiB"), budgets(1000, 0, 1000).devices
+    found = outs(pipeline(), given, free=free)[0]
+    assert found.what == "a larger budget"
+    amounts = dict(item.split("=") for item in found.settings["--max-vram"].split(","))
+    for device in (FAST, CPU):
+        needed = max(nbytes for (_, one), nbytes in peaks(found.solution, given).items() if one == device)
+        assert max(needed, given.of(device)) <= parse_bytes(amounts[device.name]) < free[device]
+
+
+def test_a_larger_budget_is_searched_with_all_left_open_where_what_was_asked_never_fits() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    found = outs(loads, replace(budgets(1, 1, 1), typed="1MiB,cpu=1MiB"), free=budgets(1000, 100, 1000).devices)
+    assert [out.what for out in found] == ["a larger budget"]
+    assert found[0].solution.ways["diffusion"].devices == (FAST,)
+
+
+def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
+    asked = Asked((FAST, SLOW), Residency.DEVICE, rows=True)
+    found = ways_out(pipeline(diffusion=asked), machine(), budgets(50, 50, 1000))
+    told = {out.what: said_of(out) for out in found}
+    assert "diffusion=row" in told["weights that rest elsewhere"]
+    assert "not split by rows" not in told["weights that rest elsewhere"]
+    others = [text for what, text in told.items() if what != "weights that rest elsewhere"]
+    assert others
+    assert all(", and diffusion not split by rows (" in text for text in others)
+
+
+def test_where_no_amount_was_found_to_do_a_budget_is_left_out() -> None:
     given = replace(budgets(20, 0, 25), typed="20MiB,cpu=25MiB")
-    found = outs(pipeline(), given, free=budgets(1000, 0, 1000).devices)
-    assert found[0].what == "a larger budget"
-    assert "--max-vram" not in found[0].settings
+    free = budgets(1000, 0, 1000).devices
+
+    def fits_without(out: WayOut) -> Over | None:
+        return None if "--max-vram" in out.settings else {}
+
+    found = ways_out(pipeline(), machine(), given, free, trial=fits_without)[0]
+    assert found.what == "a larger budget"
+    assert "--max-vram" not in found.settings
+    assert (line_of(found.settings) or "without --max-vram") in said_of(found)
 
 
 def test_packed_weights_are_a_way_out_where_placement_is_none() -> None:
