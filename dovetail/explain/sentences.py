@@ -15,7 +15,7 @@ from ..passes.simulate.memory import simulate
 from ..planning.parts import Part
 from ..planning.table import Account
 from .facts import sentences_of
-from .what_if import what_if
+from .what_if import with_faster_links, with_more_memory
 
 _FULL = 0.9
 """A device is said to be nearly full from this part of what may be used of it on."""
@@ -42,8 +42,9 @@ def explain_plan(account: Account) -> Iterator[str]:
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
     yield from map(_sentence, account.notes)
     if account.decision is not None:
-        yield from what_if(account.decision)
-    elif account.line:
+        yield from with_more_memory(account.decision)
+    yield from with_faster_links(account)
+    if account.decision is None and account.line:
         yield f"No other placement was searched, for devices were given: {account.line}."
 
 

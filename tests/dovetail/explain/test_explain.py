@@ -14,16 +14,20 @@ from typer.testing import CliRunner, Result
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.ir.split import sent
+from dovetail.compiler.spec.devices import Device
 from dovetail.draw.text.reasons import reason_for
 from dovetail.explain.differences import differences
 from dovetail.explain.facts import cuts_of, sentences_of
 from dovetail.explain.sentences import explain_plan, explain_programs
-from dovetail.explain.what_if import MORE, what_if, with_links
+from dovetail.explain.what_if import MORE, with_faster_links, with_links, with_more_memory
 from dovetail.fitting.decide import Decision, speeds_here
 from dovetail.passes.fit.search import search
+from dovetail.passes.simulate.timeline import timeline
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
+
+CUDA0 = Device("cuda", 0)
 
 
 def run(*words: Any) -> Result:
@@ -82,7 +86,7 @@ def test_notes_spell_a_device_as_options_do(split: Any) -> None:
 def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: Any) -> None:
     account, _ = found
     decision: Decision = account.decision
-    told = list(what_if(decision))
+    told = list(with_more_memory(decision))
     budgets = decision.budgets
     for device, nbytes in budgets.devices.items():
         more = replace(budgets, devices={**budgets.devices, device: nbytes + MORE})
@@ -93,6 +97,29 @@ def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: A
         assert (said in told) == (part >= 0.01), "what changes nothing is not said"
     assert told
     assert all("less time" in one for one in told)
+
+
+@pytest.mark.parametrize("mode", ["layer", "row"])
+def test_what_faster_links_would_change_is_what_the_same_schedules_take_with_them(mode: str) -> None:
+    cards = "cuda0=1GiB@RTX 4090,cuda1=1GiB@RTX 4090,cpu=4GiB"
+    account, _ = planned({"backend": "diffusion=cuda0&cuda1", "split_mode": mode, "rig": cards})
+    account = replace(account, speeds=with_links(account.speeds, 1e-3))  # slow ones, for all here is small
+    faster = with_links(account.speeds, 2)
+    now, then = (
+        sum(part.call.times * timeline(part.call.program, speeds).seconds for part in account.parts)
+        for speeds in (account.speeds, faster)
+    )
+    assert then < 0.98 * now
+    (told,) = with_faster_links(account)
+    assert told == f"With links twice as fast a picture would take {1 - then / now:.0%} less time."
+    assert told in list(explain_plan(account))
+
+
+def test_no_search_says_what_more_memory_would_do_for_a_split_by_rows() -> None:
+    cards = "cuda0=1GiB@RTX 4090,cuda1=1GiB@RTX 4090,cpu=4GiB"
+    account, _ = planned({"backend": "diffusion=cuda0&cuda1", "split_mode": "diffusion=row", "rig": cards})
+    budgets = replace(account.decision.budgets, devices={**account.decision.budgets.devices, CUDA0: 2**16})
+    assert list(with_more_memory(replace(account.decision, budgets=budgets))) == []
 
 
 def test_faster_links_leave_the_host_as_it_is(found: Any) -> None:

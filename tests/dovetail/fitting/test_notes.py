@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.speeds import Speed, Speeds
-from dovetail.explain.what_if import what_if
+from dovetail.explain.what_if import with_more_memory
 from dovetail.fitting import decide
 from dovetail.fitting.decide import Decision, _longer, joined, why_not_used, why_used
 from dovetail.passes.fit.machine import Machine
@@ -60,7 +60,7 @@ def test_more_memory_of_cards_that_are_alike_is_in_one_sentence() -> None:
     solution = search(loads, on, given)
     assert solution is not None
     decision = Decision(plan_of(solution, loads, given), 0.0, loads, on, given, solution, given)
-    told = list(what_if(decision))
+    told = list(with_more_memory(decision))
     parts = {
         one: {(n, way.devices[0] == one) for n, way in solution.ways.items() if one in way.devices} for one in CARDS
     }
