@@ -16,7 +16,7 @@ class Row:
     """What a device has of a program; sizes in bytes.
 
     ``weights`` are there throughout or for the phase, ``streamed`` are brought in every call, ``activations`` is the
-    most of values and of what kernels take. ``rests`` has by place what rests elsewhere.
+    most of values and of what kernels take. ``rests`` has by place what rests where, if some of it rests elsewhere.
     """
 
     device: Device

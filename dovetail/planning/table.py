@@ -266,12 +266,14 @@ def _rows(call: PlannedCall) -> Iterator[Row]:
 
 
 def _resting(program: Program, device: Device) -> dict[Residency, int]:
-    """The bytes of the weights of a device that rest elsewhere, by where."""
+    """The bytes of the weights of a device by where they rest; nothing where none of them rests elsewhere."""
     found: Counter[Residency] = Counter()
     for weight, home in pieces(program).values():
         rests = program.residency.get(weight.whole, Residency.DEVICE)
-        found[rests] += weight.nbytes if home == device and rests.stages_on(home) else 0
-    return dict(+found)
+        is_elsewhere = rests.stages_on(home)
+        if home == device and (is_elsewhere or weight.kind == "parameter"):
+            found[rests if is_elsewhere else Residency.DEVICE] += weight.nbytes
+    return dict(+found) if set(found) - {Residency.DEVICE} else {}
 
 
 def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
@@ -292,11 +294,11 @@ def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
 
 def _places(row: Row) -> str:
     """The words for where the weights of a row rest."""
-    words = {Residency.HOST: "RAM", Residency.DISK: "disk"}
-    places = [words[rests] for rests in words if rests in row.rests]
+    words = {Residency.DEVICE: row.device.name, Residency.HOST: "RAM", Residency.DISK: "disk"}
+    places = {words[rests]: row.rests[rests] for rests in words if rests in row.rests}
     if len(places) < 2:
-        return places[0] if places else row.device.name
-    return " + ".join(f"{format_bytes(nbytes)} {words[rests]}" for rests, nbytes in sorted(row.rests.items(), key=str))
+        return next(iter(places), row.device.name)
+    return " + ".join(f"{format_bytes(nbytes)} {place}" for place, nbytes in places.items())
 
 
 def _facts(part: Part) -> dict[str, Any]:

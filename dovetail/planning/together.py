@@ -62,7 +62,7 @@ def _rows(component: str, parts: Sequence[Part], generation: Generation) -> Iter
             stays + comes[Lifetime.PHASE],
             comes[Lifetime.STAGE],
             max(row.activations for row in own),
-            rests,
+            {Residency.DEVICE: stays, **rests} if rests and stays else rests,
         )
 
 

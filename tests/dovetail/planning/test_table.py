@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from dovetail.compiler.spec.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.generation import Generation, told_apart
 from dovetail.planning.table import Account, _blocks
@@ -54,3 +55,20 @@ def test_what_is_neither_reserved_nor_to_be_used_of_a_device_is_said(options: di
     account = dry.account(dry(**call))
     assert isinstance(account, Account)
     assert [line.partition(" are in use")[0] for line in account.remarks() if "kept back" in line] == told
+
+
+def test_weights_that_rest_in_two_places_are_told_with_the_bytes_of_both() -> None:
+    pipe, call = tiny_pipelines.flux()
+    places = "diffusion=device:64KiB&cpu,te=cpu"
+    dry = DryPipeline(pipe, {"rig": "sim0=4GiB,cpu=4GiB", "backend": "sim0", "params_backend": places})
+    account = dry.account(dry(**call))
+    assert isinstance(account, Account)
+    rests = {part.title: {place.value: n for place, n in part.rows[0].rests.items()} for part in account.shown}
+    stays, comes = rests["transformer"]["device"], rests["transformer"]["cpu"]
+    assert stays + comes == sum(weight.nbytes for weight in pipe.transformer.parameters())
+    assert 0 < stays <= 64 * 2**10 < comes
+    assert rests["text_encoder"].keys() == {"cpu"}
+    assert rests["vae"] == {}
+    kept = {row[0]: row[6] for row in account.rows()}
+    expected = f"{format_bytes(stays)} sim0 + {format_bytes(comes)} RAM"
+    assert (kept["transformer"], kept["text_encoder"], kept["vae"]) == (expected, "RAM", "sim0")
