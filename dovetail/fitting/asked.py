@@ -86,6 +86,15 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         found = ((name, setting.get(name, roles[name])) for name in names)
         return tuple((name, value) for name, value in found if value is not None)
 
+    used = {one.name: one.devices for one in plan.components}
+    placed = replace(request.backend, named=(*request.backend.named, *chosen(backend, unplaced)))
+
+    def over_all(name: str, shares: Sequence[float]) -> tuple[float, ...]:
+        """Shares of a component, with none for those of its devices that have nothing of it."""
+        of_each = dict(zip(used[name], shares, strict=True))
+        devices = placed.devices_for(name, roles[name], request.rig)
+        return tuple(of_each.get(device, 0.0) for device in devices)
+
     counts = {one.name: one.chunks for one in plan.components}
     places = replace(
         request.params_backend,
@@ -93,9 +102,15 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     )
     return replace(
         in_chunks(request, counts, roles),
-        backend=replace(request.backend, named=(*request.backend.named, *chosen(backend, unplaced))),
+        backend=placed,
         params_backend=places,
-        tensor_split=replace(request.tensor_split, named=(*request.tensor_split.named, *chosen(split, unsplit))),
+        tensor_split=replace(
+            request.tensor_split,
+            named=(
+                *request.tensor_split.named,
+                *((name, over_all(name, shares)) for name, shares in chosen(split, unsplit)),
+            ),
+        ),
     )
 
 

@@ -31,7 +31,11 @@ def _facts(part: Part, rig: Rig) -> Iterator[str]:
     program = part.call.program
     devices = " & ".join(row.device.name for row in part.rows) or program.main.name
     how = "by rows" if program.is_sliced else "by blocks"
-    yield f"split {how} over {devices}" if len(part.rows) > 1 else f"all of it runs on {devices}, so nothing crosses"
+    working = {row.device for row in part.rows}
+    idle = [device.name for device in program.devices if device not in working and working]
+    nothing = f", and nothing of it on {' & '.join(idle)}" if idle else ""
+    over = f"split {how} over {devices}" if len(part.rows) > 1 else f"all of it runs on {devices}, so nothing crosses"
+    yield f"{over}{nothing}"
     for row in part.rows:
         yield from _kept(row, part, rig)
     if part.chunks > 1:

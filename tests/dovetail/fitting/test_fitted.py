@@ -14,9 +14,11 @@ from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.rewrites.chunk import chunks_of
+from dovetail.draw.text.reasons import reason_for
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from dovetail.runtime.sim import device_module as sim
+from testbed.pipelines import tiny_pipelines
 
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
 SIM0, SIM1 = Device("sim"), Device("sim", 1)
@@ -194,3 +196,19 @@ def test_what_is_split_as_was_asked_is_streamed_where_the_rest_is_left_open(how:
     settings = dry.account(dry("a red circle", **CALL)).settings
     assert "diffusion=cpu" in settings["--params-backend"]
     assert settings.get("--split-mode", "") == how.get("split_mode", "")
+
+
+def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
+    """Its weights fit on no device alone and are streamed; there are more devices than blocks."""
+    pipe, call = tiny_pipelines.flux()
+    of_one = sum(weight.nbytes for weight in pipe.transformer.parameters()) // 2
+    rig = ",".join([*(f"sim{index}={of_one}B" for index in range(6)), "cpu=4GiB"])
+    names = [f"sim{index}" for index in range(6)]
+    dry = DryPipeline(pipe, {"backend": f"diffusion={'&'.join(names)},te=sim0,vae=sim0", "rig": rig})
+    account = dry.account(dry(**call))
+    (part,) = [one for one in account.parts if one.title == "transformer"]
+    working = [row.device.name for row in part.rows]
+    idle = [name for name in names if name not in working]
+    assert idle
+    told = reason_for(account, part)
+    assert f"over {' & '.join(working)}, and nothing of it on {' & '.join(idle)}" in told
