@@ -13,8 +13,8 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
-from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.draw.text.reasons import reason_for
+from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from dovetail.runtime.sim import device_module as sim
