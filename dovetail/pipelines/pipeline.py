@@ -23,7 +23,7 @@ from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
-from ..planning.notes import memory_notes, staging_notes
+from ..planning.notes import file_notes, memory_notes, staging_notes
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
@@ -138,6 +138,7 @@ class CompiledPipeline(Exchanging):
                 *(decision.explained().notes if decision else ()),
                 *staging_notes(generation),
                 *memory_notes(generation, self._asked_rig),
+                *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),
                 *((UNCOMPILED,) if self._request.inductor else ()),
             ),
             decision,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.devices import Rig
 from ..compiler.spec.units import format_bytes
@@ -30,3 +32,11 @@ def memory_notes(generation: Generation, asked: Rig) -> list[str]:
     for device in (one for one in shared if rig[one].free < rig[one].total - rig[one].reserve):
         notes.append(f"{device} has the host's memory, of which {format_bytes(rig[device].free)} may be used")
     return notes
+
+
+def file_notes(absent: Mapping[str, int]) -> list[str]:
+    """That components are planned as if the weight files that they lack were there; ``absent`` has the bytes of each."""
+    if not absent:
+        return []
+    nbytes = format_bytes(sum(absent.values()))
+    return [f"weight files of {', '.join(absent)} are not here: {nbytes} are counted as if they lay on disk"]

@@ -90,6 +90,8 @@ class ModuleView:
         self._own = weakref.WeakSet(self.weights())
         # parameters without data are planned without weights: who computes with them has their files
         self._has_origins = origins is not None or not any(self._parameters_with_data())
+        self.lacks_files = origins is None and self._has_origins and bool(self._names)
+        """Whether its weights are planned as if they lay in files, which are not here."""
         self._homeless = self._in_no_file()
         self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)
         if residency is Residency.DISK:

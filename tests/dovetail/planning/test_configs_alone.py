@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DoesNotFitError, WeightError
+from dovetail.compiler.spec.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from testbed.pipelines import tiny_pipelines
@@ -39,6 +40,19 @@ def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path
     dry = DryPipeline(pipe, {**REQUEST, "params_backend": params_backend}, origins=origins)
     assert dry(**call) is not None
     assert any(name.startswith("vae") for name in dry.plans())
+
+
+def test_what_lacks_its_files_is_said_with_its_bytes(tmp_path: Path) -> None:
+    pipe, call = tiny_pipelines.flux()
+    pipe.save_pretrained(tmp_path)
+    next((tmp_path / "transformer").glob("*.safetensors")).unlink()
+    nbytes = sum(weight.nbytes for weight in pipe.transformer.parameters())
+    opened, origins = open_pipeline(tmp_path, dtype=torch.float32, needs_files=False)
+    dry = DryPipeline(opened, REQUEST, origins=origins)
+    said = [one for one in dry.account(dry(**call)).notes if "weight files" in one]
+    assert said == [
+        f"weight files of transformer are not here: {format_bytes(nbytes)} are counted as if they lay on disk"
+    ]
 
 
 SMALL = [
