@@ -35,7 +35,7 @@ def memory_notes(generation: Generation, asked: Rig) -> list[str]:
 
 
 def file_notes(absent: Mapping[str, int]) -> list[str]:
-    """That components are planned as if the weight files that they lack were there; ``absent`` has the bytes of each."""
+    """That components are planned as if weight files were there that they lack; ``absent`` has the bytes of each."""
     if not absent:
         return []
     nbytes = format_bytes(sum(absent.values()))
