@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,26 @@ settings.register_profile("dev", deadline=None, max_examples=20, suppress_health
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+_FEW = 8
+"""A table of slow cases that has no more than these runs whole."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where DOVETAIL_TEST_CASES=half, runs half of each long table of slow cases, as the seed of the run draws it."""
+    if os.environ.get("DOVETAIL_TEST_CASES") != "half":
+        return
+    tables: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    draw = random.Random(os.environ["DOVETAIL_TEST_SEED"])
+    long = [table for table in tables.values() if len(table) > _FEW]
+    left = {item for table in long for item in draw.sample(table, len(table) // 2)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish() -> None:
