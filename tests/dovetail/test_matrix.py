@@ -17,7 +17,7 @@ from dovetail.compiler.errors import UsageError
 from dovetail.convert import plan_conversion
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import wide_flux
-from tests.cases import slow_but
+from tests.cases import drawn, slow_but
 
 SPLITS = ("layer", "row")
 RESTS = ("auto", "cpu", "disk")
@@ -35,7 +35,7 @@ QUICK = (
     ("row", "disk", "q8_0", "none", 2),
     ("row", "auto", "q4_k", "at_runtime", 3),
 )
-MATRIX = slow_but(QUICK, CELLS)
+MATRIX = slow_but(QUICK, [*QUICK, *drawn([cell for cell in CELLS if cell not in QUICK], 64)])
 
 
 @pytest.fixture(autouse=True)
