@@ -57,7 +57,7 @@ def compile(
         return
     rows = [_row(name, part) + ((str(files[name]),) if files else ()) for name, part in parts.items()]
     head = ("component", "devices", "segments", "weights", "crosses", *(("plan",) if files else ()))
-    print_table(head, rows, right=(2, 3, 4))
+    print_table(head, rows, right=(2, 3, 4), whole=(5,) if files else ())
 
 
 def _save(parts: dict[str, CompiledModule], output: Path, traces: Mapping[Program, bytes]) -> dict[str, Path]:

@@ -35,9 +35,14 @@ def _lines(value: Any, depth: int, indent: str = "") -> str:
     return "[\n" + ",\n".join(inner + _lines(one, depth - 1, inner) for one in value) + f"\n{indent}]"
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Prints columns two blanks apart, so that `awk`, `grep` and people can read them; `right` ones are aligned so."""
-    print(table_text(head, rows, right))
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), whole: Sequence[int] = ()
+) -> None:
+    """Prints columns two blanks apart, so that `awk`, `grep` and people can read them.
+
+    ``right`` ones are aligned so, and ``whole`` ones are never wrapped.
+    """
+    print(table_text(head, rows, right, whole))
 
 
 __all__ = ["check_writable", "json_text", "print_json", "print_table", "put", "put_page", "table_text"]

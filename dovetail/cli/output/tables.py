@@ -23,23 +23,26 @@ def width() -> int:
     return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
 
 
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+def table_text(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), whole: Sequence[int] = ()
+) -> str:
     """Columns two blanks apart, a line each row; ``right`` ones are aligned so.
 
     What is too wide is made narrower until it fits: words of the head stand below one another, then `16.0 GiB` is
-    `16.0G`, which is how sizes may be typed too, then columns of words are wrapped, the widest first.
+    `16.0G`, which is how sizes may be typed too, then columns of words are wrapped, the widest first. What stands in a
+    ``whole`` column, such as a path, is to be copied: it is never wrapped, and makes no other column narrower.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    most = width()
+    most = width() + sum(_widest([head, *cells], column) + len(_GAP) for column in whole)
     table: list[list[str]] = [list(head), *cells]
     if _total(table) > most:
         table = [_wrapped_head(head, cells), *cells]
     if _total(table) > most:
-        short = [[_SIZE.sub(r"\1\2", cell) for cell in row] for row in cells]
+        short = [[cell if at in whole else _SIZE.sub(r"\1\2", cell) for at, cell in enumerate(row)] for row in cells]
         table = [_wrapped_head(head, short), *short]
     for least, pieces in _STAGES:
         for _ in head:
-            table = _narrowed(table, most, right, least, pieces)
+            table = _narrowed(table, most, (*right, *whole), least, pieces)
     return "\n".join(_lines(table, right))
 
 
@@ -55,11 +58,11 @@ def _words(text: str, least: int) -> list[str]:
 
 
 def _narrowed(
-    table: Sequence[Sequence[str]], most: int, right: Sequence[int], least: int, pieces: re.Pattern[str]
+    table: Sequence[Sequence[str]], most: int, fixed: Sequence[int], least: int, pieces: re.Pattern[str]
 ) -> list[list[str]]:
-    """The table with its widest column that can be wrapped made narrower by as much as the table is too wide."""
+    """The table with its widest column that is not ``fixed`` made narrower by as much as the table is too wide."""
     over = _total(table) - most
-    words = [column for column in range(len(table[0])) if column not in right]
+    words = [column for column in range(len(table[0])) if column not in fixed]
     bounds = {column: max(least, *(_longest(row[column], pieces) for row in table)) for column in words}
     wide = [column for column in words if _widest(table, column) > bounds[column]]
     if over <= 0 or not wide:

@@ -207,6 +207,12 @@ def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None
     assert not [path for path in plans.iterdir() if path.name.startswith(".")]
 
 
+def test_compile_names_the_files_of_plans_whole(tmp_path: Path) -> None:
+    folder = tmp_path / ("a_long_name_of_a_folder_" * 4)
+    lines = done("compile", "--backend", "sim0", "-o", str(folder)).splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [str(folder / f"{name}.json") for name in COMPONENTS]
+
+
 @pytest.mark.slow
 def test_compile_plans_for_a_machine_that_is_not_here(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"

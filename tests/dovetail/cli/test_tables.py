@@ -81,6 +81,13 @@ def test_units_are_shortened_before_words_are_wrapped() -> None:
     ]
 
 
+def test_what_is_to_be_copied_is_never_wrapped() -> None:
+    paths = [f"/home/somebody/models/plans of 2.0 GiB/{'very_' * 20}long/{name}.json" for name in "ab"]
+    rows = [["text_encoder_2", "sim0 & sim1", "21.9 MiB", path] for path in paths]
+    lines = table_text(("component", "devices", "weights", "plan"), rows, (2,), (3,)).splitlines()
+    assert [line.split("  ", 3) for line in lines[1:]] == rows
+
+
 @given(st.lists(st.lists(st.text("ab 1", max_size=60), min_size=3, max_size=3), max_size=4))
 def test_no_word_of_a_table_is_lost(rows: list[list[str]]) -> None:
     text = table_text(("one", "two", "three"), rows)
