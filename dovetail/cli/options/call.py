@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -47,18 +46,12 @@ def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> A
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=PICTURE, **more)
 
 
-def _finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"{parameter.opts[-1]} takes a number, and {value} is none to compute with: write 7.5, say")
-    return value
-
-
 Steps = Annotated[int | None, option("--steps", min=1, max=MOST_STEPS, help="Denoising steps.")]
 NegativePrompt = Annotated[str | None, option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")]
-Guidance = Annotated[float | None, option("--guidance", help="How closely to follow the prompt.", callback=_finite)]
+Guidance = Annotated[float | None, option("--guidance", help="How closely to follow the prompt.")]
 CfgScale = Annotated[
     float | None,
-    option("--cfg-scale", help="The same by a second call without the prompt, where both exist.", callback=_finite),
+    option("--cfg-scale", help="The same by a second call without the prompt, where both exist."),
 ]
 
 

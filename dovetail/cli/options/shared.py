@@ -18,6 +18,7 @@ from ...compiler.spec.devices import Rig as Devices
 from ...conventions.request import Request
 from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling
+from .readers import none_of, with_readers
 from .typed import VERBOSE, DevicesAskedError
 
 PLACEMENT = "Placement"
@@ -73,7 +74,7 @@ def _full_name(dtype: str | None) -> str | None:
     named = dtype.lower()
     found = _DTYPES.get(named, named)
     if found not in _DTYPES.values():
-        raise UsageError(f"--dtype {dtype} is no type to compute in: give {', '.join(dict.fromkeys(_DTYPES.values()))}")
+        raise none_of("--dtype", dtype, list(dict.fromkeys(_DTYPES.values())), "no type to compute in")
     return found
 
 
@@ -217,8 +218,8 @@ class Where:
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with each parameter that is a dataclass replaced by the fields of it.
 
-    Typer reads a command's options from its parameters; so a group of options can be written once. Options that every
-    command has come last, and do their work while options are read.
+    Typer reads a command's options from its parameters; so a group of options can be written once. Numbers and words
+    are read by readers of our own. Options that every command has come last, and do their work while options are read.
     """
     hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
@@ -228,7 +229,7 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
-    flat = [*own, *(parameter for kind in groups.values() for parameter in _parameters(kind))]
+    flat = [with_readers(one) for one in (*own, *(one for kind in groups.values() for one in _parameters(kind)))]
     flat += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in every.items()
