@@ -102,6 +102,15 @@ def component_in(path: str | os.PathLike[str]) -> str:
     return _read(path).component or Path(path).stem
 
 
+def is_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file opens as plans do; false where it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return _FORMAT in file.read(_OPENING)
+    except OSError:
+        return False
+
+
 def _read(path: str | os.PathLike[str]) -> Plan:
     try:
         text = Path(path).read_bytes()

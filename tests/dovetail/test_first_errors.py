@@ -218,6 +218,21 @@ def test_what_is_typed_wrongly_gets_a_short_message_and_the_exit_code_of_usage(
     assert len(told.stderr) < 500
 
 
+@pytest.mark.parametrize("command", [("plan",), ("show",), ("verify",), ("explain",), ("generate", "x", "--model")])
+def test_the_config_of_a_component_is_told_from_a_plan(command: tuple[str, ...], tmp_path: Path) -> None:
+    config = demo.folder() / "transformer" / "config.json"
+    told = typed(*command, str(config))
+    way = f"is the config of one part of a pipeline, transformer: name the folder of the pipeline, {demo.folder()}"
+    assert (told.exit_code, told.stderr) == (2, f"error: {config} {way}\n")
+    alone = shutil.copy(config, tmp_path)
+    assert "is the config of one model: name the folder of its pipeline" in typed(*command, str(alone)).stderr
+
+
+def test_json_that_is_no_plan_is_not_called_one(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    assert "other.json is no pipeline: it has no model_index.json" in typed("plan", str(tmp_path / "other.json")).stderr
+
+
 def test_a_tokenizer_whose_folder_is_not_there_is_named(tmp_path: Path) -> None:
     shutil.copytree(demo.folder(), tmp_path / "demo", ignore=shutil.ignore_patterns("tokenizer"))
     told = typed("plan", str(tmp_path / "demo"))

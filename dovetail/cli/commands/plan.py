@@ -15,7 +15,7 @@ from ..options.inputs import Inputs
 from ..options.painting import called
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
-from ..options.subject import Whole, find_pipeline
+from ..options.subject import Whole, find_pipeline, is_plan, refuse_config
 from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.progress import progress
@@ -41,9 +41,8 @@ def plan(
     Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
     rest is searched. The last line is the command that paints so. `generate --dry-run` says the same of a call.
     """
-    if Path(subject).name == "model_index.json":
-        raise UsageError(f"{subject} says what a folder holds: name the folder, {Path(subject).parent}")
-    if subject.endswith(".json"):
+    refuse_config(subject)
+    if subject.endswith(".json") and (is_plan(subject) or not Path(subject).exists()):
         raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
     inputs.check()
     pipeline = inputs.added_to(find_pipeline(subject, source))

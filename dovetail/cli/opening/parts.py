@@ -13,7 +13,7 @@ from ..options.inputs import NO_INPUTS, Inputs
 from ..options.painting import called
 from ..options.shared import Where
 from ..options.source import Source
-from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint
+from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint, refuse_config
 from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.progress import progress
@@ -55,6 +55,7 @@ def compiled_parts(
     planned for the steps that are asked for; where none are, ``in_one_step`` is enough to know what is called.
     """
     check_path(subject)
+    refuse_config(subject)
     path = Path(subject)
     files = _plans(path) if subject else []
     if files:

@@ -78,6 +78,7 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
             source=source,
         )
     check_path(name)
+    refuse_config(name)
     folder = Path(name)
     if is_checkpoint(folder):
         return _of_file(name, source)
@@ -102,6 +103,29 @@ def check_path(name: str) -> None:
     """Raises UsageError for what no file or folder can be called."""
     if not PATH.accepts(name):
         raise UsageError(f"no folder can be called {name[:40]}…: name a pipeline's folder, a file or a hub id")
+
+
+def refuse_config(name: str) -> None:
+    """Raises UsageError, with the folder to name instead, for a file that says what a pipeline or a part of it is."""
+    path = Path(name)
+    folder = path.parent if path.parent.name == path.parent.resolve().name else path.parent.resolve()  # as it was typed
+    if path.name == INDEX:
+        raise UsageError(f"{name} says what a folder holds: name the folder, {folder}")
+    if not path.name.endswith("config.json") or not path.is_file() or is_plan(path):
+        return
+    if (folder.parent / INDEX).is_file():
+        raise UsageError(
+            f"{name} is the config of one part of a pipeline, {folder.name}: name the folder of the pipeline, "
+            f"{folder.parent}"
+        )
+    raise UsageError(f"{name} is the config of one model: name the folder of its pipeline, which has a {INDEX}")
+
+
+def is_plan(path: str | Path) -> bool:
+    """Whether a file is a plan, by how it begins."""
+    from ...compiler.text.plan_file import is_plan as begins_so
+
+    return begins_so(path)
 
 
 def is_checkpoint(path: Path) -> bool:
