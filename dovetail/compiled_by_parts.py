@@ -83,8 +83,8 @@ class CompiledByParts(CompiledModule):
     def _check_here(self) -> None:
         if not self.rig.present:
             raise NotHereError(
-                f"{self._title} was compiled for {self.rig}, which is not this machine: its programs can be printed, "
-                "verified and saved here, and it can be called where those devices are"
+                f"{self._title} was compiled for {self.rig.told}, which is not this machine: its programs can be "
+                "printed, verified and saved here, and it can be called where those devices are"
             )
         lacking = [one.name for one in self._component.view.weights() if not one.has_data]
         if lacking:

@@ -184,6 +184,11 @@ class Rig:
         """The text form."""
         return ",".join(f"{device.name}={_memory_text(memory)}" for device, memory in self.memory.items())
 
+    @property
+    def told(self) -> str:
+        """The devices with their memory for people to read, which is rounded."""
+        return ", ".join(f"{device} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
+
     def __repr__(self) -> str:
         return f"<Rig {self}>"
 
@@ -272,10 +277,9 @@ class Rig:
             return self.find(matches[0])
         if matches:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
-        there = ", ".join(f"{device.name} ({format_bytes(memory.total)})" for device, memory in self.memory.items())
         if told_of(text):
-            raise _unknown(span, there)
-        expected = f"{', '.join((*also, f'one of {there}'))}, or a simulated one (sim0)"
+            raise _unknown(span, self.told)
+        expected = f"{', '.join((*also, f'one of {self.told}'))}, or a simulated one (sim0)"
         asked = _read(text)
         if self.present and asked is not None:
             none = "" if self.gpus else "; PyTorch sees no GPU on this machine"

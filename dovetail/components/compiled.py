@@ -163,7 +163,7 @@ class CompiledModule:
         """
         if not self.rig.present:
             raise NotHereError(
-                f"{self.program.name} was compiled for {self.rig}, which is not this machine: it can be printed, "
+                f"{self.program.name} was compiled for {self.rig.told}, which is not this machine: it can be printed, "
                 "verified and saved here, and called where those devices are"
             )
         weights = self._weights_with_data()

@@ -299,7 +299,8 @@ def test_meta_weights_compile_print_and_save_but_do_not_run(ids: torch.Tensor, t
 def test_a_rig_that_is_not_here_compiles_but_does_not_run(model: Model, ids: torch.Tensor) -> None:
     compiled = dovetail.compile(model, (ids,), backend="cuda6&cuda7", rig="cuda6=24GiB,cuda7=16GiB")
     assert [device.name for device in compiled.program.devices] == ["cuda6", "cuda7"]
-    with pytest.raises(NotHereError, match="compiled for cuda6=24GiB,cuda7=16GiB, which is not this machine"):
+    there = r"cuda6 \(24.0 GiB\), cuda7 \(16.0 GiB\)"
+    with pytest.raises(NotHereError, match=f"compiled for {there}, which is not this machine"):
         compiled(ids)
 
 

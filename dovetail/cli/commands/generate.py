@@ -170,7 +170,8 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
 def _check_here(rig: Rig) -> None:
     if not rig.present:
         raise NotHereError(
-            f"nothing can run on {rig}: it is not this machine; plan for it with dovetail plan, compile, show or verify"
+            f"nothing can run on {rig.told}: it is not this machine; plan for it with dovetail plan, compile, show or "
+            "verify"
         )
 
 

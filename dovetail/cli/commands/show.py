@@ -67,6 +67,7 @@ def show(
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
     programs = {name: part.program for name, part in parts.items()}
     asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
-    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
+    rigs = {name: part.rig for name, part in parts.items()}
+    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place, rigs)
     write = put_page if wanted == "html" else put
     write(FORMS["full" if full else wanted](scene), output)
