@@ -187,21 +187,25 @@ class Request:
         switch_on(self.rig)
 
 
-def tell_unused_shares(request: Request, roles: Mapping[str, str]) -> None:
-    """Says where shares were asked for of all components, and each of them is on one device whatever is searched."""
-    if request.tensor_split.default is None or (not request.backend.default and len(request.rig.gpus) > 1):
+def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
+    """Says where a way to split was asked for of all components, and each is on one device whatever is searched."""
+    asked = {
+        "--split-mode row": request.split_mode.default == "row",
+        f"--tensor-split {request.tensor_split}": request.tensor_split.default is not None,
+    }
+    if not any(asked.values()) or (not request.backend.default and len(request.rig.gpus) > 1):
         return
     devices = [request.devices_for(name, role) for name, role in roles.items()]
     if devices and all(len(one) == 1 for one in devices):
-        _tell_unused(str(request.tensor_split), devices[0][0].name)
+        for what in (what for what, is_asked in asked.items() if is_asked):
+            _tell_unused(what, devices[0][0].name)
 
 
 @cache
-def _tell_unused(shares: str, device: str) -> None:
+def _tell_unused(what: str, device: str) -> None:
     logger.warning(
-        "--tensor-split %s is not used, for each component is on one device (%s): name several in --backend, such as "
-        "sim0&sim1",
-        shares,
+        "%s is not used, for each component is on one device (%s): name several in --backend, such as sim0&sim1",
+        what,
         device,
     )
 

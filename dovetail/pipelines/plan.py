@@ -17,7 +17,7 @@ from ..compiler.spec import parse_params_backend, role_of_component
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.residency import Amounts, Residency
-from ..conventions.request import Request, tell_unused_shares
+from ..conventions.request import Request, tell_unused_split
 from ..conventions.spellings import Tiling
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
@@ -159,7 +159,7 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
     for name, setting in settings.items():
         for key in setting.unused(roles):
             logger.warning("this pipeline has no %s: what %s says of it is not used", key, name)
-    tell_unused_shares(request, roles)
+    tell_unused_split(request, roles)
     wrong = sorted(shapes.keys() - roles.keys())
     if wrong:
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")

@@ -27,7 +27,7 @@ from dovetail.cli.output.figures import document_of, line_of
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.memory import Memory
-from dovetail.conventions.request import Request, tell_unused_shares
+from dovetail.conventions.request import Request, tell_unused_split
 from dovetail.convert import plan_conversion
 from dovetail.draw.page.page import Page
 from dovetail.progress.phases import Phases
@@ -253,10 +253,27 @@ def test_a_gpu_that_is_not_here_is_answered_with_what_is_here_and_how_to_plan_fo
 
 def test_shares_that_no_component_can_use_are_said_to_be_unused(caplog: pytest.LogCaptureFixture) -> None:
     request = Request.parse(tensor_split="5,2", rig="cpu=1GiB")
-    tell_unused_shares(request, {"unet": "diffusion", "vae": "vae"})
+    tell_unused_split(request, {"unet": "diffusion", "vae": "vae"})
     assert "--tensor-split 5:2 is not used, for each component is on one device (cpu)" in caplog.text
     caplog.clear()
-    tell_unused_shares(Request.parse(tensor_split="5,2", rig="cuda0=1GiB,cuda1=1GiB"), {"unet": "diffusion"})
+    tell_unused_split(Request.parse(tensor_split="5,2", rig="cuda0=1GiB,cuda1=1GiB"), {"unet": "diffusion"})
+    assert not caplog.text
+
+
+def test_a_row_split_that_no_component_can_use_is_said_to_be_unused_where_it_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    roles = {"unet": "diffusion", "vae": "vae"}
+    for _ in range(2):
+        tell_unused_split(Request.parse(split_mode="row", backend="sim7", rig="sim7=1GiB"), roles)
+    assert [record.message for record in caplog.records] == [
+        "--split-mode row is not used, for each component is on one device (sim7): name several in --backend, such as "
+        "sim0&sim1"
+    ]
+    caplog.clear()
+    tell_unused_split(Request.parse(split_mode="layer", backend="sim8", rig="sim8=1GiB"), roles)
+    tell_unused_split(Request.parse(split_mode="row", backend="diffusion=sim0&sim1", rig="sim0=1GiB,sim1=1GiB"), roles)
+    tell_unused_split(Request.parse(split_mode="row", rig="cuda0=1GiB,cuda1=1GiB"), roles)
     assert not caplog.text
 
 
