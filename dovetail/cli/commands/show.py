@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +19,8 @@ from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.results import check_writable, json_text, put, put_page
 from ..output.shown import FORMS, PICTURES, Scene
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = "json-schema"
 Form = Annotated[
@@ -64,7 +68,11 @@ def show(
 
         put(json_text(Shown.model_json_schema()), output)
         return
+    from ...plans.budgets import too_small_budgets
+
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
+    for error in chain.from_iterable(too_small_budgets(name, part.program, part.rig) for name, part in parts.items()):
+        logger.warning("%s", error)
     programs = {name: part.program for name, part in parts.items()}
     asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
     rigs = {name: part.rig for name, part in parts.items()}

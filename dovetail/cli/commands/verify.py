@@ -34,14 +34,18 @@ def verify(
 ) -> None:
     """Check the plans of a pipeline, of one component, or of a plan file against the rules.
 
-    The first rule that is broken is named, with the lines around the place, and the exit code is 4.
+    The first rule that is broken is named, with the lines around the place, and the exit code is 4; it is 3 where a
+    device has less memory than a plan takes.
     """
     parts = compiled_parts(subject, component, where, sample, weights, source, dtype, in_one_step=True)
     from ...passes.verify.verifier import RULES
     from ...passes.verify.verifier import verify as check
+    from ...plans.budgets import too_small_budgets
 
-    for part in parts.values():
+    for name, part in parts.items():
         check(part.program)
+        for error in too_small_budgets(name, part.program, part.rig):
+            raise error
     checked = {name: _rehearse(part.program) for name, part in parts.items()} if deep else {}
     if json:
         print_json({"rules": RULES, "kept_by": list(parts), "rehearsed": checked})
