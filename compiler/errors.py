@@ -50,6 +50,11 @@ class SpecError(UsageError):
         self.nearest = nearest
         super().__init__("\n".join(self._lines()))
 
+    @property
+    def on_one_line(self) -> str:
+        """The problem and what is expected, for a message that says itself where the text stands."""
+        return f"{_short(self.problem)}, expected {self.expected}" if self.expected else _short(self.problem)
+
     def _lines(self) -> list[str]:
         text, start, end = _around(self.text, self.start, self.end)
         lines = [_short(self.problem), f"  {text}", f"  {' ' * start}{'^' * max(1, end - start)}"]
@@ -127,6 +132,10 @@ class TraceError(DovetailError):
 
 class ProgramTextError(DovetailError):
     """The text form of a program cannot be read."""
+
+
+class TextError(ValueError):
+    """A piece of text is not what it should be; whoever reads the whole says where that is."""
 
 
 class WeightError(DovetailError):

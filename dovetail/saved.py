@@ -9,15 +9,13 @@ import torch
 from torch import nn
 
 from .compiler.checkpoints.index import WeightIndex
-from .compiler.text.plan_file import load_plan
 from .components.compiled import CompiledModule
 from .conventions.checked import WEIGHTS, checked
 from .conventions.request import switch_on
 from .passes.infra.manager import PassManager
 from .passes.lowering.lower import Lower
 from .passes.lowering.verification import Verify
-from .passes.verify.types import verify_types
-from .passes.verify.verifier import verify
+from .plans.reading import read_plan
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for
 from .weights.name_matching import Wanted
@@ -39,9 +37,7 @@ def load(path: str | os.PathLike[str], weights: Weights | None = None) -> Compil
         ProgramTextError, VerificationError: what it describes is no program, or breaks a rule.
         WeightError: the weights cannot be read.
     """
-    program, rig, tensors = load_plan(path)
-    verify(program)
-    verify_types(program)
+    program, rig, tensors = read_plan(path)
     switch_on(rig)
     if "cut" in program.facts:
         PassManager((Lower(), Verify())).run(program)

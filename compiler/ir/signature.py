@@ -279,7 +279,7 @@ def _fits(shape: Sequence[int], expected: Sequence[int | str], symbols: Mapping[
     """Whether a shape agrees in its expressions too, all symbols being known."""
     try:
         return all(evaluate(wanted, symbols) == size for size, wanted in zip(shape, expected, strict=True))
-    except (ValueError, KeyError):
+    except ValueError:
         return False
 
 

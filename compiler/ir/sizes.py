@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
+from ..errors import TextError
+
 _LONGEST, _DEEPEST, _LARGEST = 1000, 60, 2**63
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -33,18 +35,18 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 @lru_cache(maxsize=512)
 def _parse(text: str) -> ast.expr:
     if len(text) > _LONGEST:
-        raise ValueError(f"an expression of {len(text)} characters is too long")
+        raise TextError(f"an expression of {len(text)} characters is too long")
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise ValueError(f"{text[:120]!r} is not an expression of integers") from error
+        raise TextError(f"{text[:120]!r} is not an expression of integers") from error
 
 
 def evaluate(size: int | str, symbols: Mapping[str, int]) -> int:
     """The value of a size for given symbols.
 
-    Raises ValueError for text that is not an integer expression, or whose value has more than 64 bits, and KeyError for
-    an unknown symbol.
+    Raises TextError for text that is not an integer expression, or whose value has more than 64 bits, and for an
+    unknown symbol.
     """
     return size if isinstance(size, int) else _value(_parse(size), symbols, 0)
 
@@ -52,7 +54,7 @@ def evaluate(size: int | str, symbols: Mapping[str, int]) -> int:
 def holds(relation: str, symbols: Mapping[str, int]) -> bool:
     """Whether a relation between sizes, such as ``s0 > s1`` or ``s0 % 2 == 0 and s0 < 9``, holds for given symbols.
 
-    Raises ValueError for text that is not a relation, and KeyError for an unknown symbol.
+    Raises TextError for text that is not a relation, and for an unknown symbol.
     """
     return _truth(_parse(relation), symbols, 0)
 
@@ -72,7 +74,7 @@ def with_numbers(relation: str, symbols: Mapping[str, int]) -> str:
 
 
 def symbols_of(text: str) -> set[str]:
-    """The symbols in an expression or relation; raises ValueError for text that is neither."""
+    """The symbols in an expression or relation; raises TextError for text that is neither."""
     tree = _parse(text)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
@@ -91,17 +93,19 @@ def symbol_names(paths: Iterable[tuple[str, tuple[int | str, ...]]], names: Iter
 def _value(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:
     value = _compute(tree, symbols, depth + 1)
     if not -_LARGEST < value < _LARGEST:
-        raise ValueError("a size has more than 64 bits")
+        raise TextError("a size has more than 64 bits")
     return value
 
 
 def _compute(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:
     if depth > _DEEPEST:
-        raise ValueError(f"an expression is nested more than {_DEEPEST} deep")
+        raise TextError(f"an expression is nested more than {_DEEPEST} deep")
     match tree:
         case ast.Constant(value=value) if type(value) is int:
             return value
         case ast.Name(id=name):
+            if name not in symbols:
+                raise TextError(f"{name[:40]} is no symbol that a line before names")
             return symbols[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, symbols, depth)
@@ -115,24 +119,24 @@ def _compute(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> int:
             return _apply(operator.floordiv, _value(left, symbols, depth), _value(right, symbols, depth))
         case ast.Call(func=ast.Name(id="Mod" | "PythonMod"), args=[left, right], keywords=[]):
             return _apply(operator.mod, _value(left, symbols, depth), _value(right, symbols, depth))
-    raise ValueError(f"{ast.unparse(tree)[:120]!r} is not an integer expression")
+    raise TextError(f"{ast.unparse(tree)[:120]!r} is not an integer expression")
 
 
 def _apply(operation: Callable[[int, int], int], left: int, right: int) -> int:
     if not right and operation in (operator.floordiv, operator.mod):
-        raise ValueError("a size is divided by zero")
+        raise TextError("a size is divided by zero")
     return operation(left, right)
 
 
 def _power(base: int, exponent: int) -> int:
     if exponent < 0 or base.bit_length() * exponent > 64:
-        raise ValueError("a power has more than 64 bits, or a negative exponent")
+        raise TextError("a power has more than 64 bits, or a negative exponent")
     return int(base**exponent)
 
 
 def _truth(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> bool:
     if depth > _DEEPEST:
-        raise ValueError(f"a relation is nested more than {_DEEPEST} deep")
+        raise TextError(f"a relation is nested more than {_DEEPEST} deep")
     match tree:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
             return _COMPARISONS[type(op)](_value(left, symbols, depth), _value(right, symbols, depth))
@@ -141,4 +145,4 @@ def _truth(tree: ast.expr, symbols: Mapping[str, int], depth: int) -> bool:
             return all(found) if isinstance(op, ast.And) else any(found)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _truth(operand, symbols, depth + 1)
-    raise ValueError(f"{ast.unparse(tree)[:120]!r} is not a relation between sizes")
+    raise TextError(f"{ast.unparse(tree)[:120]!r} is not a relation between sizes")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import CallError, TraceError
+from ..errors import CallError, TextError, TraceError
 
 _PLAIN: dict[str, type] = {
     "builtins.tuple": tuple,
@@ -101,13 +101,16 @@ def read_structure(spec: pytree.TreeSpec | str) -> pytree.TreeSpec:
 
 
 def read_json(text: str) -> Any:
-    """JSON whose brackets are not nested too deeply; raises ValueError for anything else."""
+    """JSON whose brackets are not nested too deeply; raises TextError for anything else."""
     depth = 0
     for match in _BRACKETS.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
         if depth > 2 * _DEEPEST:
-            raise ValueError(f"brackets are nested more than {2 * _DEEPEST} deep")
-    return json.loads(text)
+            raise TextError(f"brackets are nested more than {2 * _DEEPEST} deep")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TextError(f"the structure is no JSON from character {getattr(error, 'pos', 0) + 1} on") from error
 
 
 @lru_cache(maxsize=256)
@@ -120,21 +123,21 @@ def _summary(text: str) -> tuple[int, bool]:
 def _schema(text: str) -> dict[str, Any]:
     read = read_json(text)
     if not isinstance(read, list) or len(read) != 2 or read[0] != 1:
-        raise ValueError("a structure is a list of the protocol 1 and a tree")
+        raise TextError("a structure is a list of the protocol 1 and a tree")
     if not isinstance(read[1], dict) or "type" not in read[1]:
-        raise ValueError("a tree has a type, a context and children_spec")
+        raise TextError("a tree has a type, a context and children_spec")
     return read[1]
 
 
 def _count(tree: Any) -> int:
-    """The leaves of a tree; raises ValueError where it is none."""
+    """The leaves of a tree; raises TextError where it is none."""
     if not isinstance(tree, dict) or tree.keys() != {"type", "context", "children_spec"}:
-        raise ValueError("a tree has a type, a context and children_spec")
+        raise TextError("a tree has a type, a context and children_spec")
     kind, context, children = tree["type"], tree["context"], tree["children_spec"]
     if kind is None and context is None and children == []:
         return 1
     if not isinstance(kind, str) or not isinstance(context, str | None) or not isinstance(children, list):
-        raise ValueError("a tree's type and context are text, its children a list")
+        raise TextError("a tree's type and context are text, its children a list")
     if kind not in ("builtins.tuple", "builtins.list", "torch.Size") and context:
         _check_context(kind, read_json(context) if kind != _NAMED_TUPLE else context, len(children))
     return sum(map(_count, children))
@@ -145,9 +148,9 @@ def _check_context(kind: str, context: Any, children: int) -> None:
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys = isinstance(context, list) and all(isinstance(key, str | int | float | None) for key in context)
         if not keys or len(context) != children or len(set(context)) != children:
-            raise ValueError(f"a {kind} has a key for each of its {children} children")
+            raise TextError(f"a {kind} has a key for each of its {children} children")
     elif not _is_plain(context):
-        raise ValueError(f"the context of {kind[:120]} is no plain data")
+        raise TextError(f"the context of {kind[:120]} is no plain data")
 
 
 def _is_plain(value: Any) -> bool:

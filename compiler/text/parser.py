@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..checkpoints.entries import clipped
-from ..errors import DovetailError, ProgramTextError
+from ..errors import DovetailError, ProgramTextError, SpecError, TextError
 from ..ir.aliasing import overwrites
 from ..ir.asked import QUESTIONS
 from ..ir.eligibility import marks_by_name
@@ -40,7 +39,7 @@ from ..ir.weight import Weight
 from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .spelling import read_plain
-from .tokens import Line
+from .tokens import Line, known, unquoted
 from .weight_text import STATES, read_residency, read_states, read_weight
 
 
@@ -64,8 +63,14 @@ def _refusing(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
-        raise ProgramTextError(clipped(f"{problem}: {why}")) from error
+        raise ProgramTextError(clipped(f"{problem}: {_why(error)}")) from error
+
+
+def _why(error: Exception) -> str:
+    """What is wrong in words of ours, whatever was raised."""
+    if isinstance(error, SpecError):
+        return error.on_one_line
+    return str(error) if isinstance(error, (DovetailError, TextError)) else "what it says does not go together"
 
 
 @dataclass
@@ -98,17 +103,17 @@ class _Reader:
     ended: bool = False
 
     def read(self, text: str) -> None:
-        """Reads one line; raises ValueError and its like for one that is no part of a program."""
+        """Reads one line; raises TextError and its like for one that is no part of a program."""
         line = Line(text)
         word = line.take()
         if self.ended:
-            raise ValueError("nothing follows the line that returns")
+            raise TextError("nothing follows the line that returns")
         if word.startswith("%"):
             self._node(word[1:], line)
         elif word in _LINES:
             _LINES[word](self, line)
         else:
-            raise ValueError(f"no line begins with {word}")
+            raise TextError(f"no line begins with {word}")
 
     def _read_program(self, line: Line) -> None:
         self.name = line.text_in_quotes()
@@ -124,7 +129,8 @@ class _Reader:
         self.devices = {device.name: device for device in self.rig}
 
     def _read_autocast(self, line: Line) -> None:
-        self.autocast = LOWERED[line.take()]
+        word = line.take()
+        self.autocast = known(LOWERED, word, f"autocast is of {' or '.join(LOWERED)}, and {word} is none of them")
 
     def _read_rests(self, line: Line) -> None:
         self.kept = read_residency(line)
@@ -132,23 +138,23 @@ class _Reader:
     def _read_symbol(self, line: Line) -> None:
         match = re.fullmatch(r"([A-Za-z_]\w{0,60}) = (\d{1,19}) in (-?\d{1,19})\.\.(\d{1,19})", line.rest(), re.ASCII)
         if not match:
-            raise ValueError("expected name = size in low..high")
+            raise TextError("expected name = size in low..high")
         size, low, high = int(match[2]), int(match[3]), int(match[4])
         if not low <= size <= high < 2**63:
-            raise ValueError(f"{size} is not in {low}..{high}")
+            raise TextError(f"{size} is not in {low}..{high}")
         self.symbols[match[1]] = size
         self.ranges[match[1]] = (low, high)
 
     def _read_guard(self, line: Line) -> None:
         guard = line.rest()
         if not holds(guard, self.symbols):
-            raise ValueError("a guard holds for the sizes of the example")
+            raise TextError("a guard holds for the sizes of the example")
         self.guards.append(guard)
 
     def _read_asks(self, line: Line) -> None:
         self.asked = frozenset(_words(line))
         if not self.asked <= QUESTIONS:
-            raise ValueError(f"a model asks for {', '.join(sorted(QUESTIONS))}")
+            raise TextError(f"a model asks for {', '.join(sorted(QUESTIONS))}")
 
     def _read_takes(self, line: Line) -> None:
         line.take("[")
@@ -164,7 +170,7 @@ class _Reader:
 
     def _read_argument(self, line: Line) -> None:
         word = line.take()
-        name = json.loads(word) if word.startswith('"') else word + line.take() if word == "*" else word
+        name = unquoted(word) if word.startswith('"') else word + line.take() if word == "*" else word
         line.take(":")
         found = []
         while line.peek() and not line.accept("as"):
@@ -172,7 +178,7 @@ class _Reader:
             line.accept(",")
         spec = line.rest()
         if count_leaves(spec) != len(found):
-            raise ValueError(f"the structure has {count_leaves(spec)} leaves, the line {len(found)}")
+            raise TextError(f"the structure has {count_leaves(spec)} leaves, the line {len(found)}")
         self.arguments.append((name, found, spec))
 
     def _leaf(self, line: Line) -> Any:
@@ -191,7 +197,7 @@ class _Reader:
     def _read_return(self, line: Line) -> None:
         results = line.argument(self.nodes)
         if not isinstance(results, list) or any(isinstance(result, (list, tuple, slice)) for result in results):
-            raise ValueError("expected a list of results")
+            raise TextError("expected a list of results")
         self.graph.output(results).meta["value"] = None
         self.ended = True
 
@@ -208,7 +214,7 @@ class _Reader:
         else:
             node = self._call(name, word, line)
         if name in self.nodes:
-            raise ValueError(f"%{name} stands twice")
+            raise TextError(f"%{name} stands twice")
         node.name = name
         node.meta["value"] = value
         self.nodes[name] = node
@@ -218,14 +224,14 @@ class _Reader:
         read = read_weight(kind, value, line, len(self.devices), "quantized" in self.facts)
         name, kept = read.weight.name, read.rests or (self.kept if kind == "parameter" else Residency.DEVICE)
         if name in self.weights:
-            raise ValueError(f"weight {name} stands twice")
+            raise TextError(f"weight {name} stands twice")
         self.weights[name] = read.weight
         if read.bounds:
             self.bounds[name] = read.bounds
         if read.is_eligible:
             self.eligible.add(name)
         if read.block is not None:
-            self.blocks[read.block].append(name)
+            known(self.blocks, read.block, f"no line before is of a block {read.block!r}").append(name)
         if kept is not Residency.DEVICE:
             self.residency[name] = kept
         return read.weight
@@ -250,7 +256,8 @@ class _Reader:
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if device and line.accept("uses"):
             line.take("[")
-            weights = tuple(self.weights[name].name for name in line.items("]", line.text_in_quotes))
+            used = line.items("]", line.text_in_quotes)
+            weights = tuple(known(self.weights, one, f"no line before is of a weight {one!r}").name for one in used)
         if device and (weight := weight_name(node)):
             self.home[weight] = device
         elif device and "pinned" in self.facts:
@@ -258,26 +265,29 @@ class _Reader:
         elif states:
             node.meta["placement"] = Placement(group, states=states)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
-            raise ValueError(f"%{node.name} does not lie in the memory that it is said to be computed over")
+            raise TextError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//"):
             if node.op == "call_function":
-                module, cls, source = line.text[line.position + 1 :].split(" : ", 2)
-                node.meta["origin"] = Origin(read_plain(module), read_plain(cls), read_plain(source))
+                node.meta["origin"] = _origin(line.text[line.position + 1 :])
         elif line.rest():
-            raise ValueError(f"unexpected {line.rest()!r}")
+            raise TextError(f"unexpected {line.rest()!r}")
 
     def _group(self, node: Node, line: Line) -> tuple[Device, ...]:
         """The devices behind an @, with a + between them."""
-        found = [self.devices[line.take()]]
+        found = [self._device(line.take())]
         while line.accept("+"):
-            found.append(self.devices[line.take()])
+            found.append(self._device(line.take()))
         if len(set(found)) < len(found) or (len(found) > 1 and node.op != "call_function"):
-            raise ValueError(f"%{node.name} cannot be on {'+'.join(map(str, found))}")
+            raise TextError(f"%{node.name} cannot be on {'+'.join(map(str, found))}")
         return tuple(found)
+
+    def _device(self, name: str) -> Device:
+        there = ", ".join(self.devices) or "none"
+        return known(self.devices, name, f"{name} is not among the devices of the program, which are: {there}")
 
     def finish(self) -> Program:
         if not self.name or not self.ended:
-            raise ProgramTextError("the text has no program: it must open with a line program and end with one return")
+            raise ProgramTextError("it must open with a line program and end with one return")
         if "cut" in self.facts and not {"placed", "pinned"} <= self.facts:
             raise ProgramTextError("a program that is cut was placed and pinned before, and its facts say otherwise")
         program = Program(
@@ -313,6 +323,8 @@ class _Reader:
             return
         runs: dict[int, list[Node]] = {}
         for node in program.ops():
+            if "placement" not in node.meta:
+                raise ProgramTextError(f"%{node.name} is on no device, and in a program that is cut each operation is")
             runs.setdefault(placement_of(node).segment, []).append(node)  # type: ignore[arg-type]
         program.segments = tuple(
             Segment(index, placement_of(run[0]).device, tuple(run), members(program, run[0]))  # type: ignore[arg-type]
@@ -348,10 +360,17 @@ class _Reader:
         )
 
 
+def _origin(text: str) -> Origin:
+    parts = text.split(" : ", 2)
+    if len(parts) != 3:
+        raise TextError("behind // stand a module, its class and a place in its source, with colons between them")
+    return Origin(*map(read_plain, parts))
+
+
 def _words(line: Line) -> list[str]:
     """What is left of a line, between commas."""
     if not line.rest().isprintable():
-        raise ValueError("the line has characters that are not seen")
+        raise TextError("the line has characters that are not seen")
     return line.rest().split(", ")
 
 

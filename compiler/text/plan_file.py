@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -22,21 +23,32 @@ from ..checkpoints.entries import clipped
 from ..checkpoints.safetensors_header import read_safetensors
 from ..errors import NoPlanError, PlanFileError, ProgramTextError, SpecError, WeightError
 from ..ir.program import Program
-from ..spec.devices import Rig
+from ..spec.devices import Device, Rig
 from .parser import parse_program
 from .printer import lines_of
 
 _FORMAT, _OPENING = b'"dovetail plan"', 1000
 _TOLD = {
-    "literal_error": "should be {expected}",
+    "literal_error": "should be {expected}, and is {found}",
     "missing": "is missing",
     "extra_forbidden": "is nothing that a plan has",
-    "string_type": "is no text",
-    "list_type": "is no list",
-    "dict_type": "is no object",
-    "model_type": "is no object",
+    "string_type": "is no text, but {found}",
+    "list_type": "is no list, but {found}",
+    "dict_type": "is no object, but {found}",
+    "model_type": "is no object, but {found}",
 }
 """What is said of a value that the schema does not take, by pydantic's name of why."""
+_NO_JSON = {
+    "Expecting value": "a value is expected",
+    "Expecting property name enclosed in double quotes": "a name in quotes is expected",
+    "Illegal trailing comma before end of object": "nothing may stand between a comma and a closing brace",
+    "Illegal trailing comma before end of array": "nothing may stand between a comma and a closing bracket",
+    "Expecting ':' delimiter": "a colon is expected",
+    "Expecting ',' delimiter": "a comma or a closing bracket is expected",
+    "Invalid control character at": "text has no such character",
+    "Extra data": "the plan has ended",
+}
+"""What is said where a file stops to be JSON, by how the reader of JSON begins to say it."""
 
 
 class Plan(BaseModel):
@@ -89,12 +101,25 @@ def load_plan(path: str | os.PathLike[str]) -> tuple[Program, Rig, dict[str, tor
     try:
         rig = Rig.parse(plan.rig)
     except SpecError as error:
-        raise PlanFileError(f"{path} is damaged: rig: {error.problem}: compile it again") from error
+        raise PlanFileError(f"{path} is damaged: rig: {error.on_one_line}: compile it again") from error
     try:
         program = parse_program("\n".join(plan.program))
     except ProgramTextError as error:
         raise ProgramTextError(f"{path} is damaged: program: {error}: compile it again") from error
+    missing = [device.name for device in program.devices if not _has(rig, device)]
+    if missing:
+        raise PlanFileError(
+            f"{path} is damaged: rig: {plan.rig} has no {missing[0]}, where the program runs: compile it again"
+        )
     return program, rig, _read_tensors(path, plan, program) if plan.tensors else {}
+
+
+def _has(rig: Rig, device: Device) -> bool:
+    """Whether a rig has a device, or makes it where it is asked for."""
+    try:
+        return rig[device].total > 0
+    except KeyError:
+        return False
 
 
 def component_in(path: str | os.PathLike[str]) -> str:
@@ -123,22 +148,38 @@ def _read(path: str | os.PathLike[str]) -> Plan:
     try:
         return Plan.model_validate(json.loads(text))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = clipped("".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])[1:])
-        told = _TOLD.get(first["type"], "cannot be such").format(**{"expected": "", **first.get("ctx", {})})
-        why = f"{path} is not a plan of this version of dovetail: {where or 'the whole'} {told}"
-        raise PlanFileError(f"{why}: compile it again") from error
+        raise PlanFileError(f"{path} is {_told(error.errors()[0])}: compile it again") from error
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{path} is damaged: {_place(error)}: compile it again") from error
 
 
+def _told(first: ErrorDetails) -> str:
+    """What is wrong with a value that the schema does not take: where it is, what is there, and what should be."""
+    where = clipped("".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])[1:])
+    found = f"{json.dumps(first['input'], ensure_ascii=False):.60}"
+    told = _TOLD.get(first["type"], "cannot be {found}").format(
+        **{"expected": "", **first.get("ctx", {}), "found": found}
+    )
+    is_of_another = where == "version" or first["type"] == "extra_forbidden"
+    problem = "not a plan of this version of dovetail" if is_of_another else "damaged"
+    return f"{problem}: {where or 'the whole'} {told}"
+
+
 def _place(error: Exception) -> str:
-    """Where a file stops to be JSON."""
+    """Where a file stops to be JSON, and why."""
     if isinstance(error, json.JSONDecodeError):
-        return f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})"
+        return f"line {error.lineno}, column {error.colno} is no JSON: {_why_no_json(error)}"
     if isinstance(error, UnicodeDecodeError):
         return "it is no text of UTF-8"
     return "it is nested too deeply" if isinstance(error, RecursionError) else "a number in it has too many digits"
+
+
+def _why_no_json(error: json.JSONDecodeError) -> str:
+    rest = error.doc[error.pos :].strip()
+    if not rest or error.msg.startswith("Unterminated"):
+        return "the file ends in the middle"
+    why = next((told for begin, told in _NO_JSON.items() if error.msg.startswith(begin)), "nothing such is expected")
+    return f"{why}, and {rest.splitlines()[0][:30]!r} stands there"
 
 
 def _read_tensors(path: str | os.PathLike[str], plan: Plan, program: Program) -> dict[str, torch.Tensor]:

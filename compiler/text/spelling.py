@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils._dtype_abbrs import dtype_abbrs
 
+from ..errors import TextError
 from ..ir.program import HERE
 from ..ir.targets import name_of
 from ..ir.value import TensorType, Value, dense_stride
@@ -91,8 +92,11 @@ def show_plain(text: str, last: bool = False) -> str:
 
 
 def read_plain(shown: str) -> str:
-    """The text that ``show_plain`` wrote; raises ValueError for any other."""
-    return str(json.loads(f'"{shown}"'))
+    """The text that ``show_plain`` wrote; raises TextError for any other."""
+    try:
+        return str(json.loads(f'"{shown}"'))
+    except ValueError as error:
+        raise TextError(f"{shown[:40]!r} is no text that can be read back") from error
 
 
 def show_target(target: Any) -> str:

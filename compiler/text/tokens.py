@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
 from ..checkpoints.entries import can_be_shape
+from ..errors import TextError
 from ..ir.sizes import evaluate
 from ..ir.value import TensorType, Value
 from .spelling import DTYPES, SINGLETONS, implied_stride
@@ -21,9 +22,11 @@ _TOKEN = re.compile(
     r'\s*(%[A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|-?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)|[A-Za-z_][\w.]*|//|[^\s\w])',
     re.ASCII,
 )
+_NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+)")
 _DEEPEST = 32
 _MOST_SIZES = 64  # as in PyTorch
 _LARGEST = 2**64
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -40,11 +43,11 @@ class Line:
         return match[1] if match else ""
 
     def take(self, expected: str | None = None) -> str:
-        """The next token; raises ValueError when it is not the one expected."""
+        """The next token; raises TextError when it is not the one expected."""
         match = _TOKEN.match(self.text, self.position)
         token = match[1] if match else ""
         if not match or (expected is not None and token != expected):
-            raise ValueError(f"expected {expected or 'more'} at column {self.position + 1}, found {token or 'the end'}")
+            raise TextError(f"expected {expected or 'more'} at column {self.position + 1}, found {token or 'the end'}")
         self.position = match.end()
         return token
 
@@ -60,9 +63,9 @@ class Line:
         return self.text[self.position :].strip()
 
     def items(self, close: str, item: Callable[[], Any]) -> list[Any]:
-        """Items between commas up to a closing bracket; raises ValueError where brackets are nested too deeply."""
+        """Items between commas up to a closing bracket; raises TextError where brackets are nested too deeply."""
         if self.depth == _DEEPEST:
-            raise ValueError(f"brackets are nested more than {_DEEPEST} deep")
+            raise TextError(f"brackets are nested more than {_DEEPEST} deep")
         self.depth += 1
         found = []
         while not self.accept(close):
@@ -76,14 +79,14 @@ class Line:
         """The next token, which is text in quotes."""
         token = self.take()
         if not token.startswith('"'):
-            raise ValueError(f"expected text in quotes, found {token}")
-        return str(json.loads(token))
+            raise TextError(f"expected text in quotes, found {token}")
+        return unquoted(token)
 
     def count(self) -> int:
         """The next token, which is a whole number of at most 64 bits and not negative."""
         token = self.take()
         if not re.fullmatch(r"[0-9]{1,19}", token) or int(token) >= _LARGEST // 2:
-            raise ValueError(f"expected a whole number, found {token[:40]}")
+            raise TextError(f"expected a whole number, found {token[:40]}")
         return int(token)
 
     def keyword(self, nodes: Mapping[str, Node]) -> tuple[str, Any]:
@@ -103,34 +106,37 @@ class Line:
         if token == "(":
             return tuple(self.items(")", lambda: self.argument(nodes)))
         if token.startswith("%"):
-            return nodes[token[1:]]
+            return known(nodes, token[1:], f"{token} stands on no line before")
         if token.startswith('"'):
-            return json.loads(token)
+            return unquoted(token)
         if token in ("float", "complex", "slice", "device", "opaque"):
             return self._special(token, nodes)
         if token in SINGLETONS:
             return SINGLETONS[token]
         if token in DTYPES:
             return DTYPES[token]
-        return float(token) if any(mark in token for mark in ".e") else _integer(token)
+        return _number(token)
 
     def _special(self, word: str, nodes: Mapping[str, Node]) -> Any:
         if word == "float":
             sign = -1 if self.accept("-") else 1
-            return sign * {"inf": math.inf, "nan": math.nan}[self.take()]
+            word = self.take()
+            return sign * known({"inf": math.inf, "nan": math.nan}, word, f"expected inf or nan, found {word}")
         if word == "complex":
             return complex(self._part(), self._part())
         if word == "slice":
-            start, stop, step = self.argument(nodes)
-            return slice(start, stop, step)
+            bounds = self.argument(nodes)
+            if not isinstance(bounds, list) or len(bounds) != 3:
+                raise TextError("a slice is a list of start, stop and step")
+            return slice(*bounds)
         if word == "device":
             return _device(self.text_in_quotes())
-        raise ValueError(f"{self.take()} was printed from an object that has no text form")
+        raise TextError(f"{self.take()} was printed from an object that has no text form")
 
     def _part(self) -> float:
         """One part of a complex number."""
         sign = -1.0 if self.accept("-") else 1.0
-        return sign * float(self.take())
+        return sign * float(_number(self.take()))
 
     def value(self, symbols: Mapping[str, int]) -> Value:
         """A type as ``show_value`` writes it."""
@@ -145,12 +151,13 @@ class Line:
         sizes = tuple(evaluate(size, symbols) for size in shape)
         steps = tuple(evaluate(step, symbols) for step in stride)
         if not can_be_shape(sizes) or (stride and len(steps) != len(sizes)) or not _can_be_strides(sizes, steps):
-            raise ValueError("a tensor cannot have these sizes and strides")
+            raise TextError("a tensor cannot have these sizes and strides")
         return TensorType(shape, dtype, stride, self.count(), sizes if dynamic else ())
 
     def numbers(self) -> tuple[tuple[int | str, ...], torch.dtype]:
         """A dtype and a shape, such as ``bf16[1, 16]``."""
-        dtype = DTYPES[self.take()]
+        word = self.take()
+        dtype = known(DTYPES, word, f"{word} is no dtype, such as f32 or bf16")
         self.take("[")
         return self._sizes("]"), dtype
 
@@ -161,7 +168,7 @@ class Line:
         for end in range(start, len(self.text)):
             letter = self.text[end]
             if len(texts) > _MOST_SIZES:
-                raise ValueError(f"a tensor has at most {_MOST_SIZES} dimensions")
+                raise TextError(f"a tensor has at most {_MOST_SIZES} dimensions")
             if not depth and letter in (",", close):
                 texts.append(self.text[start:end].strip())
                 start = end + 1
@@ -169,7 +176,28 @@ class Line:
                 self.position = start
                 return tuple(_size(text) for text in texts if text or len(texts) > 1)
             depth += (letter == "(") - (letter == ")")
-        raise ValueError(f"expected {close}, found the end")
+        raise TextError(f"expected {close}, found the end")
+
+
+def known(table: Mapping[str, _T], word: str, problem: str) -> _T:
+    """What a table has for a word; raises TextError, which says the problem, where it has nothing."""
+    if word not in table:
+        raise TextError(problem)
+    return table[word]
+
+
+def unquoted(token: str) -> str:
+    """The text of a token in quotes."""
+    try:
+        return str(json.loads(token))
+    except ValueError as error:
+        raise TextError(f"{token[:40]} is no text that JSON has") from error
+
+
+def _number(token: str) -> int | float:
+    if not _NUMBER.fullmatch(token):
+        raise TextError(f"expected a value, found {token[:40]}")
+    return float(token) if any(mark in token for mark in ".e") else _integer(token)
 
 
 def _size(text: str) -> int | str:
@@ -179,13 +207,13 @@ def _size(text: str) -> int | str:
 def _integer(text: str) -> int:
     value = int(text) if len(text) <= 21 else _LARGEST
     if not -_LARGEST < value < _LARGEST:
-        raise ValueError(f"{text[:40]} has more than 64 bits")
+        raise TextError(f"{text[:40]} has more than 64 bits")
     return value
 
 
 def _device(name: str) -> torch.device:
     if not re.fullmatch(r"[a-z]{1,20}(:[0-9]{1,3})?", name):
-        raise ValueError(f"{name[:40]!r} is no device")
+        raise TextError(f"{name[:40]!r} is no device")
     return torch.device(name)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoints.entries import can_be_shape
+from ..errors import TextError
 from ..ir.slices import Bounds, cover
 from ..ir.state import Partial, Range, Split, States
 from ..ir.value import TensorType, Value
@@ -29,7 +30,7 @@ class WeightText:
 def read_weight(kind: str, value: Value, line: Line, devices: int, is_quantized: bool) -> WeightText:
     """What a line says of a weight whose node yields a value, up to its home.
 
-    Raises ValueError where that contradicts the value, or the number of devices.
+    Raises TextError where that contradicts the value, or the number of devices.
     """
     name = line.text_in_quotes()
     aliases = []
@@ -53,7 +54,7 @@ def read_bounds(line: Line, devices: int) -> Bounds:
         found.append(_range(line))
     bounds = tuple(found)
     if len(bounds) != devices or not cover(bounds, bounds[-1][1]):
-        raise ValueError(f"{devices} ranges, one after another from 0 on, are needed, one a device")
+        raise TextError(f"{devices} ranges, one after another from 0 on, are needed, one a device")
     return bounds
 
 
@@ -61,7 +62,7 @@ STATES = frozenset({"split", "partial"})
 
 
 def read_states(line: Line, devices: int) -> States:
-    """What each of some devices has of a value; raises ValueError where ranges do not follow one another."""
+    """What each of some devices has of a value; raises TextError where ranges do not follow one another."""
     if line.accept("partial"):
         return (Partial(),)
     line.take("split")
@@ -72,7 +73,7 @@ def read_states(line: Line, devices: int) -> States:
         segments.append(tuple(line.items("]", lambda: _range(line))))
     state = Split(axis, tuple(segments))
     if not all(segments) or not state.covers(devices, state.size):
-        raise ValueError(f"each segment needs {devices} ranges, one a device, and all follow one another from 0 on")
+        raise TextError(f"each segment needs {devices} ranges, one a device, and all follow one another from 0 on")
     return (state,)
 
 
@@ -83,19 +84,19 @@ def _range(line: Line) -> Range:
 
 
 def _check_weight(weight: Weight, value: Value, is_quantized: bool) -> None:
-    """Raises ValueError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
+    """Raises TextError where a weight is not what its node yields: its bytes, or before quantize ran its numbers."""
     if isinstance(value, tuple) or (value is None) != weight.is_number:
-        raise ValueError("a weight is one tensor, the scale of an adapter a number")
+        raise TextError("a weight is one tensor, the scale of an adapter a number")
     held = [weight.stored] if is_quantized else [weight.stored, (weight.shape, weight.dtype)]
     if isinstance(value, TensorType) and (value.sizes, value.dtype) not in held:
-        raise ValueError("a packed weight does not have as many bytes as its rows take")
+        raise TextError("a packed weight does not have as many bytes as its rows take")
 
 
 def read_residency(line: Line) -> Residency:
     """Where weights rest."""
     word = line.take()
     if word not in {one.value for one in Residency}:
-        raise ValueError("weights rest on the cpu or the disk, or on the device that reads them")
+        raise TextError("weights rest on the cpu or the disk, or on the device that reads them")
     return Residency(word)
 
 
@@ -107,7 +108,7 @@ def _numbers_of(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
 def _numbers_in(line: Line) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of a packed weight, whose value says how its bytes lie."""
     shape, dtype = line.numbers()
-    sizes = tuple(map(int, shape))
-    if not can_be_shape(sizes):
-        raise ValueError("a weight cannot have these sizes")
+    sizes = tuple(size for size in shape if isinstance(size, int))
+    if len(sizes) < len(shape) or not can_be_shape(sizes):
+        raise TextError("a weight cannot have these sizes")
     return sizes, dtype

@@ -22,12 +22,10 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
-from ..compiler.text.plan_file import load_plan
 from ..conventions.spellings import Settings
 from ..passes.placement.assignment import Assigned, Assignment
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.verify.types import verify_types
-from ..passes.verify.verifier import verify
+from .reading import read_plan
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class Plans:
         files = sorted(self.place.glob("*.json")) if self.place.is_dir() else [self.place]
         if not files or not self.place.exists():
             raise UsageError(f"{self.place} has no plans: make them with dovetail compile -o {self.place}")
-        self._plans = [KeptPlan(file, _read(file)) for file in files]
+        self._plans = [KeptPlan(file, read_plan(file)[0]) for file in files]
         self._told: set[str] = set()
         self.traces: Mapping[str, Path] = dict(_traces(files))
 
@@ -99,13 +97,6 @@ class Plans:
         if message not in self._told:
             self._told.add(message)
             logger.warning(message)
-
-
-def _read(file: Path) -> Program:
-    program, _, _ = load_plan(file)
-    verify(program)
-    verify_types(program)
-    return program
 
 
 def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:

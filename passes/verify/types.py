@@ -108,7 +108,7 @@ class _Checked:
         except DynamicOutputShapeException:
             return None, "has a size that only data decides, which no trace lets in"
         except Exception as error:  # whatever a file says
-            return None, f"cannot be run: {type(error).__name__}: {error}"
+            return None, f"cannot be run on what it reads: {str(error).strip() or type(error).__name__}"
 
     def _made(self, value: Value, node: Node, is_far: bool) -> Any:
         """A tensor without data of an operand's type, or the number that it is."""

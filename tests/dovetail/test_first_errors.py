@@ -299,6 +299,71 @@ def test_a_damaged_plan_is_told_with_the_place(change: Callable[[str], str], sai
     assert "Input should" not in told.stderr
 
 
+@pytest.mark.parametrize(
+    ("there", "instead", "said"),
+    [
+        (r'"return(.|\n)*', '"ret', "is no JSON: the file ends in the middle"),
+        ('"torch":', '"torch"', "line 4, column 10 is no JSON: a colon is expected, and '"),
+        ('"version": 7', '"version": "7"', 'version should be 7, and is "7"'),
+        ('"tensors": {}', '"tensors": {"a": 5}', "damaged: tensors.a is no text, but 5"),
+        ('"tensors": {}', '"tensors": null', "damaged: tensors is no object, but null"),
+        ('"rig": "[^"]*"', '"rig": "sim0=1XiB"', "damaged: rig: '1XiB' is not a size, expected a number and a unit"),
+        ('"rig": "[^"]*"', '"rig": "cuda0"', "damaged: rig: cuda0 has no size, expected its memory"),
+        ("devices sim0=", "devices sim0=x", "is not a size, expected a number and a unit"),
+        ("@sim0", "@sim9", "sim9 is not among the devices of the program, which are: sim0"),
+        ("@sim0", "@", ", found the end"),
+        ('@sim0 #0[^"]*', "", "%linear is on no device, and in a program that is cut each operation is"),
+        (r"f32\[", "f99[", "f99 is no dtype, such as f32 or bf16"),
+        (r"default\(%", "default(%nope_", "stands on no line before"),
+        ("%linear:", "%linear: (", "expected , at column "),
+        (r"\[4, 4\]", "[4, 99999999999999999999]", "99999999999999999999 has more than 64 bits"),
+        (r"\[4, 4\]", "[4, four]", "four is no symbol that a line before names"),
+        ("~0", "~-1", "expected a whole number, found -1"),
+        (r'program \\"Linear', "program Linear", "expected text in quotes, found Linear"),
+        (r'\\"children_spec\\"', "children_spec", "the structure is no JSON from character "),
+        (" : ", " ", "behind // stand a module, its class and a place in its source"),
+        ("aten.linear.default", "aten.liner.default", "there is no operation aten.liner.default in torch"),
+        ('"return [^\n]*\n', "7", "damaged: program["),
+    ],
+)
+def test_a_damaged_plan_is_told_in_one_sentence_and_never_in_words_of_python(
+    there: str, instead: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0").save(file)
+    text = file.read_text()
+    file.write_text(re.sub(there, instead, text))
+    assert file.read_text() != text
+    for command in ("show", "verify"):
+        told = typed(command, str(file)).stderr
+        assert told.startswith(f"error: {file} is ")
+        assert told.endswith(": compile it again\n")
+        assert said in told
+        assert told.count("\n") == 1
+        assert not re.search(r"Error\b|\(char|Expecting|index|Traceback|None\b", told)
+
+
+def test_a_plan_that_breaks_a_rule_is_told_with_its_file(tmp_path: Path) -> None:
+    dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0").save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "plan.json").write_text(text.replace("#0", "#7"))
+    told = typed("show", str(tmp_path / "plan.json"))
+    assert told.exit_code == 4
+    assert told.stderr.startswith(
+        f"error: {tmp_path / 'plan.json'} is damaged, or was edited: compile it again\nrule seg"
+    )
+
+
+def test_a_plan_whose_devices_are_not_those_of_its_program_is_told_so(tmp_path: Path) -> None:
+    there = {"backend": "cuda6&cuda7", "rig": "cuda6=1GiB,cuda7=1GiB"}
+    dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), **there).save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "plan.json").write_text(re.sub('"rig": "[^"]*"', '"rig": "cuda6=1GiB"', text))
+    told = typed("verify", str(tmp_path / "plan.json"))
+    assert told.exit_code == 1
+    assert "damaged: rig: cuda6=1GiB has no cuda7, where the program runs: compile it again" in told.stderr
+
+
 def test_what_goes_on_from_latents_names_all_that_the_call_began_with() -> None:
     inputs = Inputs(image=Path("a.png"), mask=Path("b.png"), control_net=Path("net"))
     assert inputs.words() == ["--image", "a.png", "--mask", "b.png", "--control-net", "net"]

@@ -107,7 +107,7 @@ def test_a_plan_keeps_the_marks_and_one_of_before_is_refused(tmp_path: Path) -> 
     assert str(dovetail.load(path)) == str(one)
     plan = json.loads(path.read_text())
     path.write_text(json.dumps({**plan, "version": 5}))
-    with pytest.raises(PlanFileError, match="version should be 7: compile it again"):
+    with pytest.raises(PlanFileError, match="version should be 7, and is 5: compile it again"):
         dovetail.load(path)
 
 

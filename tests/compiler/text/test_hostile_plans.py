@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import dovetail
-from dovetail import saved
 from dovetail.compiler.errors import DovetailError, ExecutionError, VerificationError
 from dovetail.passes.verify.deep import verify_deep
+from dovetail.plans import reading
 
 from .hostile import CANARY, HOSTILE, Net, X, before_ops, good_plan, read, write
 
@@ -86,7 +86,7 @@ def test_numbers_that_grow_are_refused_and_end_a_call(
     write(plan, HOSTILE[way](read(plan)))
     with pytest.raises(VerificationError, match="more than 64 bits"):
         dovetail.load(plan, weights=Net().eval())
-    monkeypatch.setattr(saved, "verify_types", lambda _: None)
+    monkeypatch.setattr(reading, "verify_types", lambda _: None)
     compiled = dovetail.load(plan, weights=Net().eval())
     with torch.no_grad(), pytest.raises(ExecutionError, match="more than 64 bits"):
         compiled(X)
