@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..compiler.spec import (
     parse_backend,
@@ -14,13 +14,17 @@ from ..compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
-from ..compiler.spec.backend import AUTO
+from ..compiler.spec.backend import AUTO, Resting, Word
 from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.devices import Device
+from ..compiler.spec.items import ByComponent
+from ..compiler.spec.modes import Shares
 from ..compiler.spec.units import format_bytes
 from ..conventions.request import Request
-from ..passes.fit.plan import Plan
+from ..passes.fit.plan import PlacedComponent, Plan
 from ..passes.fit.workload import Asked, Budgets
+
+S = TypeVar("S", bound=ByComponent[Any])
 
 
 def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
@@ -73,45 +77,45 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
 
 
 def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:
-    """The request with what the plan decided in the place of what was left open; what was said stays as it was said."""
-    settings = plan.settings
-    backend = parse_backend(settings.get("--backend"), roles)
-    rests = parse_params_backend(settings.get("--params-backend"), roles)
-    split = parse_tensor_split(settings.get("--tensor-split"), roles)
-    unplaced = [name for name, role in roles.items() if is_open(request, name, role)]
-    unrested = [name for name, role in roles.items() if leaves_places_open(request, name, role)]
-    unsplit = [name for name in unrested if name in unplaced or (request.tensor_split.get(name, roles[name]) is None)]
+    """The request with what the plan decided in the place of what was left open; what was said stays as it was said.
 
-    def chosen(setting: Any, names: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-        found = ((name, setting.get(name, roles[name])) for name in names)
-        return tuple((name, value) for name, value in found if value is not None)
+    Named devices of which the plan uses nothing have no share.
+    """
+    found = [one for one in plan.components if one.name in roles]
+    unplaced = {one.name for one in found if is_open(request, one.name, roles[one.name])}
+    unrested = [one for one in found if leaves_places_open(request, one.name, roles[one.name])]
+    unsplit = [
+        one
+        for one in unrested
+        if one.ratio and (one.name in unplaced or request.tensor_split.get(one.name, roles[one.name]) is None)
+    ]
+    backend = _with(
+        request.backend,
+        {one.name: tuple(Word(device.name) for device in one.devices) for one in found if one.name in unplaced},
+    )
+    rests: dict[str, Word] = {
+        one.name: Resting(one.residency.value, amounts=one.amounts) for one in unrested if one.rests_elsewhere
+    }
+    rests |= {one.name: Word(AUTO) for one in unrested if roles[one.name] in rests and one.name not in rests}
+    said = tuple(item for item in request.params_backend.named if item[0] not in {one.name for one in unrested})
 
-    used = {one.name: one.devices for one in plan.components}
-    placed = replace(request.backend, named=(*request.backend.named, *chosen(backend, unplaced)))
-
-    def over_all(name: str, shares: Sequence[float]) -> tuple[float, ...]:
-        """Shares of a component, with none for those of its devices that have nothing of it."""
-        of_each = dict(zip(used[name], shares, strict=True))
-        devices = placed.devices_for(name, roles[name], request.rig)
+    def over_all(one: PlacedComponent) -> Shares:
+        of_each = dict(zip(one.devices, one.ratio, strict=True))
+        devices = backend.devices_for(one.name, roles[one.name], request.rig)
         return tuple(of_each.get(device, 0.0) for device in devices)
 
-    counts = {one.name: one.chunks for one in plan.components}
-    places = replace(
-        request.params_backend,
-        named=(*(item for item in request.params_backend.named if item[0] not in unrested), *chosen(rests, unrested)),
-    )
+    counts = {one.name: one.chunks for one in found}
     return replace(
         in_chunks(request, counts, roles),
-        backend=placed,
-        params_backend=places,
-        tensor_split=replace(
-            request.tensor_split,
-            named=(
-                *request.tensor_split.named,
-                *((name, over_all(name, shares)) for name, shares in chosen(split, unsplit)),
-            ),
-        ),
+        backend=backend,
+        params_backend=_with(replace(request.params_backend, named=said), rests),
+        tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
     )
+
+
+def _with(setting: S, values: Mapping[str, object]) -> S:
+    """A setting with values of components besides, or in the place of what it has for them."""
+    return replace(setting, named=(*setting.named, *values.items()))
 
 
 def in_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, str]) -> Request:

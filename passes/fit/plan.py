@@ -11,7 +11,8 @@ from math import lcm
 
 from ...compiler.spec.backend import AUTO, Resting
 from ...compiler.spec.devices import Device
-from ...compiler.spec.residency import Residency
+from ...compiler.spec.residency import ALIKE, Amounts, Residency
+from ...compiler.spec.units import number_text
 from ..placement.place import Part as Placed
 from ..placement.place import Room, split_parts
 from .options import Option
@@ -39,7 +40,9 @@ class PlacedComponent:
 
     ``residency`` is where all of its weights rest while nobody computes with them, and ``streamed`` says for each block
     whether it is brought in every call; the others are there for the phase, or throughout. ``of`` is how many blocks it
-    has. Wide parts are computed in ``chunks`` chunks.
+    has. Wide parts are computed in ``chunks`` chunks. ``amounts`` rest elsewhere than most weights do, and by ``ratio``
+    a split by layers has the blocks that the shares say; it is empty on one device, and for a split by rows of which no
+    shares were asked, which finds them when it is placed.
     """
 
     name: str
@@ -54,11 +57,18 @@ class PlacedComponent:
     bringing: float
     of: int
     chunks: int = 1
+    amounts: Amounts = ALIKE
+    ratio: tuple[float, ...] = ()
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Its devices, main first."""
         return tuple(share.device for share in self.shares)
+
+    @property
+    def rests_elsewhere(self) -> bool:
+        """Whether most of its weights rest elsewhere than on its devices."""
+        return self.residency is not Residency.DEVICE
 
 
 @dataclass(frozen=True)
@@ -115,21 +125,17 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
     streamed = tuple(rests is not Residency.DEVICE for rests in way.rests)
     return PlacedComponent(
         load.name, load.role, load.phase, shares, way.residency, streamed, way.tiled, times, way.seconds, way.bringing,
-        len(chain.parts), way.chunks,
+        len(chain.parts), way.chunks, way.amounts, _ratio(load, way),
     )  # fmt: skip
 
 
 def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
-    """What asks for a solution, by option: devices, residency, shares, tiles, and chunks.
-
-    A row split of which no shares were asked finds them when it is placed.
-    """
+    """What asks for a solution, by option: devices, residency, shares, tiles, and chunks."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
-    several = [load for load in loads if len(ways[load.name].devices) > 1]
-    shares = {load.name: _shares(load, ways[load.name]) for load in several if not load.asked.rows}
-    shares |= {load.name: _ratio(load.asked.shares) for load in several if load.asked.rows and load.asked.shares}
+    ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
+    shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
     rows = {load.name: "row" for load in loads if load.asked.rows}
     chunks = {name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}
     resting = _of_each(resting, AUTO, loads)
@@ -185,16 +191,23 @@ def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
     return ",".join([*(f"{name}={value}" for name, value in values.items() if value != most), most])
 
 
-def _ratio(shares: Sequence[float]) -> str:
-    """The shares that were asked of a row split, in whole numbers where these are the same shares."""
+def _ratio(load: Load, way: Option) -> tuple[float, ...]:
+    """The shares with which a component is split as a way has it; none on one device, or by rows as is found then."""
+    if len(way.devices) == 1 or (load.asked.rows and not load.asked.shares):
+        return ()
+    return _in_whole_numbers(load.asked.shares) if load.asked.rows else _shares(load, way)
+
+
+def _in_whole_numbers(shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares in whole numbers where these are the same shares."""
     exact = [Fraction(share).limit_denominator(1000) for share in shares]
     whole = lcm(*(one.denominator for one in exact))
     if all(abs(one - share) < 1e-9 for one, share in zip(exact, shares, strict=True)):
-        return ":".join(str(int(one * whole)) for one in exact)
-    return ":".join(map(repr, shares))
+        return tuple(int(one * whole) for one in exact)
+    return tuple(shares)
 
 
-def _shares(load: Load, way: Option) -> str:
+def _shares(load: Load, way: Option) -> tuple[int, ...]:
     """Shares with which a layer split has these ranges: the bytes of each, which is checked."""
     chain, _ = load.called(way.tiled, way.chunks)
     nbytes = [sum(part.nbytes for part in chain.parts[start:end]) for start, end in way.ranges]
@@ -208,4 +221,4 @@ def _shares(load: Load, way: Option) -> str:
         return split_parts(parts, [Room(0)] * len(shares), Placed(chain.rest.nbytes), list(shares)) == counts
 
     rounded = ([max(1, round(whole * one / sum(exact))) for one in exact] for whole in (10, 100, 1000))
-    return ":".join(map(str, next((some for some in (*rounded, exact) if gives_them(some)), counts)))
+    return tuple(next((some for some in (*rounded, exact) if gives_them(some)), counts))
