@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -73,9 +75,9 @@ class Piece:
 class WeightEntry:
     """One weight: the bytes of its pieces, one after the other, and what they are.
 
-    What a file stores is one piece. A range of its rows is one, too (`slice`); rows of several weights, or of one in
-    another order, are as many pieces as there are ranges (`joined`). So a weight that another layout fuses, splits or
-    turns about is still read from the file as it lies there.
+    What a file stores is one piece. A range of its rows is one, too (`slice`), one along another axis is many (`part`);
+    rows of several weights, or of one in another order, are as many pieces as there are ranges (`joined`). So a weight
+    that another layout fuses, splits or turns about is still read from the file as it lies there.
 
     ``shape`` is that of the numbers. ``quant`` is the type in a GGUF file, empty for any other file and for integers;
     ``dtype`` is that of the numbers, or uint8 where they are packed in blocks. `packed` gives the bytes as a weight.
@@ -101,14 +103,24 @@ class WeightEntry:
         return WeightEntry(self.pieces, torch.uint8, packed_shape(self.quant, self.shape))
 
     def slice(self, start: int, stop: int) -> WeightEntry:
-        """Some of its rows, along the first dimension.
+        """Some of its rows, along the first dimension; raises WeightError as `part` does."""
+        return self.part(0, ((start, stop),))
 
-        Raises WeightError for rows that it does not have, or that are no whole number of blocks.
+    def part(self, axis: int, ranges: Sequence[tuple[int, int]]) -> WeightEntry:
+        """Some ranges of it along an axis, one behind the other.
+
+        Raises WeightError for what it does not have, or what is no whole number of blocks.
         """
-        if not self.shape or not 0 <= start <= stop <= self.shape[0]:
-            raise WeightError(f"a weight of {list(self.shape)} has no rows {start} to {stop}: ask for rows it has")
-        first, last = (self._bytes_of((rows, *self.shape[1:])) for rows in (start, stop))
-        return replace(self, pieces=tuple(_cut(self.pieces, first, last)), shape=(stop - start, *self.shape[1:]))
+        for start, stop in ranges:
+            if axis >= len(self.shape) or not 0 <= start <= stop <= self.shape[axis]:
+                what, where = ("rows", "") if axis == 0 else ("elements", f" on axis {axis} from")
+                why = f"has no {what}{where} {start} to {stop}: ask for {what} it has"
+                raise WeightError(f"a weight of {list(self.shape)} {why}")
+        behind, step = self.shape[axis + 1 :], self._bytes_of(self.shape[axis:]) or 1
+        spans = [[self._bytes_of((end, *behind)) for end in one] for one in ranges]
+        cuts = [(at + first, at + last) for at in range(0, self.nbytes, step) for first, last in spans]
+        shape = (*self.shape[:axis], sum(stop - start for start, stop in ranges), *behind)
+        return replace(self, pieces=tuple(_merged(_cut(self.pieces, cuts))), shape=shape)
 
     def reshaped(self, shape: Sequence[int]) -> WeightEntry:
         """The same bytes in another shape; raises WeightError where it has not as many numbers, or cuts a block."""
@@ -148,13 +160,13 @@ def can_be_shape(shape: Sequence[object]) -> bool:
     return math.prod(size or 1 for size in shape if isinstance(size, int)) < _COUNTABLE
 
 
-def _cut(pieces: Sequence[Piece], first: int, last: int) -> Iterator[Piece]:
-    """The pieces that hold the bytes from the first to before the last."""
-    for piece in pieces:
-        start, end = piece.start + max(first, 0), min(piece.start + last, piece.end)
-        if start < end:
-            yield Piece(piece.file, start, end)
-        first, last = first - piece.nbytes, last - piece.nbytes
+def _cut(pieces: Sequence[Piece], ranges: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+    """The pieces that hold the bytes in ranges, each from the first to before the last."""
+    ends = list(accumulate(piece.nbytes for piece in pieces))
+    for first, last in ranges:
+        for number in range(bisect_right(ends, first), bisect_left(ends, last) + 1 if first < last else 0):
+            piece, at = pieces[number], ends[number] - pieces[number].nbytes
+            yield Piece(piece.file, piece.start + max(first - at, 0), piece.start + min(last - at, piece.nbytes))
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:

@@ -68,15 +68,15 @@ def type_on(node: Node, device: Device) -> Value:
 
 
 def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Weight:
-    """What an operation reads of a weight on a device: the weight, or the rows of the device."""
+    """What an operation reads of a weight on a device: the weight, or the part of the device."""
     weight = program.weight(node)
     if not split_of(reader) or weight.name not in program.bounds:
         return weight
-    return weight.slice(*part_of(reader, device))
+    return weight.part(0, (part_of(reader, device),))
 
 
 def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
-    """What devices hold of the weights of a placed program, by name: a weight at its home, or slices on their devices.
+    """What devices hold of the weights of a placed program, by name: a weight at its home, or parts on their devices.
 
     Of a weight that is split by rows, but that some operation reads whole, it has both.
     """
@@ -87,7 +87,7 @@ def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
         if bounds and any(map(split_of, node.users)):
             for device, (start, stop) in zip(program.devices, bounds, strict=True):
                 if start < stop:
-                    piece = weight.slice(start, stop)
+                    piece = weight.part(0, ((start, stop),))
                     found[piece.name] = piece, device
         if not bounds or not all(map(split_of, node.users)):
             found[weight.name] = weight, program.home.get(weight.name, program.main)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
-from ..checkpoints.quantized_types import packed_shape
+from ..checkpoints.quantized_types import block_of, packed_shape, row_bytes
+from ..errors import WeightError
+from .part import Part, merged
+from .state import Range
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A parameter, buffer, constant or part of an adapter, known by name; its data rests elsewhere.
 
-    ``shape`` and ``dtype`` are those of its numbers. In a ``quant`` type it rests as packed bytes (``stored``). With
-    ``rows`` it is a slice of the weight that a checkpoint has, and its name is ``whole[start:stop]``.
+    ``shape`` and ``dtype`` are those of its numbers. In a ``quant`` type it rests as packed bytes (``stored``). Where
+    it is a part of the weight that a checkpoint has, ``which`` says which, and so does its name: ``whole[0:64]`` has
+    rows, ``whole[:, 0:64+128:192]`` has two ranges of columns.
 
     ``frozen`` is a parameter that requires no gradient. It matters without training: PyTorch multiplies by a matrix
     that requires one with another kernel, and so rounds differently.
@@ -29,7 +35,7 @@ class Weight:
     persistent: bool = True
     frozen: bool = False
     quant: str = ""
-    rows: tuple[int, int] | None = None
+    which: Part | None = None
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -59,20 +65,55 @@ class Weight:
 
     @property
     def whole(self) -> str:
-        """The name of the weight that this is a slice of, or its own."""
-        return self.name.rpartition("[")[0] if self.rows else self.name
+        """The name of the weight that this is a part of, or its own."""
+        return self.name.rpartition("[")[0] if self.which else self.name
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name a checkpoint may keep this weight under."""
         return (self.whole, *self.aliases)
 
-    def slice(self, start: int, stop: int) -> Weight:
-        """Some of its rows as a weight of their own."""
-        first = self.rows[0] if self.rows else 0
-        rows = (first + start, first + stop)
-        name = f"{self.whole}[{rows[0]}:{rows[1]}]"
-        return replace(self, name=name, shape=(stop - start, *self.shape[1:]), rows=rows)
+    @property
+    def stored_part(self) -> Part | None:
+        """Which part it is of the tensor that holds the whole: of the bytes, along an axis that is packed."""
+        if self.which is None or not self._is_packed_along(self.which.axis):
+            return self.which
+        ranges = tuple((row_bytes(self.quant, start), row_bytes(self.quant, stop)) for start, stop in self.which.ranges)
+        return Part(self.which.axis, ranges)
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What it is of the tensor that holds the whole: that, or a part, which is a view where it is one range."""
+        part = self.stored_part
+        return whole if part is None else part.of(whole)
+
+    def part(self, axis: int, ranges: Sequence[Range]) -> Weight:
+        """Ranges of it along an axis, which ascend, as a weight of their own.
+
+        That they do not reach beyond the weight is for the verifier to say, and for who reads it. Raises WeightError
+        for other axes than it has, for a part of a part along another axis, and for what cuts blocks where it is packed.
+        """
+        self._check_part(axis, ranges)
+        which = self.which.part(ranges) if self.which else Part(axis, merged(ranges))
+        return replace(self, name=f"{self.whole}{which}", shape=which.shape(self.shape), which=which)
+
+    def _check_part(self, axis: int, ranges: Sequence[Range]) -> None:
+        ends = [0, *chain.from_iterable(ranges)]
+        if not 0 <= axis < len(self.shape) or ends != sorted(ends) or (self.which and ends[-1] > self.shape[axis]):
+            said = f"{_said(ranges)} along axis {axis}"
+            raise WeightError(f"{self.name} of {list(self.shape)} has no {said}: ask for a part that it has, in order")
+        if self.which and self.which.axis != axis:
+            raise WeightError(f"{self.name} is a part along another axis than {axis}: take one of {self.whole} instead")
+        elements = block_of(self.quant)[0] if self._is_packed_along(axis) else 1
+        if any(end % elements for end in ends):
+            said = f"{_said(ranges)} would cut along axis {axis}"
+            raise WeightError(f"{self.name} has {self.quant} blocks of {elements}, which {said}: take whole blocks")
+
+    def _is_packed_along(self, axis: int) -> bool:
+        return bool(self.quant) and axis == len(self.shape) - 1
+
+
+def _said(ranges: Sequence[Range]) -> str:
+    return ", ".join(f"{start}:{stop}" for start, stop in ranges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
+from ..compiler.ir.part import Part
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import moved
 from ..runtime.store.origin import HOST
@@ -27,12 +28,12 @@ class Update:
     dtype: torch.dtype | None = None
     is_taken_out: bool = False
 
-    def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
-        """Rows of the update, on the host.
+    def part(self, part: Part | None) -> torch.Tensor:
+        """A part of the update, on the host.
 
-        They are cut from the product of the whole matrices: with fewer rows a matmul may round otherwise.
+        It is cut from the product of the whole matrices: with fewer rows a matmul may round otherwise.
         """
-        return self.on(HOST)[slice(*rows or (None,))]
+        return self.on(HOST) if part is None else part.of(self.on(HOST))
 
     def on(self, device: torch.device) -> torch.Tensor:
         """All of the update, computed on a device; where the host computes, half precision in single."""

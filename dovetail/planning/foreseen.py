@@ -34,7 +34,7 @@ def pieces_of(component: Component, module: nn.Module, program: Program) -> Iter
         for name in load.weights:
             weight = known[name][0] if name in known else program.weights[name]
             one = held.get(weight.whole)
-            key: tuple[Any, ...] = (id(program), name) if one is None else (id(one), weight.rows, weight.quant)
+            key: tuple[Any, ...] = (id(program), name) if one is None else (id(one), weight.which, weight.quant)
             stays = load.lifetime is Lifetime.PROGRAM
             on_host = program.residency.get(weight.whole) is Residency.HOST
             rests = weight.nbytes if one is not None and not stays and on_host else 0

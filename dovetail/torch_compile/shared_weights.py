@@ -17,7 +17,7 @@ from ..runtime.store.program_weights import ProgramWeights
 from ..runtime.store.stored_weight import data_of, version_of
 
 _brought: Any = WeakIdKeyDictionary()
-"""A weight of a model → what lies of it on devices, by its data, rows and form, as long as a program holds that."""
+"""A weight of a model → what lies of it on devices, by its data, part and form, as long as a program holds that."""
 
 _lock = ForkSafeLock()
 
@@ -32,7 +32,7 @@ class SharedWeights(ProgramWeights):
         with _lock:
             own = self._stored(weight).tensor
             parts = _brought.setdefault(own, WeakValueDictionary())
-            key = data_of(own), version_of(own), own.dtype, weight.rows, weight.quant, device, own.requires_grad
+            key = data_of(own), version_of(own), own.dtype, weight.which, weight.quant, device, own.requires_grad
             found: torch.Tensor | None = parts.get(key)
             if found is None:
                 found = parts[key] = super().__call__(weight, device)

@@ -44,7 +44,7 @@ from ...compiler.ir.schedule import (
 from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.split import members, pieces, split_of, type_on, weight_on
 from ...compiler.ir.targets import bounded
-from ...compiler.ir.value import TensorType, Value
+from ...compiler.ir.value import TensorType, Value, dense_stride
 from ...compiler.spec.devices import Device
 from .layout import misplaced
 from .snapshot import Violation
@@ -131,12 +131,14 @@ class _FakeRun:
             self.weights[name, load.device] = self.make(self.stored(name), load.device)
 
     def stored(self, name: str) -> Value:
-        """What holds a weight, or rows of one: that of its placeholder, with fewer rows."""
+        """What holds a weight, or a part of one: that of its placeholder, with fewer elements along an axis."""
         weight, _ = self.pieces[name]
         value = value_of(self.nodes[weight.whole])
-        if not weight.rows or not isinstance(value, TensorType):
+        if weight.which is None or not isinstance(value, TensorType):
             return value
-        return replace(value, shape=(weight.stored[0][0], *value.shape[1:]))
+        shape, _ = weight.stored
+        stride = dense_stride(shape) if value.stride == dense_stride(value.shape) else value.stride
+        return replace(value, shape=shape, stride=stride)
 
     def land(self, part: Any, whole: Any, into: Destination) -> None:
         """Puts a part into its place in a whole; raises where it does not fit there."""

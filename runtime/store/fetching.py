@@ -15,7 +15,7 @@ from ...compiler.spec.units import format_bytes
 from ..devices.out_of_memory import fetched, ran_out
 from .objects import has_bits
 from .origin import HOST, FileOrigin, Origin
-from .stored_weight import Part, StoredWeight
+from .stored_weight import PartKey, StoredWeight
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def of_one_range(weights: Iterable[StoredWeight]) -> Iterator[tuple[StoredWeight
                 yield first, one
 
 
-def once(one: StoredWeight, key: Part, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def once(one: StoredWeight, key: PartKey, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """What lies beside a weight's own tensor, made when it is first asked for."""
     if key not in one.parts:
         one.parts[key] = make()

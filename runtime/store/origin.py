@@ -12,6 +12,7 @@ import torch
 
 from ...compiler.checkpoints.entries import WeightEntry
 from ...compiler.errors import WeightError
+from ...compiler.ir.part import Part
 from ...compiler.ir.weight import Weight
 from .. import quantized as quantized  # registers what unpacks packed weights
 from ..devices.transfers import land, moved
@@ -34,7 +35,7 @@ class Origin(Protocol):
         """Raises WeightError where this cannot be what a program knows as a weight: its shape or type is another."""
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """What a program knows as a weight, on a device: all of it, some rows, or packed bytes; raises WeightError."""
+        """What a program knows as a weight, on a device: all of it, a part, or packed bytes; raises WeightError."""
 
     def read_into(self, weight: Weight, place: torch.Tensor) -> None:
         """Fills memory on a device with what a program knows as a weight, and takes none there; raises WeightError."""
@@ -59,11 +60,11 @@ class TensorOrigin:
         return ""
 
     def check(self, weight: Weight) -> None:
-        """Raises WeightError where the tensor cannot hold the weight, or have its rows."""
+        """Raises WeightError where the tensor cannot hold the weight, or have its part."""
         shape, dtype = weight.stored
-        found = tuple(self.tensor.shape)
-        if weight.rows and found[1:] == shape[1:] and found[0] >= weight.rows[1]:
-            found = shape
+        found, part = tuple(self.tensor.shape), weight.stored_part
+        if part and part.lies_in(found):
+            found = part.shape(found)
         if found != shape or self.tensor.dtype != dtype:
             raise WeightError(
                 f"weight {weight.name} is {self.tensor.dtype}{list(self.tensor.shape)}, "
@@ -71,19 +72,19 @@ class TensorOrigin:
             )
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The tensor on a device, or a copy of its rows alone; itself where it is there already.
+        """The tensor on a device, or a copy of its part alone; itself where it is there already.
 
         What comes out of pinned host memory is on its way when this returns, on the device's current stream.
         """
         self.check(weight)
-        tensor = self.tensor.detach()
-        if weight.rows is not None:
-            rows = tensor[slice(*weight.rows)]
-            tensor = rows.clone() if rows.device == device else rows
-        return moved(tensor, device)
+        part = weight.of(self.tensor.detach())
+        is_view = weight.which is not None and len(weight.which.ranges) == 1
+        if is_view and (part.device == device or not part.is_contiguous()):  # a copy of a view may take what it spans
+            part = part.clone()
+        return moved(part, device)
 
     def read_into(self, weight: Weight, place: torch.Tensor) -> None:
-        """Copies the tensor, or its rows."""
+        """Copies the tensor, or its part."""
         land(self.read(weight, self.tensor.device), place)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -149,10 +150,10 @@ class FileOrigin:
         return self.entry.is_packed or torch.promote_types(self.entry.dtype, dtype) == dtype
 
     def fitting(self, weight: Weight) -> WeightEntry:
-        """The range of what a program knows as a weight: its rows, its bytes."""
+        """The range of what a program knows as a weight: its part, its bytes."""
         entry = self.entry
-        rows = entry if weight.rows is None else entry.slice(*weight.rows)
-        if rows.shape != weight.shape:
+        part = entry if weight.which is None else entry.part(weight.which.axis, weight.which.ranges)
+        if part.shape != weight.shape:
             raise WeightError(
                 f"{self.where} has {weight.whole} as {list(entry.shape)}, where {weight.name} of {list(weight.shape)} "
                 "is needed: the files belong to another configuration"
@@ -161,7 +162,7 @@ class FileOrigin:
             raise self._unlike(weight, f"the program was compiled for {weight.quant}")
         if not weight.quant and entry.is_packed:
             raise self._unlike(weight, "the program was compiled for plain numbers")
-        return rows.packed() if weight.quant else rows
+        return part.packed() if weight.quant else part
 
     def _unlike(self, weight: Weight, wanted: str) -> WeightError:
         return WeightError(
@@ -172,8 +173,8 @@ class FileOrigin:
 class Update(Protocol):
     """Something that is added to a weight."""
 
-    def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
-        """What is added to some rows, or to all."""
+    def part(self, part: Part | None) -> torch.Tensor:
+        """What is added to a part of it, or to all."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class _ComputedOrigin(ABC):
 
     @abstractmethod
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The numbers of a weight, or of some of its rows, on a device."""
+        """The numbers of a weight, or of a part of one, on a device."""
 
     def read_into(self, weight: Weight, place: torch.Tensor) -> None:
         """The numbers of a weight, computed in host memory."""
@@ -216,17 +217,17 @@ class MergedOrigin(_ComputedOrigin):
             )
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The base with the updates of its rows."""
+        """The base with the updates of its part."""
         self.check(weight)
-        return self._updated(weight.rows, self.base.read(weight, device))
+        return self._updated(weight.which, self.base.read(weight, device))
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """All of the base with the updates."""
         return self._updated(None, self.base.whole(dtype, device))
 
-    def _updated(self, rows: tuple[int, int] | None, data: torch.Tensor) -> torch.Tensor:
+    def _updated(self, part: Part | None, data: torch.Tensor) -> torch.Tensor:
         for update in self.updates:
-            data = (data + moved(update.rows(rows), data.device)).to(data.dtype)
+            data = (data + moved(update.part(part), data.device)).to(data.dtype)
         return data
 
 
@@ -254,7 +255,7 @@ class RoundedOrigin(_ComputedOrigin):
             )
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The numbers of the base, or rows of them, rounded."""
+        """The numbers of the base, or a part of them, rounded."""
         self.check(weight)
         return self._rounded(self.base.read(replace(weight, dtype=self.through[0]), device), weight.dtype)
 

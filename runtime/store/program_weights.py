@@ -12,6 +12,7 @@ from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.errors import WeightError
+from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import offsets
@@ -60,9 +61,9 @@ class ProgramWeights(WeightSource):
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
         self._staying: frozenset[tuple[str, torch.device]] = frozenset()
-        self._kept: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = {}
+        self._kept: dict[str, set[tuple[Part | None, torch.device]]] = {}
         self._homes: dict[str, Device] = {}
-        self._slices: dict[str, list[Weight]] = {}
+        self._parts: dict[str, list[Weight]] = {}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], program: Program) -> ProgramWeights:
@@ -116,7 +117,7 @@ class ProgramWeights(WeightSource):
         ]
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The weight on a device: its own, rows of it, or a copy where another device reads it too.
+        """The weight on a device: its own, a part of it, or a copy where another device reads it too.
 
         It requires a gradient as the module's own does, for kernels are picked by that even in inference. Raises
         WeightError when it is not what was traced, DoesNotFitError when there is no room.
@@ -207,18 +208,18 @@ class ProgramWeights(WeightSource):
         """Looks for the weights; other threads see what was found before or all that is found now."""
         known = {**_borrowed(self._program.constants, self._program), **self._find()}
         found: dict[str, StoredWeight] = {}
-        slices: dict[str, list[Weight]] = defaultdict(list)
+        parts: dict[str, list[Weight]] = defaultdict(list)
         for weight in self._program.weights.values():
             if name := next((name for name in map(self.store.name_of, weight.names) if name in known), None):
                 found[weight.whole] = known[name]
         homes = dict(self._program.home)
         for weight, home in pieces(self._program).values():
             homes[weight.name] = home
-            if weight.rows:
-                slices[weight.whole].append(weight)
+            if weight.which:
+                parts[weight.whole].append(weight)
         self._readers, self._staying = readers(self._program), staying(self._program)
         self._kept = kept(self._program)
-        self._slices, self._homes, self._found = slices, homes, found
+        self._parts, self._homes, self._found = parts, homes, found
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if (adapter := self.adapters.known(weight)) is not None:
@@ -250,24 +251,24 @@ class ProgramWeights(WeightSource):
         if one.residency is Residency.HOST and not weight.quant:
             store.rest(one, device)
             one.check(weight)
-            return one.tensor[slice(*weight.rows)] if weight.rows else one.tensor
-        if weight.rows:
+            return weight.of(one.tensor)
+        if weight.which:
             self._slice(one, weight)
-        if weight.rows or weight.quant:
-            one.home = one.home if weight.rows else one.home or home
+        if weight.which or weight.quant:
+            one.home = one.home if weight.which else one.home or home
             return store.part(one, weight, device)
         one.check(weight)
         placed = store.place(one, home)
         return placed if placed.device == device else store.part(one, weight, device)
 
     def _check_whole(self, one: StoredWeight, weight: Weight) -> None:
-        """Raises WeightError where rows are read of what is not the weight, though it has such rows too."""
-        if weight.rows:
+        """Raises WeightError where a part is read of what is not the weight, though it has such a part too."""
+        if weight.which:
             one.check(self._program.weights.get(weight.whole, weight))
 
     def _slice(self, one: StoredWeight, weight: Weight) -> None:
-        """Cuts all slices of a weight at once; its data then lies nowhere else, unless a program reads it whole."""
-        for other in self._slices[weight.whole]:
+        """Cuts all parts of a weight at once; its data then lies nowhere else, unless a program reads it whole."""
+        for other in self._parts[weight.whole]:
             self.store.part(one, other, self._home(other).torch)
         if one.home is None:
             self.store.take_out(one, one.origin)

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import torch
 
+from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
@@ -28,12 +29,12 @@ def staying(program: Program) -> frozenset[tuple[str, torch.device]]:
     return frozenset((name, load.device.torch) for load in loads for name in load.weights)
 
 
-def kept(program: Program) -> dict[str, set[tuple[tuple[int, int] | None, torch.device]]]:
-    """The rows that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
+def kept(program: Program) -> dict[str, set[tuple[Part | None, torch.device]]]:
+    """The parts that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
     known = pieces(program)
-    found: dict[str, set[tuple[tuple[int, int] | None, torch.device]]] = defaultdict(set)
+    found: dict[str, set[tuple[Part | None, torch.device]]] = defaultdict(set)
     for load in program.schedule or ():
         if isinstance(load, Load) and load.lifetime is Lifetime.PHASE:
             for weight in (known[name][0] for name in load.weights):
-                found[weight.whole].add((weight.rows, load.device.torch))
+                found[weight.whole].add((weight.which, load.device.torch))
     return found

@@ -361,7 +361,7 @@ class Store:
         one.staged.clear()
 
     def forget_parts(self, one: StoredWeight) -> None:
-        """Lets go of what lies beside the modules; rows that lie nowhere else go back into them, to host memory."""
+        """Lets go of what lies beside the modules; parts that lie nowhere else go back into them, to host memory."""
         if not one.is_here and one.origin is None and one.parts:
             self.put(one, one.numbers.gathered().to(one.tensor.dtype))
         one.parts.clear()
@@ -386,12 +386,12 @@ class Store:
         return once(one, (None, "", device), lambda: fetched_weight(one, one, device, partial(one.whole, device)))
 
     def part(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
-        """What stays on a device beside the weight's own tensor: rows, packed bytes, or a second copy; made once."""
-        return once(one, (weight.rows, weight.quant, device), lambda: self.fetch(one, weight, device))
+        """What stays on a device beside the weight's own tensor: a part, packed bytes, or a second copy; made once."""
+        return once(one, (weight.which, weight.quant, device), lambda: self.fetch(one, weight, device))
 
     def stage(self, one: StoredWeight, weight: Weight, device: torch.device, keeps: bool) -> torch.Tensor:
         """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`."""
-        key = weight.rows, weight.quant, device
+        key = weight.which, weight.quant, device
         if key in one.staged:
             return one.staged[key]
         staged = self._fetch_from_rest(one, weight, device)
@@ -416,7 +416,7 @@ class Store:
         if resting is None:
             one.read_into(weight, place)
         else:
-            land(resting[slice(*weight.rows)] if weight.rows else resting, place)
+            land(weight.of(resting), place)
 
     def bring_view(self, one: StoredWeight, weight: Weight) -> torch.Tensor | None:
         """What a segment on the host reads of a weight that rests in a file, as a view of that, in memory by now.
@@ -431,7 +431,7 @@ class Store:
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""
-        return once(one, (weight.rows, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
+        return once(one, (weight.which, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
 
     def settle_staged(self, device: torch.device) -> None:
         """Blocks the host until what was staged on a device, and is kept, is there."""
@@ -476,7 +476,7 @@ class Store:
     def _from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         if one.residency is Residency.HOST and weight.quant:
             packed = self._packed_at_rest(one, weight, device)
-            return moved(packed[slice(*weight.rows or (None,))], device)
+            return moved(weight.of(packed), device)
         one.check(weight)
         self.rest(one, device)
         return one.read(weight, device)

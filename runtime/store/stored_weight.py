@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...compiler.errors import WeightError
 from ...compiler.frontend.fakes import STANDS_IN
+from ...compiler.ir.part import Part, joined
 from ...compiler.ir.slices import Bounds
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.devices import Device
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 Place = tuple[dict[str, Any], str]
 """Where a module holds a weight: a dictionary and a key."""
 
-Part = tuple[tuple[int, int] | None, str, torch.device]
-"""What lies beside a weight's own tensor: the rows, the GGUF type, and the device."""
+PartKey = tuple[Part | None, str, torch.device]
+"""What lies beside a weight's own tensor: the part, the GGUF type, and the device."""
 
 
 @dataclass(eq=False)
 class Numbers:
-    """The numbers of a weight, which its stand-ins know too: data, or an origin, or the rows that lie on devices.
+    """The numbers of a weight, which its stand-ins know too: data, or an origin, or the parts that lie on devices.
 
     ``weight`` is the weight while a store has it. So a stand-in keeps neither a module nor a store alive. ``given`` are
     the stand-ins that were detached from it, or look at parts of it, while somebody has them.
@@ -41,7 +42,7 @@ class Numbers:
 
     data: torch.Tensor | None = None
     origin: Origin | None = None
-    parts: dict[Part, torch.Tensor] = field(default_factory=dict)
+    parts: dict[PartKey, torch.Tensor] = field(default_factory=dict)
     like: torch.Tensor | None = None
     weight: weakref.ref[StoredWeight] | None = None
     given: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
@@ -104,15 +105,15 @@ class Numbers:
         return self.origin or TensorOrigin(self.gathered())
 
     def gathered(self) -> torch.Tensor:
-        """All of them in host memory, out of rows on several devices; raises WeightError where there are none."""
-        rows = {span: part for (span, quant, _), part in self.parts.items() if span and not quant}
-        if not rows:
+        """All of them in host memory, out of parts on several devices; raises WeightError where there are none."""
+        parts = {which: data for (which, quant, _), data in self.parts.items() if which and not quant}
+        if not parts:
             name = self.stored.name if self.stored else ""
             raise WeightError(
                 f"weight {name} is on meta and has no data: have the module hold real weights, or name the files "
                 "that have them (weights=…)"
             )
-        return torch.cat([moved(rows[key], HOST) for key in sorted(rows)])
+        return joined({which: moved(data, HOST) for which, data in parts.items()})
 
 
 @dataclass(eq=False)
@@ -153,7 +154,7 @@ class StoredWeight:
     home: Device | None = None
     bounds: Bounds = ()
     before: torch.device | None = None
-    staged: dict[Part, torch.Tensor] = field(default_factory=dict)
+    staged: dict[PartKey, torch.Tensor] = field(default_factory=dict)
     noted: tuple[Data, int] | None = None
     read_from: Origin | None = None
     keeper: weakref.ref[Any] | None = None
@@ -178,7 +179,7 @@ class StoredWeight:
         self.numbers.origin = origin
 
     @property
-    def parts(self) -> dict[Part, torch.Tensor]:
+    def parts(self) -> dict[PartKey, torch.Tensor]:
         """What lies beside its tensor and stays there."""
         return self.numbers.parts
 
@@ -235,7 +236,7 @@ class StoredWeight:
 
     @property
     def is_moved(self) -> bool:
-        """Whether it lies elsewhere than it was, or in rows on several devices alone."""
+        """Whether it lies elsewhere than it was, or in parts on several devices alone."""
         return bool(self.parts) if not self.is_here else self.before is not None and not self.is_on(self.before)
 
     @property
@@ -251,8 +252,8 @@ class StoredWeight:
 
     def is_held(self, weight: Weight, device: torch.device) -> bool:
         """Whether some of the numbers that a program knows as a weight stay on a device beside its own tensor."""
-        kept = (rows for rows, _, there in (*self.parts, *self.staged) if there == device)
-        return any(rows is None or weight.rows is None or _overlap(rows, weight.rows) for rows in kept)
+        kept = (part for part, _, there in (*self.parts, *self.staged) if there == device)
+        return any(part is None or weight.which is None or part.overlaps(weight.which) for part in kept)
 
     def is_in(self, place: dict[str, Any], key: str) -> bool:
         """Whether a module held it there at the last look."""
@@ -276,7 +277,7 @@ class StoredWeight:
             self.numbers.source.check(weight)
 
     def read(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """What a program knows as a weight, on a device, from where it is: rows of it, packed bytes, or all."""
+        """What a program knows as a weight, on a device, from where it is: a part of it, packed bytes, or all."""
         return self.numbers.source.read(weight, device)
 
     def read_into(self, weight: Weight, place: torch.Tensor) -> None:
@@ -286,10 +287,6 @@ class StoredWeight:
     def whole(self, device: torch.device) -> torch.Tensor:
         """All of it, dense, on a device, from where it is."""
         return self.numbers.source.whole(self.tensor.dtype, device)
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
 
 
 def stands_in(tensor: torch.Tensor) -> bool:

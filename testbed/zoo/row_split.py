@@ -94,7 +94,7 @@ def sliced_bytes(program: Program) -> dict[Device, int]:
     """Bytes of slices of matrices on each device."""
     held: Counter[Device] = Counter()
     for weight, device in pieces(program).values():
-        if weight.rows and len(weight.shape) == 2:
+        if weight.which and len(weight.shape) == 2:
             held[device] += weight.nbytes
     return held
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError, WeightError
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
 from dovetail.compiler.ir.split import pieces
@@ -46,8 +47,8 @@ def split(module: nn.Module, backend: str = "sim0&sim1&sim2", **more: object) ->
     return dovetail.compile(module, (X[:, : module.embed.in_features],), backend=backend, split_mode="row", **more)  # type: ignore[arg-type, index, misc, union-attr]
 
 
-def slices(program: Program) -> dict[str, tuple[tuple[int, int], Device]]:
-    return {w.name: (w.rows, device) for w, device in pieces(program).values() if w.rows}
+def slices(program: Program) -> dict[str, tuple[Part, Device]]:
+    return {w.name: (w.which, device) for w, device in pieces(program).values() if w.which}
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -59,12 +60,12 @@ def test_a_matrix_and_its_bias_are_sliced_by_shares_and_all_else_stays_on_the_ma
     program = compiled.program
     sim0, sim1, sim2 = program.devices
     assert slices(program) == {
-        f"blocks.{block}.0.{name}[{start}:{stop}]": ((start, stop), device)
+        f"blocks.{block}.0.{name}[{start}:{stop}]": (Part(0, ((start, stop),)), device)
         for block in range(2)
         for name in ("weight", "bias")
         for start, stop, device in ((0, 128, sim0), (128, 208, sim1), (208, 256, sim2))
     }
-    whole = {name: device for name, (weight, device) in pieces(program).items() if not weight.rows}
+    whole = {name: device for name, (weight, device) in pieces(program).items() if not weight.which}
     assert set(whole.values()) == {sim0}
     assert whole.keys() == {
         "embed.weight", "embed.bias", "head.weight", "head.bias",
@@ -91,7 +92,7 @@ def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:
 def test_left_to_itself_it_follows_free_memory_less_what_the_main_device_must_hold_besides() -> None:
     compiled = split(wide(256, 8), rig="sim0=4MiB,sim1=2MiB,sim2=1MiB")
     program = compiled.program
-    besides = sum(weight.nbytes for weight, _ in pieces(program).values() if weight.rows is None)
+    besides = sum(weight.nbytes for weight, _ in pieces(program).values() if weight.which is None)
     first, *others = program.rig.free.values()
     assert besides == 2 * (256 * 256 + 256) * 4
     for bounds in program.bounds.values():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.split import pieces
@@ -50,11 +51,13 @@ def test_law_6_slices_of_a_packed_weight_hold_all_its_bytes_in_whole_rows(
     rows: int, shares: list[float], quant: str
 ) -> None:
     weight = Weight("w", "parameter", (rows, 512), torch.bfloat16, quant=quant)
-    slices = [weight.slice(start, stop) for start, stop in bounds_of(rows, shares) if start < stop]
+    slices = [weight.part(0, [(start, stop)]) for start, stop in bounds_of(rows, shares) if start < stop]
     assert sum(piece.nbytes for piece in slices) == weight.nbytes
     assert all(piece.nbytes == piece.shape[0] * (weight.nbytes // rows) for piece in slices)
     assert {piece.whole for piece in slices} == {"w"}
-    assert all(piece.slice(0, 1).rows == (piece.rows[0], piece.rows[0] + 1) for piece in slices if piece.rows)
+    firsts = [piece.which.ranges[0][0] for piece in slices if piece.which]
+    ones = [Part(0, ((first, first + 1),)) for first in firsts]
+    assert [piece.part(0, [(0, 1)]).which for piece in slices] == ones
 
 
 def compiled(case: WideCase) -> CompiledModule:
@@ -79,16 +82,18 @@ def check_slices(case: WideCase, program: Program) -> None:
     parameters = dict(case.module.named_parameters())
     held = pieces(program)
     for weight, device in held.values():
-        if weight.rows is None:
+        if weight.which is None:
             assert device == program.main or not case.is_split
             continue
         place = program.devices.index(device)
         before, own = sum(case.shares[:place]), case.shares[place]
         rows = len(parameters[weight.whole])
-        assert abs(weight.rows[0] - rows * before / sum(case.shares)) <= 0.5
-        assert abs(weight.rows[1] - rows * (before + own) / sum(case.shares)) <= 0.5
+        ((start, stop),) = weight.which.ranges
+        assert weight.which.axis == 0
+        assert abs(start - rows * before / sum(case.shares)) <= 0.5
+        assert abs(stop - rows * (before + own) / sum(case.shares)) <= 0.5
     for name in program.bounds:
-        rows = sum(weight.shape[0] for weight, _ in held.values() if weight.rows and weight.whole == name)
+        rows = sum(weight.shape[0] for weight, _ in held.values() if weight.which and weight.whole == name)
         assert rows == len(parameters[name])
 
 

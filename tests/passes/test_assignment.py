@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load
 from dovetail.compiler.ir.slices import bounds_of
@@ -143,8 +144,9 @@ def test_two_ratios_in_one_program_are_legal(module: nn.Module) -> None:
     found = {name: Assigned(program.main) for name in program.weights}
     found |= {name: Assigned(program.main, bounds_of(256, ratio)) for name, ratio in ratios.items()}
     split = lowered(program, found)
-    rows = {name: one.rows for name, (one, _) in pieces(split).items() if one.rows and len(one.shape) == 2}
-    assert set(rows.values()) == {(0, 128), (128, 192), (192, 256), (0, 64), (64, 256)}
+    rows = {name: one.which for name, (one, _) in pieces(split).items() if one.which and len(one.shape) == 2}
+    ranges = ((0, 128), (128, 192), (192, 256), (0, 64), (64, 256))
+    assert set(rows.values()) == {Part(0, (one,)) for one in ranges}
     assert torch.allclose(run(module, split), module(X), atol=1e-5)
 
 

@@ -13,6 +13,7 @@ from torch.fx import Node
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import LINEAR
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Copy, Run
 from dovetail.compiler.ir.split import gathers, members, part_of, pieces, source_of, type_on, weight_on
@@ -131,7 +132,7 @@ def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
     for node in (node for node in program.ops() if node.target in LINEAR):
         for device in members(program, node):
             weight, bias = (weight_on(program, node, operand, device) for operand in node.args[1:3])  # type: ignore[arg-type]
-            assert weight.rows == bias.rows == part_of(node, device)
+            assert weight.which == bias.which == Part(0, (part_of(node, device),))
             assert device == pieces(program)[weight.name][1] == pieces(program)[bias.name][1]
 
 
@@ -166,7 +167,7 @@ def test_a_branch_of_an_adapter_is_sliced_like_its_base_and_stays_apart_with_it(
     module, (forms, held) = model(lambda x, one, two, three: x + (F.silu(one) * two + three)), adapters(rank)
     program = split(module, adapters=forms)
     assert len(gathered(program)) == 2
-    ups = [w for w, _ in pieces(program).values() if w.kind == "adapter" and w.rows]
+    ups = [w for w, _ in pieces(program).values() if w.kind == "adapter" and w.which]
     assert {w.whole for w in ups} == {f"{f.target}.lora.{f.slot}.up" for f in forms} | {"0.one.lora.1.bias"}
     assert sum(w.shape[0] for w in ups) == 4 * 256
     with torch.no_grad():
@@ -196,7 +197,7 @@ def test_packed_weights_are_sliced_in_whole_rows(quant: str) -> None:
     assert len(gathered(program)) == 2
     matrices = [w for w, _ in pieces(program).values() if len(w.shape) == 2]
     assert {w.quant for w in matrices} == {quant}
-    assert all(w.rows for w in matrices)
+    assert all(w.which for w in matrices)
     assert program.schedule is not None
     executor = Executor(program, program.schedule)
     executor.bind(ProgramWeights.of_tensors(tensors, program))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
@@ -21,8 +22,8 @@ from ...passes.placement.assignment import Assigned, Assignment
 from ...runtime.store.stored_weight import StoredWeight
 from .module_view import ModuleView, locked
 
-_Piece = tuple[StoredWeight, "tuple[int, int] | None", str]
-"""A weight, which rows of it, and the name of a device."""
+_Piece = tuple[StoredWeight, Part | None, str]
+"""A weight, which part of it, and the name of a device."""
 
 
 class AssignedWeights:
@@ -57,9 +58,9 @@ class AssignedWeights:
                 continue
             if one.home and one not in staged:
                 placed[one.home.name] += one.nbytes
-            for (rows, _, device), part in one.parts.items():
+            for (which, _, device), part in one.parts.items():
                 name = canonical_name(str(device))
-                is_counted = (one.home and one.home.name == name) or (one, rows, name) in self._slices
+                is_counted = (one.home and one.home.name == name) or (one, which, name) in self._slices
                 placed[name] += 0 if is_counted else part.nbytes
         for (one, _, name), nbytes in self._slices.items():
             placed[name] += 0 if one in left_out else nbytes
@@ -122,12 +123,12 @@ class AssignedWeights:
                 continue
             staged = program.stages(weight, home)
             for device in kept.get(weight.name, ()) or [home] if staged else ():
-                key = one, weight.rows, device.name
+                key = one, weight.which, device.name
                 self._planned[key] = max(self._planned.get(key, 0), weight.nbytes if weight.name in kept else 0)
-            if (staged or planning) and not weight.rows and one.home not in program.devices:
+            if (staged or planning) and not weight.which and one.home not in program.devices:
                 one.home = home
-            if planning and weight.rows and not staged:
-                self._slices[one, weight.rows, home.name] = weight.nbytes
+            if planning and weight.which and not staged:
+                self._slices[one, weight.which, home.name] = weight.nbytes
             one.bounds = program.bounds.get(weight.whole, one.bounds)
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
@@ -161,7 +162,7 @@ class AssignedWeights:
     @locked
     def copies(self) -> list[tuple[StoredWeight, str]]:
         """What `count_copy` counted, and the names of the devices."""
-        return [(one, name) for one, rows, name in self._slices if rows is None]
+        return [(one, name) for one, which, name in self._slices if which is None]
 
     @contextlib.contextmanager
     def trying(self, assignment: Assignment) -> Iterator[None]:

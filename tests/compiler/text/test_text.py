@@ -12,6 +12,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.split import pieces, split_of
 from dovetail.compiler.ir.state import Split
 from dovetail.compiler.text.parser import parse_program
@@ -104,7 +105,7 @@ def test_slices_and_packed_weights_and_adapters_are_read_back() -> None:
     assert split_of(next(program.ops())) == Split(1, (((0, 128), (128, 384)),))
     packed, device = pieces(program)["a.w[128:384]"]
     assert str(device) == "sim1"
-    assert (packed.rows, packed.quant, packed.shape) == ((128, 384), "Q8_0", (256, 256))
+    assert (packed.which, packed.quant, packed.shape) == (Part(0, ((128, 384),)), "Q8_0", (256, 256))
     assert packed.names == ("a.w", "tied")
     assert packed.nbytes == 256 * 272
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import dovetail
 from dovetail.compiler.errors import UsageError
+from dovetail.compiler.ir.part import Part, joined
 from dovetail.components.compiled import CompiledModule
 from dovetail.lora.updates import Update
 from testbed.pipelines import tiny_pipelines
@@ -329,9 +330,9 @@ def test_weights_that_are_merged_in_slices_are_those_that_are_merged_whole(split
 
 def _all_of(held: Any) -> torch.Tensor:
     """A weight in host memory, out of its slices where it is sliced."""
-    rows = {key[0]: part for key, part in (held.parts | held.staged).items() if key[0]}
-    if rows:
-        return torch.cat([rows[key].cpu() for key in sorted(rows)])
+    parts = {key[0]: part.cpu() for key, part in (held.parts | held.staged).items() if key[0]}
+    if parts:
+        return joined(parts)
     return held.whole(torch.device("cpu")).detach()
 
 
@@ -340,9 +341,9 @@ def _all_of(held: Any) -> torch.Tensor:
 def test_rows_of_an_update_are_the_rows_of_the_update(out: int, inward: int, rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     update = Update(torch.randn(out, rank).to(dtype), torch.randn(rank, inward).to(dtype), 0.37)
-    whole = update.rows(None)
+    whole = update.part(None)
     for start, stop in ((0, 1), (1, out), (out // 3, out // 2 + 1), (out - 1, out)):
-        assert torch.equal(update.rows((start, stop)), whole[start:stop])
+        assert torch.equal(update.part(Part(0, ((start, stop),))), whole[start:stop])
 
 
 @SLOW

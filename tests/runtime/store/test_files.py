@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import WeightError
+from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
@@ -82,7 +83,7 @@ def test_packed_weights_and_their_rows_are_given_as_bytes(gguf: Any) -> None:
     weight = Weight("w", "parameter", (4, 256), torch.bfloat16, quant="Q4_K")
     for device in (CPU, sim0()):
         assert np.array_equal(source(weight, device).cpu().numpy(), data["w"])
-        assert np.array_equal(source(weight.slice(1, 3), device).cpu().numpy(), data["w"][1:3])
+        assert np.array_equal(source(weight.part(0, [(1, 3)]), device).cpu().numpy(), data["w"][1:3])
 
 
 def test_a_weight_is_found_under_any_of_its_names(gguf: Any) -> None:
@@ -126,7 +127,7 @@ def test_another_shape_is_refused(gguf: Any) -> None:
     with pytest.raises(WeightError, match=r"has bias as \[8\], where bias of \[9\] is needed"):
         source(Weight("bias", "parameter", (9,), torch.float32), CPU)
     with pytest.raises(WeightError, match=r"a weight of \[8\] has no rows 4 to 12"):
-        source(Weight("bias", "parameter", (16,), torch.float32).slice(4, 12), CPU)
+        source(Weight("bias", "parameter", (16,), torch.float32).part(0, [(4, 12)]), CPU)
 
 
 def test_what_no_file_has_comes_from_the_others(gguf: Any) -> None:
@@ -150,7 +151,7 @@ def test_two_files_with_equal_names_and_shapes_give_each_its_own(tmp_path: Path)
 
 def test_a_tensor_is_filled_with_rows_and_what_is_next_is_advised(gguf: Any) -> None:
     files, data = gguf
-    rows = Weight("w", "parameter", (4, 256), torch.bfloat16, quant="Q4_K").slice(2, 4)
+    rows = Weight("w", "parameter", (4, 256), torch.bfloat16, quant="Q4_K").part(0, [(2, 4)])
     constant = Weight("table", "constant", (6,), torch.float32)
     target = torch.empty(rows.stored[0], dtype=torch.uint8, device=sim0())
     source = files.of(rows, constant)
@@ -168,9 +169,9 @@ class Ones:
 
     width: int
 
-    def rows(self, rows: tuple[int, int] | None) -> torch.Tensor:
-        start, stop = rows or (0, 4)
-        return torch.ones(stop - start, self.width)
+    def part(self, part: Part | None) -> torch.Tensor:
+        whole = torch.ones(4, self.width)
+        return whole if part is None else part.of(whole)
 
 
 def test_what_is_merged_is_added_to_what_a_file_has_and_to_its_rows(gguf: Any) -> None:
@@ -180,7 +181,7 @@ def test_what_is_merged_is_added_to_what_a_file_has_and_to_its_rows(gguf: Any) -
     numbers = torch.from_numpy(data["half"]).view(torch.float16).reshape(4, 8).float() + 1 + 1
     for device in (CPU, sim0()):
         assert torch.equal(merged.read(weight, device).cpu(), numbers)
-        assert torch.equal(merged.read(weight.slice(1, 3), device).cpu(), numbers[1:3])
+        assert torch.equal(merged.read(weight.part(0, [(1, 3)]), device).cpu(), numbers[1:3])
         assert torch.equal(merged.whole(torch.float32, device).cpu(), numbers)
 
 
