@@ -90,7 +90,7 @@ class Weight:
         """Ranges of it along an axis, which ascend, as a weight of their own.
 
         That they do not reach beyond the weight is for the verifier to say, and for who reads it. Raises WeightError
-        for other axes than it has, for a part of a part along another axis, and for what cuts blocks where it is packed.
+        for other axes than it has, for a part of a part along another axis, and for what cuts blocks of a packed one.
         """
         self._check_part(axis, ranges)
         which = self.which.part(ranges) if self.which else Part(axis, merged(ranges))

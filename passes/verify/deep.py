@@ -134,9 +134,10 @@ class _FakeRun:
         """What holds a weight, or a part of one: that of its placeholder, with fewer elements along an axis."""
         weight, _ = self.pieces[name]
         value = value_of(self.nodes[weight.whole])
-        if weight.which is None or not isinstance(value, TensorType):
+        part = weight.stored_part
+        if part is None or not isinstance(value, TensorType):
             return value
-        shape, _ = weight.stored
+        shape = part.shape(value.sizes)
         stride = dense_stride(shape) if value.stride == dense_stride(value.shape) else value.stride
         return replace(value, shape=shape, stride=stride)
 

@@ -68,11 +68,8 @@ def test_a_part_of_a_part_is_the_part_of_what_the_part_has(case: Case, data: st.
 @given(cases(), st.data())
 def test_parts_of_the_same_elements_are_equal_and_have_one_name(case: Case, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, case.shape[case.axis]))
-    cut = [
-        piece
-        for start, stop in case.ranges
-        for piece in ((start, min(max(at, start), stop)), (min(max(at, start), stop), stop))
-    ]
+    ends = [(start, min(max(at, start), stop), stop) for start, stop in case.ranges]
+    cut = [one for start, middle, stop in ends for one in ((start, middle), (middle, stop))]
     one, other = weight_of(case).part(case.axis, case.ranges), weight_of(case).part(case.axis, cut)
     assert not case.indices or (one, hash(one.which), one.name) == (other, hash(other.which), other.name)
 
