@@ -8,7 +8,7 @@ pinned where the device gains, that are used again and again: while one is sent,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -121,18 +121,17 @@ class WeightReader:
 
     def _fill(self, memory: torch.Tensor, pieces: Iterable[Piece]) -> None:
         """Fills bytes of host memory with pieces of files, several at once where there is much to read."""
-        jobs: list[tuple[Piece, torch.Tensor]] = []
-        at = 0
-        for part in _parts(pieces, _PIECE):
-            jobs.append((part, memory[at : at + part.nbytes]))
-            at += part.nbytes
-        read_all = self._pool().map if len(jobs) > 1 else map
-        for _ in read_all(self._read_part, jobs):
+        batches = list(_batches(pieces, _PIECE))
+        read_all = self._pool().map if len(batches) > 1 else map
+        for _ in read_all(self._read_batch, batches, memory.split(list(map(_nbytes, batches)))):
             pass
 
-    def _read_part(self, job: tuple[Piece, torch.Tensor]) -> None:
-        part, memory = job
-        self._open(part.file).read(part.start, memory)
+    def _read_batch(self, batch: Sequence[Piece], memory: torch.Tensor) -> None:
+        """Fills bytes of host memory with pieces of files, one after the other."""
+        at = 0
+        for piece in batch:
+            self._open(piece.file).read(piece.start, memory[at : at + piece.nbytes])
+            at += piece.nbytes
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -145,10 +144,10 @@ class WeightReader:
         itemsize = entry.dtype.itemsize
         with self._ring(flat.device) as ring:
             at = 0
-            for part in _parts(entry.pieces, max(_PIECE // itemsize, 1) * itemsize):
-                raw = ring.next(part.nbytes)
-                self._open(part.file).read(part.start, raw)
-                count = part.nbytes // itemsize
+            for batch in _batches(entry.pieces, max(_PIECE // itemsize, 1) * itemsize):
+                raw = ring.next(_nbytes(batch))
+                self._read_batch(batch, raw)
+                count = _nbytes(batch) // itemsize
                 ring.send(raw.view(entry.dtype), flat[at : at + count])
                 at += count
 
@@ -163,8 +162,21 @@ def _pieces(entries: Iterable[WeightEntry]) -> Iterator[Piece]:
     return (piece for entry in entries for piece in entry.pieces)
 
 
-def _parts(pieces: Iterable[Piece], most: int) -> Iterator[Piece]:
-    """The pieces, cut so that none has more than so many bytes."""
+def _batches(pieces: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
+    """The pieces, cut so that none has more than so many bytes, as many together as have no more."""
+    batch: list[Piece] = []
+    room = most
     for piece in pieces:
         for start in range(piece.start, piece.end, most):
-            yield Piece(piece.file, start, min(start + most, piece.end))
+            part = Piece(piece.file, start, min(start + most, piece.end))
+            if part.nbytes > room:
+                yield batch
+                batch, room = [], most
+            batch.append(part)
+            room -= part.nbytes
+    if batch:
+        yield batch
+
+
+def _nbytes(batch: Sequence[Piece]) -> int:
+    return sum(piece.nbytes for piece in batch)
