@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
 from safetensors.torch import load_file
 
 import dovetail
 from dovetail.compiler.errors import UsageError
 from dovetail.compiler.ir.part import Part, joined
+from dovetail.compiler.ir.weight import Weight
 from dovetail.components.compiled import CompiledModule
 from dovetail.lora.updates import Update
+from dovetail.runtime.store.origin import HOST, MergedOrigin, TensorOrigin
 from testbed.pipelines import tiny_pipelines
 from tests.cases import slow_but
 
+from ...compiler.ir.parts import Case, cases
 from .tiny_loras import save_lora
 
 FILE = "pytorch_lora_weights.safetensors"
@@ -344,6 +348,21 @@ def test_rows_of_an_update_are_the_rows_of_the_update(out: int, inward: int, ran
     whole = update.part(None)
     for start, stop in ((0, 1), (1, out), (out // 3, out // 2 + 1), (out - 1, out)):
         assert torch.equal(update.part(Part(0, ((start, stop),))), whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inner", [(), (1, 1), (3, 3)])
+@given(case=cases(least=1).filter(lambda case: len(case.shape) == 2))
+def test_a_part_of_what_is_merged_is_the_part_of_the_merged_whole(
+    case: Case, inner: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    out, inward = case.shape
+    downs = [torch.randn(3, inward, *inner).to(dtype) for _ in range(2)]
+    updates = [Update(torch.randn(out, 3, *(1 for _ in inner)).to(dtype), down, 0.37) for down in downs]
+    weight = Weight("w", "parameter", (*case.shape, *inner), dtype)
+    merged = MergedOrigin(TensorOrigin(torch.randn(weight.shape).to(dtype)), updates)
+    whole = merged.read(weight, HOST)
+    assert torch.equal(merged.read(weight.part(case.axis, case.ranges), HOST), case.of(whole))
 
 
 @SLOW

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from dovetail.compiler.errors import VerificationError
@@ -19,6 +20,7 @@ from dovetail.compiler.ir.program import Program, device_of, place_node, placeme
 from dovetail.compiler.ir.schedule import Await, Copy, Destination, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.ir.split import source_of, split_of
 from dovetail.compiler.ir.state import Split
+from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
@@ -402,3 +404,16 @@ def test_memory_that_is_not_shared_as_said_is_found_by_a_rehearsal() -> None:
     set_storage(second, tensors_of(first)[0].storage)
     with pytest.raises(VerificationError, match="lies in memory of its own, its annotation says"):
         verify_deep(program)
+
+
+def test_a_part_of_a_weight_is_held_in_the_strides_of_memory_of_its_own() -> None:
+    program = sample()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        run = _FakeRun(program, dict.fromkeys(program.devices, torch.device("meta")))
+    matrix = program.weights["blocks.0.weight"]
+    for axis, ranges in ((0, [(0, 3)]), (0, [(0, 2), (5, 6)]), (1, [(3, 7)]), (1, [(0, 2), (5, 6)])):
+        part = matrix.part(axis, ranges)
+        run.pieces[part.name] = part, program.main
+        held, own = run.stored(part.name), part.of(torch.empty(matrix.shape)).contiguous()
+        assert isinstance(held, TensorType)
+        assert (held.shape, held.stride) == (tuple(own.shape), own.stride())

@@ -19,16 +19,20 @@ from dovetail.compiler.errors import WeightError
 from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.residency import Residency
-from dovetail.lora.updates import Update
 from dovetail.runtime import sim
+from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator
+from dovetail.runtime.devices.ring import Ring
+from dovetail.runtime.store import reader
 from dovetail.runtime.store.counter import READ
 from dovetail.runtime.store.origin import FileOrigin, MergedOrigin, RoundedOrigin, TensorOrigin
+from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.runtime.store.store import Store
 from dovetail.runtime.store.stored_weight import Numbers, StoredWeight
 
 from ...compiler.checkpoints.weight_files import packed, write_gguf
 from ...compiler.ir.parts import Case, cases, ranges_in
+from .test_files import program_of
 
 CPU = torch.device("cpu")
 
@@ -165,15 +169,6 @@ def test_a_part_of_what_is_merged_or_rounded_is_the_part_of_the_whole(case: Case
     assert torch.equal(rounded.read(half, CPU), case.of(rounded.whole(torch.float16, CPU)))
 
 
-@given(cases(least=1).filter(lambda case: len(case.shape) == 2), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_a_part_of_a_merged_adapter_is_the_part_of_the_merged_whole(case: Case, dtype: torch.dtype) -> None:
-    out, inward = case.shape
-    update = Update(torch.randn(out, 3).to(dtype), torch.randn(3, inward).to(dtype), 0.37)
-    merged = MergedOrigin(TensorOrigin(torch.randn(case.shape).to(dtype)), (update, update))
-    whole = merged.read(weight_of(case, dtype), CPU)
-    assert torch.equal(merged.read(part_of(case, dtype), CPU), case.of(whole))
-
-
 @given(cases(), st.sampled_from([Residency.HOST, Residency.DISK, Residency.DEVICE]))
 def test_a_part_is_staged_and_landed_from_where_a_weight_rests(case: Case, rests: Residency) -> None:
     device, weight, expected = sim0(), part_of(case), case.of(case.whole())
@@ -230,3 +225,52 @@ def test_what_is_held_of_a_weight_is_told_by_its_elements() -> None:
     assert not one.is_held(whole.part(1, [(1, 3)]), CPU)
     assert one.is_held(whole.part(0, [(2, 3)]), CPU)
     assert not one.is_held(columns, sim0())
+
+
+@given(cases(), st.booleans())
+def test_a_program_reads_a_part_from_a_file_or_from_the_tensor_of_a_module(case: Case, is_in_file: bool) -> None:
+    device, weight = sim0(), part_of(case)
+    with TemporaryDirectory() as folder:
+        program = program_of(weight, device=device)
+        origin = in_file(folder, case.whole())
+        index = WeightIndex.of_file(Path(folder) / "model.safetensors")
+        weights = (
+            ProgramWeights.of_files(index, program)
+            if is_in_file
+            else ProgramWeights.of_tensors({"w": case.whole()}, program)
+        )
+        found = weights(weight, device)
+        assert (found.device, origin.entry.shape) == (device, case.shape)
+        assert torch.equal(found.cpu(), case.of(case.whole()))
+
+
+@given(cases(least=1))
+def test_a_part_in_host_memory_is_a_view_where_it_is_one_range(case: Case) -> None:
+    weight = part_of(case)
+    with TemporaryDirectory() as folder:
+        in_file(folder, case.whole())
+        program = program_of(weight)
+        program.residency = {weight.name: Residency.HOST}
+        weights = ProgramWeights.of_files(WeightIndex.of_file(Path(folder) / "model.safetensors"), program)
+        found, again = weights(weight, CPU), weights(weight, CPU)
+    assert torch.equal(found, case.of(case.whole()))
+    assert weight.which is not None
+    assert not case.indices or (found.data_ptr() == again.data_ptr()) == (len(weight.which.ranges) == 1)
+
+
+def test_ranges_of_columns_are_sent_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, whole = sim0(), torch.arange(600.0).reshape(60, 10)
+    monkeypatch.setattr(SimAccelerator, "host_view", Accelerator.host_view)
+    monkeypatch.setattr(reader, "_PIECE", 1000)
+    sent: list[int] = []
+    send = Ring.send
+
+    def counted(self: Ring, source: torch.Tensor, target: torch.Tensor) -> None:
+        sent.append(source.nbytes)
+        send(self, source, target)
+
+    monkeypatch.setattr(Ring, "send", counted)
+    columns = Weight("w", "parameter", (60, 10), torch.float32).part(1, [(1, 3), (5, 6)])
+    found = in_file(str(tmp_path), whole).read(columns, device)
+    assert torch.equal(found.cpu(), whole[:, [1, 2, 5]])
+    assert sent == [columns.nbytes]
