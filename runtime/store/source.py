@@ -48,7 +48,7 @@ class WeightSource(Protocol):
         """The names of weights that are not here, or have no data."""
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
-        """The tensor that holds the weight on a device, as it is stored: a slice's rows, a packed weight's bytes.
+        """The tensor that holds the weight on a device, as it is stored: a part's numbers, a packed weight's bytes.
 
         Raises WeightError when it cannot be had.
         """

@@ -1,4 +1,4 @@
-"""What modules hold in the place of a weight whose numbers are elsewhere: in a file, or in rows on several devices.
+"""What modules hold in the place of a weight whose numbers are elsewhere: in a file, or in parts on several devices.
 
 It looks like the weight in host memory: its shape, dtype and strides. What is read of it are the weight's numbers,
 which are had for that and let go of at once. What is written to it makes data of the weight first, wherever modules
