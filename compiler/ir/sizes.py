@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
@@ -37,7 +38,9 @@ def _parse(text: str) -> ast.expr:
     if len(text) > _LONGEST:
         raise TextError(f"an expression of {len(text)} characters is too long")
     try:
-        return ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():  # of literals that a damaged text has
+            warnings.simplefilter("ignore")
+            return ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise TextError(f"{text[:120]!r} is not an expression of integers") from error
 

@@ -51,7 +51,7 @@ def exact_bytes(size: int) -> str:
         for name, unit in _WRITTEN.items()
         if (number := -(-size * 10**digits // unit) / 10**digits) >= 1 and int(Fraction(str(number)) * unit) == size
     )
-    return min(texts, key=len, default=f"{size}B")
+    return min((*texts, f"{size}B"), key=len)
 
 
 def format_bytes(size: float) -> str:

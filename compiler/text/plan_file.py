@@ -128,7 +128,9 @@ def component_in(path: str | os.PathLike[str]) -> str:
 
 
 def is_plan(path: str | os.PathLike[str]) -> bool:
-    """Whether a file opens as plans do; false where it cannot be read."""
+    """Whether a file opens as plans do; false where it cannot be read, or is no file."""
+    if not Path(path).is_file():
+        return False
     try:
         with Path(path).open("rb") as file:
             return _FORMAT in file.read(_OPENING)

@@ -66,5 +66,5 @@ def with_links(speeds: Speeds, times: float) -> Speeds:
 
 
 def _said(what: str, now: float, then: float | None) -> Iterator[str]:
-    if then is not None and then <= _SAME * now:
+    if now and then is not None and then <= _SAME * now:
         yield f"With {what} a picture would take {1 - then / now:.0%} less time."

@@ -56,18 +56,30 @@ def _rows(component: str, parts: Sequence[Part], generation: Generation) -> Iter
         own = [row for part in parts if (row := _row(part, device)) is not None]
         stays = generation.resident.get(device, Counter())[component]
         comes, rests = _brought(parts, device)
+        parameters = _staying_parameters(parts, device)
         yield Row(
             device,
             counted(len(own), "part"),
             stays + comes[Lifetime.PHASE],
             comes[Lifetime.STAGE],
             max(row.activations for row in own),
-            {Residency.DEVICE: stays, **rests} if rests and stays else rests,
+            {Residency.DEVICE: parameters, **rests} if rests and parameters else rests,
         )
 
 
 def _row(part: Part, device: Device) -> Row | None:
     return next((row for row in part.rows if row.device == device), None)
+
+
+def _staying_parameters(parts: Iterable[Part], device: Device) -> int:
+    """The bytes of the parameters that stay on a device, each once."""
+    found: dict[Hashable, int] = {}
+    for part in parts:
+        weights = part.call.program.weights
+        for piece in part.call.pieces:
+            if piece.device == device and piece.lasts is Lifetime.PROGRAM and weights[piece.name].kind == "parameter":
+                found[piece.key] = piece.nbytes
+    return sum(found.values())
 
 
 def _brought(parts: Iterable[Part], device: Device) -> tuple[Counter[Lifetime], dict[Residency, int]]:

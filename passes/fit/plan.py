@@ -133,6 +133,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     """What asks for a solution, by option: devices, residency, shares, tiles, and chunks."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
+    backend |= {load.name: "&".join(map(str, load.asked.devices)) for load in loads if load.asked.rows}
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
     ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
     shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
@@ -193,9 +194,9 @@ def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
 
 def _ratio(load: Load, way: Option) -> tuple[float, ...]:
     """The shares with which a component is split as a way has it; none on one device, or by rows as is found then."""
-    if len(way.devices) == 1 or (load.asked.rows and not load.asked.shares):
-        return ()
-    return _in_whole_numbers(load.asked.shares) if load.asked.rows else _shares(load, way)
+    if load.asked.rows:
+        return _in_whole_numbers(load.asked.shares)
+    return _shares(load, way) if len(way.devices) > 1 else ()
 
 
 def _in_whole_numbers(shares: Sequence[float]) -> tuple[float, ...]:

@@ -101,7 +101,7 @@ def ways_out(
         if what not in kinds:
             out = _tried(what, changed, machine, budgets, trial)
             if out is not None:
-                out = _of_its_kind(out, loads)
+                out = _by_layers(_of_its_kind(out, loads), loads)
                 kinds |= {what, out.what}
                 found += [] if any(out.settings == other.settings for other in found) else [out]
     if len(found) < most:
@@ -109,7 +109,8 @@ def ways_out(
     if free and dict(free) != dict(budgets.devices):
         opened = [_with(load, Asked(chunks=load.asked.chunks)) for load in loads]
         some = [loads] if found else [loads, opened]
-        found += islice(filter(None, (_within_more(one, machine, budgets, free, trial) for one in some)), 1)
+        outs = (_within_more(one, machine, budgets, free, trial) for one in some)
+        found += (_by_layers(out, loads) for out in islice(filter(None, outs), 1))
     if len(found) < most:
         found += _in_a_packed_type(loads, machine, budgets, trial)
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
@@ -210,11 +211,15 @@ def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
 
 def _of_its_kind(out: WayOut, loads: Sequence[Load]) -> WayOut:
     """A way out that was searched on other devices, as one of weights where the devices are those that were named."""
-    rows = {load.name for load in out.loads if load.asked.rows}
-    out = replace(out, by_layers=tuple(load.name for load in loads if load.asked.rows and load.name not in rows))
     named = [load for load in loads if load.asked.devices]
     is_there = all(out.solution.ways[load.name].devices == load.asked.devices for load in named)
     return replace(out, what=_PLACEMENTS[1]) if out.what == _PLACEMENTS[0] and is_there else out
+
+
+def _by_layers(out: WayOut, loads: Sequence[Load]) -> WayOut:
+    """A way out that says which components were to be split by rows, and are not."""
+    rows = {load.name for load in out.loads if load.asked.rows}
+    return replace(out, by_layers=tuple(load.name for load in loads if load.asked.rows and load.name not in rows))
 
 
 def _in_chunks(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> WayOut | None:

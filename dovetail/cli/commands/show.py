@@ -75,7 +75,6 @@ def show(
         logger.warning("%s", error)
     programs = {name: part.program for name, part in parts.items()}
     asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
-    rigs = {name: part.rig for name, part in parts.items()}
-    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place, rigs)
+    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
     write = put_page if wanted == "html" else put
     write(FORMS["full" if full else wanted](scene), output)

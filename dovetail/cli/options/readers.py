@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from ...compiler.errors import UsageError
 
 _WHOLE = re.compile("[+-]?[0-9]{1,4000}")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?|[+-]?(?:inf|nan)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?|[+-]?(?:inf|nan)", re.IGNORECASE
+)
 
 
 def with_readers(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -56,7 +58,7 @@ def _word(option: str, words: Sequence[str]) -> Callable[[str], str]:
 
 def _whole(option: str, least: float | None, most: float | None) -> Callable[[str], int]:
     def whole(typed: str) -> int:
-        if not _WHOLE.fullmatch(str(typed)):
+        if not _WHOLE.fullmatch(str(typed).strip()):
             raise UsageError(f"{option} {_short(typed)} is no whole number: give one{_range(least, most)}")
         _check_range(option, typed, int(typed), "a whole number", least, most)
         return int(typed)
@@ -66,7 +68,7 @@ def _whole(option: str, least: float | None, most: float | None) -> Callable[[st
 
 def _real(option: str, least: float | None, most: float | None) -> Callable[[str], float]:
     def number(typed: str) -> float:
-        if not _NUMBER.fullmatch(str(typed)):
+        if not _NUMBER.fullmatch(str(typed).strip()):
             raise UsageError(f"{option} {_short(typed)} is no number: give one{_range(least, most)}, such as 0.5")
         if not math.isfinite(float(typed)):
             raise UsageError(f"{option} takes a number, and {typed} is none to compute with: write 7.5, say")

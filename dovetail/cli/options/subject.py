@@ -108,11 +108,11 @@ def check_path(name: str) -> None:
 def refuse_config(name: str) -> None:
     """Raises UsageError, with the folder to name instead, for a file that says what a pipeline or a part of it is."""
     path = Path(name)
+    if not (path.name == INDEX or path.name.endswith("config.json")) or not path.is_file() or is_plan(path):
+        return
     folder = path.parent if path.parent.name == path.parent.resolve().name else path.parent.resolve()  # as it was typed
     if path.name == INDEX:
         raise UsageError(f"{name} says what a folder holds: name the folder, {folder}")
-    if not path.name.endswith("config.json") or not path.is_file() or is_plan(path):
-        return
     if (folder.parent / INDEX).is_file():
         raise UsageError(
             f"{name} is the config of one part of a pipeline, {folder.name}: name the folder of the pipeline, "

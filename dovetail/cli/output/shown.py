@@ -12,7 +12,6 @@ from .results import json_text, table_text
 
 if TYPE_CHECKING:
     from ...compiler.ir.program import Program
-    from ...compiler.spec.devices import Rig
     from ...planning.table import Account
 
 
@@ -22,8 +21,7 @@ class Scene:
 
     ``subject`` and ``asked`` are what was typed besides the placement, for a machine where it can run, and ``depth`` is
     how deep pictures go.
-    ``place`` is the folder of the pipeline where ``subject`` is that of a component, of which no plan is made, and
-    ``rigs`` the devices that each program was compiled for.
+    ``place`` is the folder of the pipeline where ``subject`` is that of a component, of which no plan is made.
     """
 
     programs: Mapping[str, Program]
@@ -32,7 +30,6 @@ class Scene:
     asked: Sequence[str] = ()
     depth: str = "segments"
     place: str = ""
-    rigs: Mapping[str, Rig] | None = None
 
     @property
     def line(self) -> str:
@@ -41,7 +38,7 @@ class Scene:
         from ...draw.text.reproduce import command_for
 
         if self.account is None:
-            return command_for(self.programs, rigs=self.rigs)
+            return command_for(self.programs)
         return generate_line(self.place or self.subject, self.account.settings, self.asked)
 
 

@@ -90,7 +90,7 @@ class ModuleView:
         self._own = weakref.WeakSet(self.weights())
         # parameters without data are planned without weights: who computes with them has their files
         self._has_origins = origins is not None or not any(self._parameters_with_data())
-        self.lacks_files = origins is None and self._has_origins and bool(self._names)
+        self.lacks_files = origins is None and self._has_origins and not all(one.has_data for one in self.weights())
         """Whether its weights are planned as if they lay in files, which are not here."""
         self._homeless = self._in_no_file()
         self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)

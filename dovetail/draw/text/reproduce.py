@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...compiler.ir.program import Program
-from ...compiler.spec.devices import Rig
 from ...compiler.spec.residency import Residency
 from ...conventions.copied import FOLDER, generate_line
 from ...passes.rewrites.chunk import chunks_of
 
 
-def command_for(programs: Mapping[str, Program], folder: str = FOLDER, rigs: Mapping[str, Rig] | None = None) -> str:
-    """The command that paints with these placements of a pipeline; programs are named by their components.
-
-    ``rigs`` are the devices that they were compiled for; those of the programs, less what other components took, if
-    left out.
-    """
-    return generate_line(folder, settings_of(programs, rigs))
+def command_for(programs: Mapping[str, Program], folder: str = FOLDER) -> str:
+    """The command that paints with these placements of a pipeline; programs are named by their components."""
+    return generate_line(folder, settings_of(programs))
 
 
-def settings_of(programs: Mapping[str, Program], rigs: Mapping[str, Rig] | None = None) -> dict[str, str]:
+def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
     """The options, as far as they differ from what is done without them."""
     parts = {name.partition(".")[0]: one for name, one in programs.items()}
     resting = {name: one.kept for name, one in parts.items() if one.kept is not Residency.DEVICE}
@@ -33,13 +28,6 @@ def settings_of(programs: Mapping[str, Program], rigs: Mapping[str, Rig] | None 
         "--chunk": {name: str(count) for name, count in chunks.items() if count > 1},
     }
     settings = {option: ",".join(f"{k}={v}" for k, v in values.items()) for option, values in found.items() if values}
-    asked = {name: (rigs or {}).get(name, one.rig) for name, one in programs.items()}
-    rig = Rig({device: asked[name][device] for name, one in programs.items() for device in one.devices})
+    rigs = {str(device): str(one.rig.only((device,))) for one in parts.values() for device in one.devices}
     is_here = all(one.rig.present for one in parts.values())
-    return settings | ({"--rig": str(rig)} if is_here and not _is_of_this_machine(rig) else {})
-
-
-def _is_of_this_machine(rig: Rig) -> bool:
-    """Whether devices are as large as they are without being named, so that a command finds them itself."""
-    here = Rig.detect(measured=())
-    return all(here[device].total == memory.total for device, memory in rig.memory.items())
+    return settings | ({"--rig": ",".join(rigs.values())} if is_here else {})

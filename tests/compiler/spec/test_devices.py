@@ -223,6 +223,7 @@ def test_a_wrong_rig_is_refused_at_the_place(text: str, start: int, message: str
 @given(st.integers(0, 2**60))
 def test_exact_sizes_are_read_back(size: int) -> None:
     assert parse_bytes(exact_bytes(size)) == size
+    assert len(exact_bytes(size)) <= len(f"{size}B")
 
 
 @pytest.mark.parametrize(

@@ -117,19 +117,6 @@ def test_the_line_names_devices_once_and_what_rests_elsewhere() -> None:
     assert line.count("sim0=") == 1
 
 
-def test_the_line_has_the_devices_that_were_asked_for_and_not_what_others_left_of_them(tmp_path: Path) -> None:
-    plan = str(tmp_path / "plans")
-    asked = ["compile", "--rig", "sim0=100MiB", "-o", plan]
-    assert CliRunner().invoke(app, asked).exit_code == 0
-    assert shown(plan).splitlines()[-1].endswith(" --rig sim0=100MiB")
-
-
-def test_the_line_names_no_memory_where_devices_are_as_large_as_they_are_anyway(tmp_path: Path) -> None:
-    dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0").save(tmp_path / "plan.json", "transformer")
-    line = shown(str(tmp_path / "plan.json")).splitlines()[-1]
-    assert line == "dovetail generate 'a cat' --model MODEL_FOLDER --backend transformer=sim0"
-
-
 class Wired(nn.Module):
     """The same operations in each block, wired in one way or the other, and as wide as is asked for."""
 

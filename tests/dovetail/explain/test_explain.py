@@ -24,6 +24,7 @@ from dovetail.fitting.decide import Decision, speeds_here
 from dovetail.passes.fit.search import search
 from dovetail.passes.simulate.timeline import timeline
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
 
@@ -120,6 +121,14 @@ def test_no_search_says_what_more_memory_would_do_for_a_split_by_rows() -> None:
     account, _ = planned({"backend": "diffusion=cuda0&cuda1", "split_mode": "diffusion=row", "rig": cards})
     budgets = replace(account.decision.budgets, devices={**account.decision.budgets.devices, CUDA0: 2**16})
     assert list(with_more_memory(replace(account.decision, budgets=budgets))) == []
+
+
+def test_faster_links_are_no_matter_where_nothing_takes_time(split: Any) -> None:
+    account, _ = split
+    generation = account.generation
+    nothing = replace(account, generation=Generation((), generation._rigs, generation.rig))
+    assert nothing.seconds == 0
+    assert list(with_faster_links(nothing)) == []
 
 
 def test_faster_links_leave_the_host_as_it_is(found: Any) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.compiled_by_parts import CompiledByParts
 from dovetail.compiler.errors import NotHereError
+from dovetail.compiler.spec.residency import Residency
 from dovetail.components import alike
+from dovetail.components.weights.module_view import ModuleView
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.runtime import sim
 from tests.dovetail.components.small_pipeline import WIDTH, Block, Model, Numpy, Pipeline
@@ -163,6 +165,34 @@ def test_a_plan_without_weights_is_that_with_weights(asked: dict[str, str]) -> N
     assert without.devices() == with_weights.devices()
     assert without.settings == with_weights.settings
     assert without.seconds == pytest.approx(with_weights.seconds, rel=1e-9)
+
+
+class Tabled(Numpy):
+    """Reads a table besides, which is no parameter and stays where it is computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the block computes, times the table."""
+        return super().forward(x) * self.table
+
+
+def test_where_parameters_rest_is_said_of_parameters_alone() -> None:
+    model, x = made(Tabled)
+    account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0", params_backend="cpu")
+    (part,) = account.shown
+    facts = account.document()["components"]["unet"]
+    assert [set(row.rests) for row in part.rows] == [{Residency.HOST}]
+    assert facts["rests"] == "cpu"
+
+
+def test_what_has_nothing_but_tables_lacks_no_files() -> None:
+    model = nn.Module()
+    model.register_buffer("table", torch.ones(WIDTH))
+    assert not ModuleView(model).lacks_files
+    assert ModuleView(nn.Linear(4, 4, device="meta")).lacks_files
 
 
 def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:

@@ -98,6 +98,15 @@ def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
     assert all(", and diffusion not split by rows (" in text for text in others)
 
 
+def test_a_larger_budget_keeps_the_devices_of_a_row_split_or_says_that_it_is_none() -> None:
+    asked, free = Asked((FAST, SLOW), Residency.DEVICE, rows=True), budgets(250, 100, 1000).devices
+    given = replace(budgets(1, 1, 1), typed="1MiB,cpu=1MiB")
+    (found,) = [out for out in outs(pipeline(diffusion=asked), given, free=free) if out.what == "a larger budget"]
+    is_split = found.settings.get("--split-mode") == "diffusion=row"
+    assert is_split == ("diffusion=cuda0&cuda1" in found.settings["--backend"])
+    assert is_split != ("diffusion not split by rows" in said_of(found))
+
+
 def test_where_no_amount_was_found_to_do_a_budget_is_left_out() -> None:
     given = replace(budgets(20, 0, 25), typed="20MiB,cpu=25MiB")
     free = budgets(1000, 0, 1000).devices
