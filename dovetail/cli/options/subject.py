@@ -108,7 +108,8 @@ def check_path(name: str) -> None:
 def refuse_config(name: str) -> None:
     """Raises UsageError, with the folder to name instead, for a file that says what a pipeline or a part of it is."""
     path = Path(name)
-    if not (path.name == INDEX or path.name.endswith("config.json")) or not path.is_file() or is_plan(path):
+    is_config = path.name == INDEX or (path.name.endswith("config.json") and path.is_file())
+    if not is_config or is_plan(path):
         return
     folder = path.parent if path.parent.name == path.parent.resolve().name else path.parent.resolve()  # as it was typed
     if path.name == INDEX:
