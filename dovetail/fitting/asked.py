@@ -14,7 +14,7 @@ from ..compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
-from ..compiler.spec.backend import AUTO, Resting, Word
+from ..compiler.spec.backend import AUTO, DEVICE, Resting, Word
 from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.devices import Device
 from ..compiler.spec.items import ByComponent
@@ -84,10 +84,9 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     found = [one for one in plan.components if one.name in roles]
     unplaced = {one.name for one in found if is_open(request, one.name, roles[one.name])}
     unrested = [one for one in found if leaves_places_open(request, one.name, roles[one.name])]
+    has_shares = {one.name for one in found if request.tensor_split.get(one.name, roles[one.name]) is not None}
     unsplit = [
-        one
-        for one in unrested
-        if one.ratio and (one.name in unplaced or request.tensor_split.get(one.name, roles[one.name]) is None)
+        one for one in found if one.ratio and (one.name in unplaced or (one in unrested and one.name not in has_shares))
     ]
     backend = _with(
         request.backend,
@@ -143,6 +142,17 @@ def settings_of_request(request: Request) -> dict[str, str]:
         "--max-vram": str(request.budget),
     }
     return {option: value for option, value in found.items() if value}
+
+
+def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
+    """Of the options that ask for a request those that a search leaves as they were said, and counts as said by all.
+
+    Such is a split by rows, whatever devices are found, and that weights stay on these.
+    """
+    words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
+    stays = any(word is not None and word.text == DEVICE for word in words)
+    kept = ("--split-mode", *(("--params-backend",) if stays else ()))
+    return {option: settings[option] for option in kept if option in settings}
 
 
 def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str]) -> Request:

@@ -17,7 +17,7 @@ from ..conventions.checked import TENSORS
 from ..conventions.copied import FOLDER, generate_line
 from ..conventions.spellings import Settings
 from ..explain.sentences import explain_plan
-from ..fitting.asked import asked_of, settings_of_request
+from ..fitting.asked import asked_of, said_of_places, settings_of_request
 from ..fitting.decide import machine_of
 from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
@@ -116,7 +116,9 @@ class CompiledPipeline(Exchanging):
     def account(self, generation: Generation) -> Account:
         """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
         decision = self.decision
-        settings = dict(decision.plan.settings) if decision else settings_of_request(self._request)
+        settings = settings_of_request(self._request)
+        if decision:
+            settings = {**dict(decision.plan.settings), **said_of_places(self._asked, settings)}
         if not decision:
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
         settings.pop("--chunk", None)

@@ -212,3 +212,26 @@ def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
     assert idle
     told = reason_for(account, part)
     assert f"over {' & '.join(working)}, and nothing of it on {' & '.join(idle)}" in told
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"split_mode": "row"}, {"split_mode": "diffusion=row"}, {"params_backend": "device"}],
+    ids=["rows", "rows of one", "weights that stay"],
+)
+def test_what_was_said_of_all_is_in_the_line_that_asks_for_the_same(asked: dict[str, str]) -> None:
+    pipe, call = tiny_pipelines.wide_flux()
+    nbytes = sum(weight.nbytes for weight in pipe.transformer.parameters())
+    rig = f"sim0={2 * nbytes // 3}B,sim1={2 * nbytes // 3}B,cpu=4GiB"
+    texts, settings = [], dict(asked)
+    for _ in range(2):
+        dry = DryPipeline(pipe, {"rig": rig, **settings})
+        plan = dry(**call)
+        texts.append({call.title: (call.program.is_sliced, str(call.program)) for call in plan.calls})
+        said = dry.account(plan).settings
+        settings = {option[2:].replace("-", "_"): value for option, value in said.items()}
+        dry.undo()
+    assert settings.keys() >= asked.keys()
+    assert texts[0] == texts[1]
+    is_sliced, _ = texts[0]["transformer"]
+    assert is_sliced == ("split_mode" in asked)
