@@ -145,9 +145,9 @@ def settings_of_request(request: Request) -> dict[str, str]:
 
 
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
-    """Of the options that ask for a request those that a search leaves as they were said, and counts as said by all.
+    """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    Such is a split by rows, whatever devices are found, and that weights stay on these.
+    These are the mode of a split, and where weights rest if some of them were said to stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)

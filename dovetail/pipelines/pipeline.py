@@ -118,8 +118,8 @@ class CompiledPipeline(Exchanging):
         decision = self.decision
         settings = settings_of_request(self._request)
         if decision:
-            settings = {**dict(decision.plan.settings), **said_of_places(self._asked, settings)}
-        if not decision:
+            settings = {**decision.plan.settings, **said_of_places(self._asked, settings)}
+        else:
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
         settings.pop("--chunk", None)
         settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
