@@ -56,8 +56,8 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal["dovetail plan"] = "dovetail plan"
-    version: Literal[7] = 7
+    format: Literal["dovetail plan"]
+    version: Literal[7]
     torch: str = Field(description="the version of torch that traced the program")
     rig: str = Field(description="the devices it was compiled for, as --rig takes them")
     tensors: dict[str, str] = Field(description="name → dtype and shape of each tensor in the safetensors file beside")
@@ -78,7 +78,13 @@ def save_plan(
     """
     shown = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
     plan = Plan(
-        torch=torch.__version__, rig=str(rig), tensors=shown, component=component, program=list(lines_of(program))
+        format="dovetail plan",
+        version=7,
+        torch=torch.__version__,
+        rig=str(rig),
+        tensors=shown,
+        component=component,
+        program=list(lines_of(program)),
     )
     try:
         if tensors:

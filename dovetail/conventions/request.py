@@ -198,15 +198,15 @@ def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
     devices = [request.devices_for(name, role) for name, role in roles.items()]
     if devices and all(len(one) == 1 for one in devices):
         for what in (what for what, is_asked in asked.items() if is_asked):
-            _tell_unused(what, devices[0][0].name)
+            _tell_unused(what, ", ".join(dict.fromkeys(one[0].name for one in devices)))
 
 
 @cache
-def _tell_unused(what: str, device: str) -> None:
+def _tell_unused(what: str, devices: str) -> None:
     logger.warning(
         "%s is not used, for each component is on one device (%s): name several in --backend, such as sim0&sim1",
         what,
-        device,
+        devices,
     )
 
 

@@ -220,7 +220,7 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
         idle = [one for one in machine.devices if one not in used and kinds.get(one) == kind]
         without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((devices[-1], *idle), 0)})
         other = search(loads, machine, without)
-        longer = _longer(other.seconds / solution.seconds, "take as long") if other else ""
+        longer = _longer(other.seconds / solution.seconds, "take about as long") if other else ""
         alone = [*devices, *idle] if len(devices) == 1 else idle
         names = [joined(sorted(alone, key=machine.devices.index))] if alone else []
         names += [f"one of {joined(devices)}"] if len(devices) > 1 else []
@@ -281,8 +281,12 @@ def _why(
     return f"would {_longer(other.seconds / solution.seconds)}" if device in way.devices else "would be no faster"
 
 
+_ALIKE = 0.03
+"""The part by which seconds of two plans differ that mean nothing: lowered, either may be the quicker one."""
+
+
 def _longer(ratio: float, same: str = "be no faster") -> str:
-    """How much longer a picture takes, by the ratio of two plans' seconds; less than half a percent is nothing."""
-    if ratio < 1.005:
-        return same if ratio > 0.995 else f"be {1 - ratio:.0%} faster"
+    """How much longer a picture takes, by the ratio of two plans' seconds."""
+    if ratio < 1 + _ALIKE:
+        return same if ratio > 1 - _ALIKE else f"be {1 - ratio:.0%} faster"
     return f"take {seconds_text(ratio)} times as long" if ratio >= 2 else f"be {ratio - 1:.0%} slower"

@@ -12,8 +12,8 @@ from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
-from ..passes.fit.ways_out import CHUNKS, Trial, WayOut, refusal, said_of, ways_out
-from ..passes.fit.workload import Budgets, Load, Over
+from ..passes.fit.ways_out import CHUNKS, Outcome, Trial, WayOut, refusal, said_of, ways_out
+from ..passes.fit.workload import Budgets, Load
 from .asked import budgets_of, leaves_devices_open, settings_of_request, typed, with_chunks
 from .chains import COUNTS
 from .chunked import Counts, Lowered, least_chunks
@@ -24,24 +24,21 @@ from .packing import packed
 
 logger = logging.getLogger(__name__)
 
-Lowers = Callable[[DryRun], Over]
-"""Lowers what a dry run has traced as it is placed now, and keeps nothing: by how much each device is exceeded."""
-
-Seconds = Callable[[DryRun], float]
-"""The seconds of a picture by the schedules of what a dry run has traced, as it is placed now, where it fits."""
+Lowers = Callable[[DryRun], Outcome | None]
+"""Lowers what a dry run has traced as it is placed now, and keeps nothing; None where that cannot be."""
 
 
 @dataclass(frozen=True)
 class Tried:
     """How ways out of a refusal are tried.
 
-    ``lowers`` lowers what is placed, and ``seconds`` says how long that takes. ``smaller`` gives smaller sizes as
-    options, each with a dry run at it. ``others`` are ways out that were found otherwise, in words, and ``folder`` is
-    that of the pipeline.
+    ``lowers`` lowers what is placed. ``in_tiles`` gives a dry run in which VAEs decode in the smallest tiles, if they
+    may, and ``smaller`` smaller sizes as options, each with a dry run at it. ``others`` are ways out that were found
+    otherwise, in words, and ``folder`` is that of the pipeline.
     """
 
     lowers: Lowers
-    seconds: Seconds
+    in_tiles: Callable[[], DryRun | None]
     smaller: Callable[[], Iterator[tuple[Mapping[str, str], DryRun]]]
     others: tuple[str, ...] = ()
     folder: str = "MODEL_FOLDER"
@@ -74,20 +71,25 @@ def explained(
         return loads_of(members, calls_of(some), eased(request, roles), COUNTS)
 
     def trial_of(some: DryRun) -> Trial:
-        def trial(out: WayOut) -> Over | None:
+        def trial(out: WayOut) -> Outcome | None:
             if place is None:
-                return None if out.has_chunks else {}
+                return None if out.has_chunks else Outcome()
             with packed(some, out.packed, out.quant):
                 place(typed(request, out.settings, roles))
-                over = tried.lowers(some)
-            logger.info("tried %s (%s): %s", out.what, dict(out.settings), f"over by {dict(over)}" if over else "fits")
-            return over
+                outcome = tried.lowers(some)
+            found = "refused" if outcome is None else f"over by {dict(outcome.over)}" if outcome.over else "fits"
+            logger.info("tried %s (%s): %s", out.what, dict(out.settings), found)
+            return outcome
 
         return trial
 
     def smaller() -> Iterator[tuple[Mapping[str, str], list[Load], Trial]]:
         for options, some in tried.smaller():
             yield options, loads_at(some), trial_of(some)
+
+    def in_tiles() -> tuple[list[Load], Trial] | None:
+        some = tried.in_tiles()
+        return (loads_at(some), trial_of(some)) if some is not None else None
 
     budgets, free = budgets_of(request)
     loads, machine = loads_at(run), machine_of(request)
@@ -96,7 +98,7 @@ def explained(
         return _in_chunks(request, loads, budgets, run, place, tried) if place else None
 
     settled = None if leaves_devices_open(request, roles) else in_chunks
-    outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), in_chunks=settled)
+    outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), in_chunks=settled, in_tiles=in_tiles)
     spread = machine.speeds.spread(machine.devices)
     said = [*tried.others, *(said_of(out, tried.folder, spread) for out in outs)]
     return DoesNotFitError(refusal(refused.problem, said), refused.over)
@@ -113,6 +115,7 @@ def _in_chunks(
     """The fewest chunks with which all fits on the devices that were asked for, as it is lowered; None if none do."""
     asked = {load.name: load.asked.chunks or WHOLE for load in loads}
     roles = {load.name: load.role for load in loads}
+    known: dict[tuple[tuple[str, int], ...], float | None] = {}
     more = {load.name: [count for count in sorted(load.chunked) if count > asked[load.name]] for load in loads}
 
     def put(counts: Counts) -> Request:
@@ -122,10 +125,14 @@ def _in_chunks(
 
     def lowered(counts: Counts) -> Lowered | None:
         put(counts)
-        return None if tried.lowers(run) else Lowered(1 + sum(counts.values()), True)
+        outcome = tried.lowers(run)
+        if outcome is None or outcome.over:
+            return None
+        known[tuple(sorted(counts.items()))] = outcome.seconds
+        return Lowered(1 + sum(counts.values()), True)
 
     counts = least_chunks(lowered, lambda: {name: some for name, some in more.items() if some})
     if not counts:
         return None
     options = settings_of_request(put(counts))
-    return WayOut(CHUNKS, options, Solution({}), (), budgets, lowered=tried.seconds(run))
+    return WayOut(CHUNKS, options, Solution({}), (), budgets, lowered=known[tuple(sorted(counts.items()))])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 import torch
 
 from ..compiler.errors import DoesNotFitError, UsageError
+from ..compiler.spec.devices import Device
 from ..components.dry import going_on_from
 from ..conventions.checked import TENSORS
 from ..conventions.copied import FOLDER, generate_line
@@ -23,7 +24,7 @@ from ..lora.requested import Loras, check_mode, read_loras
 from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
-from ..planning.notes import file_notes, memory_notes, staging_notes
+from ..planning.notes import encoder_notes, file_notes, memory_notes, staging_notes
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
@@ -109,9 +110,11 @@ class CompiledPipeline(Exchanging):
 
     def _idle(self, generation: Generation) -> list[str]:
         """A line for each component of which devices that were named for it get nothing."""
-        roles = {name: one.role for name, one in self.components.items()}
-        named = {name: asked_of(self._request, name, role).devices for name, role in roles.items()}
-        return idle_devices(generation, named)
+        return idle_devices(generation, self._named())
+
+    def _named(self) -> dict[str, tuple[Device, ...]]:
+        """The devices that were named for each component."""
+        return {name: asked_of(self._request, name, one.role).devices for name, one in self.components.items()}
 
     def account(self, generation: Generation) -> Account:
         """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
@@ -138,6 +141,7 @@ class CompiledPipeline(Exchanging):
             (
                 *self._idle(generation),
                 *(decision.explained().notes if decision else ()),
+                *encoder_notes(self._named(), {name: one.devices for name, one in self.components.items()}),
                 *staging_notes(generation),
                 *memory_notes(generation, self._asked_rig),
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),

@@ -17,7 +17,8 @@ from ..components.dry import DryRun
 from ..fitting.decide import Decision, speeds_here
 from ..fitting.fitted import calls_of
 from ..fitting.refused import Tried
-from ..passes.fit.workload import Over, excess_of
+from ..passes.fit.ways_out import Outcome
+from ..passes.fit.workload import excess_of
 from .generation import Generation
 from .plannable import Plannable
 from .quicker import (
@@ -92,9 +93,18 @@ class Making:
                 return found
             if self._first is None:
                 raise
-            tiles = self._tiles.found(self._handle, self._first.calls.values(), lambda some: self._attempt(some, False))
-            if not tiles:
-                raise self._explained(refused, self._first) from None
+            in_tiles = [refused]
+
+            def attempt(some: Mapping[str, Tile]) -> None:
+                try:
+                    self._attempt(some, False)
+                except DoesNotFitError as error:
+                    in_tiles.append(error)
+                    raise
+
+            tiles = self._tiles.found(self._handle, self._first.calls.values(), attempt)
+            if not tiles:  # what the smallest ones lack is what there is to say
+                raise self._explained(in_tiles[-1], self._first) from None
             generation = self._attempt(tiles)
             tell_of_tiles(self._name, tiles, refused)
             return generation
@@ -209,24 +219,23 @@ class Making:
 
     def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
         """A refusal with the ways out, each of which is tried as far as nothing of it is kept."""
-        handle, planner = self._handle, self._planner
+        handle = self._handle
         folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
-
-        def seconds(some: DryRun) -> float:
-            return Account(planner.try_out(handle, some), speeds_here(handle.rig)).seconds
-
-        tried = Tried(self._exceeded, seconds, lambda: self._smaller(run), self._in_tiles(run), folder)
+        tried = Tried(self._lowered, lambda: self._tiled(run), lambda: self._smaller(run), self._in_tiles(run), folder)
         return handle.refused(refused, run, tried)
 
-    def _exceeded(self, run: DryRun) -> Over:
-        """By how many bytes devices are exceeded by what a dry run has traced, as it is placed now."""
+    def _lowered(self, run: DryRun) -> Outcome | None:
+        """What comes of lowering what a dry run has traced, as it is placed now; nothing of it is kept.
+
+        None where it is refused, and not for a number of bytes.
+        """
         try:
-            self._planner.try_out(self._handle, run)
+            generation = self._planner.try_out(self._handle, run)
             if self._is_to_be_seen(run) and run.again is not None:
                 run.again()
         except DoesNotFitError as error:
-            return excess_of(error)
-        return {}
+            return Outcome(excess_of(error)) if error.over else None
+        return Outcome(seconds=Account(generation, speeds_here(self._handle.rig)).seconds)
 
     def _is_to_be_seen(self, run: DryRun) -> bool:
         """Whether what the pipeline itself holds is to be seen on its device yet, and no budget is exceeded by that."""
@@ -243,6 +252,18 @@ class Making:
                 found = self._planner.trace(self._handle, asked)
                 if called <= {one.component.name for one in found.calls.values()}:
                     yield options, found
+
+    def _tiled(self, run: DryRun) -> DryRun | None:
+        """A dry run in which VAEs decode in the smallest tiles, where these are theirs to take; else None."""
+        steps = self._tiles.steps(self._handle, run.calls.values()) if self._tiles.asked == AUTO else []
+        if not steps:
+            return None
+        self._tiles.put(self._handle, steps[-1])
+        try:
+            with as_before_on_error(list(self._handle.components.values())):
+                return self._planner.trace(self._handle, replace(self._asked, strict=False))
+        finally:
+            self._tiles.put_back()
 
     def _in_tiles(self, run: DryRun) -> tuple[str, ...]:
         """In words that decoding in tiles would fit, where it was forbidden."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..compiler.ir.staging import slot_bytes
-from ..compiler.spec.devices import Rig
+from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.units import format_bytes
 from .generation import Generation
 
@@ -17,6 +17,16 @@ def staging_notes(generation: Generation) -> list[str]:
         f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
         for device, nbytes in slots.items()
         if nbytes
+    ]
+
+
+def encoder_notes(named: Mapping[str, Sequence[Device]], placed: Mapping[str, Sequence[Device]]) -> list[str]:
+    """Which text encoders are whole though several devices were ``named`` for them: `share_out` splits the largest."""
+    whole = [name for name, devices in named.items() if len(devices) > 1 and len(placed[name]) == 1]
+    return [
+        f"{name} is whole on {placed[name][0]}, for of several text encoders the largest alone is split, unless others "
+        f"are named ({name}={'&'.join(map(str, named[name]))})"
+        for name in whole
     ]
 
 

@@ -27,6 +27,9 @@ from .parts import Part
 MORE = 2 * 2**30
 """The bytes of memory that are tried more of a device."""
 
+_MUCH = 0.8
+"""The part of a picture's seconds that is left at most where all is placed otherwise, and not the denoiser alone."""
+
 _WORTH = 0.5
 """The part of a picture's seconds that is left at most where a cure is named."""
 
@@ -89,7 +92,9 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     load = next(one for one in loads if one.name == name)
     anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
-        found = _with(decision, _changed(loads, load, anywhere))
+        alone = _with(decision, _changed(loads, load, anywhere))
+        every = _with(decision, [replace(one, asked=Asked(chunks=one.asked.chunks)) for one in loads])
+        found = every if every and not (alone and alone.seconds <= every.seconds / _MUCH) else alone
         if found:
             yield found.seconds, line_of(settings_of(found, loads))
     for quant in TYPES:

@@ -68,6 +68,7 @@ class Tiles:
         tile_vae(module, self.asked)
         if self.asked != OFF and name in self._names:
             self._by_hand[name] = tile_of(module)
+            _tell_of_larger(name, self.asked, self._by_hand[name])
 
     def remove(self, name: str) -> None:
         """Gives a module of the pipeline the tiles that it had before `add`, and forgets it."""
@@ -149,6 +150,12 @@ class Tiles:
                 if tiles and len(tiles) > len(found.get(name, ())):
                     found[name] = tiles
         return found
+
+
+def _tell_of_larger(name: str, asked: Asked, tile: Tile) -> None:
+    """Says where a VAE takes larger tiles than were asked for."""
+    if isinstance(asked, Tile) and (tile.height > asked.height or tile.width > asked.width):
+        logger.warning("%s decodes in tiles of %s, the smallest that it has: %s is less", name, tile, asked)
 
 
 def _fits(attempt: Callable[[Mapping[str, Tile]], object], tiles: Mapping[str, Tile]) -> bool:

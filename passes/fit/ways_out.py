@@ -3,16 +3,16 @@
 Each way out is named only after the search with it has found a plan, and that plan has been tried where the caller can
 lower it. They are named in the order in which they cost a person least: what places things otherwise (other devices,
 weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
-more of the memory that is there. Weights in a packed type, which are not the same weights, and a smaller size are
-looked for where nothing else helps. What takes more than five times as long as the quickest is not named.
+more of the memory that is there. Weights in a packed type, which are not the same weights, are named where nothing else
+helps or they are quicker, and a smaller size where nothing else helps. What takes more than five times as long as the
+quickest is not named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
 
 from ...compiler.checkpoints.quantized_types import block_of
 from ...compiler.spec.devices import Device
@@ -35,6 +35,8 @@ _PLACEMENTS = (
 CHUNKS = "wide parts in chunks"
 WORST = 5
 """How many times as long as the quickest way out another one may take that is named."""
+_QUICKER = 0.9  # times the seconds of other ways out, packed weights are worth naming: they are not the same
+_MUCH = 1.25  # times the budget in tiles, one that does without them is worth naming
 _MORE = 1.02  # times what a plan is searched to take, a budget is tried that is as large as it
 _SMALL = 2**20  # bytes of a block that is not worth packing
 _DENSE = 2  # bytes a number before it is packed
@@ -70,15 +72,29 @@ class WayOut:
         return any(ways[load.name].chunks > 1 for load in self.loads if load.asked.chunks is None)
 
 
-Trial = Callable[[WayOut], Over | None]
-"""Tries a way out: gives by how many bytes each device is exceeded, nothing where it fits; None if it cannot be."""
+@dataclass(frozen=True)
+class Outcome:
+    """What comes of lowering something: by how much devices are exceeded, or the seconds of a picture if none is.
+
+    Without seconds it was not lowered, and is taken to fit.
+    """
+
+    over: Over = field(default_factory=dict)
+    seconds: float | None = None
+
+
+Trial = Callable[[WayOut], Outcome | None]
+"""Tries a way out; None if it cannot be."""
 
 Smaller = Callable[[], Iterator[tuple[Mapping[str, str], Sequence[Load], Trial]]]
 """Gives smaller sizes, the largest first: the options that ask for it, the components at that size, and its trial."""
 
+InTiles = Callable[[], tuple[Sequence[Load], Trial] | None]
+"""Gives the components of which some decode in tiles, and their trial; None where none can."""
 
-def _fits(_: WayOut) -> Over:
-    return {}
+
+def _fits(_: WayOut) -> Outcome:
+    return Outcome()
 
 
 def ways_out(
@@ -90,10 +106,12 @@ def ways_out(
     most: int = 3,
     trial: Trial = _fits,
     in_chunks: Callable[[], WayOut | None] | None = None,
+    in_tiles: InTiles | None = None,
 ) -> list[WayOut]:
     """Up to so many ways out, the cheapest first; ``free`` are the bytes of devices without what was typed of them.
 
-    ``in_chunks`` finds chunks of wide parts in place of the search.
+    ``in_chunks`` finds chunks of wide parts in place of the search, and ``in_tiles`` gives what decodes in tiles, which
+    it does where a whole does not fit: that may make do with a smaller budget.
     """
     found: list[WayOut] = []
     kinds: set[str] = set()
@@ -107,13 +125,37 @@ def ways_out(
     if len(found) < most:
         found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
     if free and dict(free) != dict(budgets.devices):
-        opened = [_with(load, Asked(chunks=load.asked.chunks)) for load in loads]
-        some = [loads] if found else [loads, opened]
-        outs = (_within_more(one, machine, budgets, free, trial) for one in some)
-        found += (_by_layers(out, loads) for out in islice(filter(None, outs), 1))
+        found += _larger(loads, machine, budgets, free, trial, in_tiles, bool(found))
     if len(found) < most:
-        found += _in_a_packed_type(loads, machine, budgets, trial)
+        least = _QUICKER * min((out.seconds for out in found), default=inf)
+        found += [out for out in _in_a_packed_type(loads, machine, budgets, trial) if out.seconds < least]
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def _larger(
+    loads: Sequence[Load], machine: Machine, budgets: Budgets, free: Mapping[Device, int], trial: Trial,
+    in_tiles: InTiles | None, is_kept_to: bool,
+) -> list[WayOut]:  # fmt: skip
+    """The way out of a larger budget; of that in tiles where the whole takes much more, or what there is not.
+
+    What was asked besides ``is_kept_to``, or left open where nothing fits as it was asked.
+    """
+
+    def first(some: Sequence[Load], tries: Trial) -> WayOut | None:
+        opened = [_with(load, Asked(chunks=load.asked.chunks)) for load in some]
+        asked = [some] if is_kept_to else [some, opened]
+        return next(filter(None, (_within_more(one, machine, budgets, free, tries) for one in asked)), None)
+
+    whole, given = first(loads, trial), in_tiles() if in_tiles else None
+    tiled = first(*given) if given else None
+    if tiled and not (whole and _bytes_of(whole, budgets) <= _MUCH * _bytes_of(tiled, budgets)):
+        return [_by_layers(replace(tiled, what=f"{tiled.what}, decoding in tiles"), loads)]
+    return [_by_layers(whole, loads)] if whole else []
+
+
+def _bytes_of(out: WayOut, budgets: Budgets) -> int:
+    """The bytes of the devices of a way out to which some budgets give less than there is."""
+    return sum(nbytes for device, nbytes in out.budgets.devices.items() if nbytes > budgets.of(device))
 
 
 def _within_more(
@@ -186,10 +228,12 @@ def _tried(
         typed = {"--max-vram": budgets.typed} if budgets.typed else {}
         options = {**(more or {}), **settings_of(solution, loads), **typed}
         out = WayOut(what, options, solution, tuple(loads), budgets, *packed)
-        over = trial(out)
-        if not over:
-            return out if over is not None else None
-        off = taken_off(over, tries, known)
+        outcome = trial(out)
+        if outcome is None:
+            return None
+        if not outcome.over:
+            return replace(out, lowered=outcome.seconds)
+        off = taken_off(outcome.over, tries, known)
         some, left, known = *foreseeing(some, left, off), known | off.keys()
     return None
 

@@ -90,7 +90,13 @@ def generate(
         with progress("planning"):
             account = loading.account(given)
         more = [*size.words(), *painting.words(), *source.words(), *weights.words(), *loras.words(), *inputs.words()]
-        print_account(account, json, model, [*more, *words_of({"--dtype": dtype}), *where.rig_words], typed or PROMPT)
+        print_account(
+            account,
+            json,
+            model,
+            [*more, *words_of({"--dtype": dtype}), *where.rig_words],
+            PROMPT if typed is None else typed,
+        )
         return
     _check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)

@@ -23,13 +23,19 @@ from ..output.shown import FORMS, PICTURES, Scene
 logger = logging.getLogger(__name__)
 
 SCHEMA = "json-schema"
+OF_SUFFIX = {
+    ".svg": "svg", ".html": "html", ".htm": "html", ".json": "json", ".dot": "dot", ".gv": "dot", ".mmd": "mermaid",
+    ".graphml": "graphml",
+}  # fmt: skip
+"""The form of a file by how its name ends, where --as is left out."""
 Form = Annotated[
-    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema", "graphml"],
+    Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema", "graphml"] | None,
     typer.Option(
         "--as",
         "--format",
         "-f",
-        help="A summary, a page, facts as data, their schema or a graph, a picture, or predicted times for Perfetto.",
+        help="A summary, a page, facts as data, their schema or a graph, a picture, or predicted times for Perfetto; "
+        "left out, what the name of -o ends with, else text.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="As text: every operation, in the form that reads back.")]
@@ -48,7 +54,7 @@ def show(
     subject: Subject = "",
     component: Component = "",
     dtype: Dtype = None,
-    form: Form = "text",
+    form: Form = None,
     depth: Depth = None,
     full: Full = False,
     output: Output = None,
@@ -56,7 +62,8 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
-    wanted: str = "json" if json else form
+    of_name = OF_SUFFIX.get(output.suffix.lower(), "text") if output is not None and not full else "text"
+    wanted: str = "json" if json else form or of_name
     if full and wanted != "text":
         raise UsageError(f"--full is of --as text, and --as {wanted} was asked for: leave out one of them")
     if depth and wanted not in PICTURES:

@@ -71,6 +71,7 @@ class Loading:
         self._exchange_scheduler(pipe)
         collect_from_now()
         dry = DryPipeline(pipe, self.where.arguments, origins=origins, **self._compiling)
+        dry.rest_in_files()
         return dry, dry(**call_arguments(pipe, given, pipeline.defaults), **told_of_steps(pipe))  # as it is painted
 
     def account(self, given: Mapping[str, Any]) -> Account:

@@ -143,3 +143,45 @@ def test_weights_that_stay_need_room_beside_one_phase_at_a_time() -> None:
     said = ("--backend", "te=cuda0,vae=cuda0", "--params-backend", "diffusion=cpu", "--vae-tiling", "64")
     result = run("--rig", "cuda0=40MiB,cpu=16GiB", "--size", "256", *said)
     assert result.exit_code == 0, result.output + str(result.stderr)
+
+
+def test_the_host_alone_runs_within_a_budget_what_a_plan_says_of_it() -> None:
+    plan = run("--backend", "cpu", "--max-vram", "cpu=10MiB")
+    assert plan.exit_code == 0, plan.output
+    rests = {line.split()[0]: line.split()[-2] for line in plan.stdout.splitlines()[2:6]}
+    assert rests["transformer"] == "disk", "as `generate` has it, which reads the weights of the host from their files"
+
+
+def test_a_size_of_less_than_a_latent_is_refused_before_anything_is_traced() -> None:
+    result = run("--width", "7")
+    assert result.exit_code == 2
+    told = "FluxPipeline takes pictures of 16 pixels or more, and the width is 7: give at least 16"
+    assert told in str(result.exception) + result.stderr
+
+
+def test_a_prompt_that_is_empty_is_empty_in_the_line_that_paints() -> None:
+    result = CliRunner().invoke(app, ["generate", "", "--dry-run", "--steps", "2", "--rig", RIG])
+    assert result.stdout.splitlines()[-1] == "dovetail generate '' --backend cuda0 --steps 2"
+
+
+def test_encoders_that_are_whole_though_devices_were_listed_are_told() -> None:
+    result = run("--backend", "sim0&sim1", "--rig", "sim0=64MiB,sim1=64MiB")
+    assert result.exit_code == 0, result.output
+    told = "text_encoder is whole on sim0, for of several text encoders the largest alone is split"
+    assert told in result.stdout
+    named = run("--backend", "sim0&sim1,text_encoder=sim0&sim1", "--rig", "sim0=64MiB,sim1=64MiB")
+    assert "is whole on" not in named.stdout
+
+
+def test_tiles_that_are_larger_than_those_asked_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert run("--vae-tiling", "7", "--rig", RIG).exit_code == 0
+    assert "vae decodes in tiles of 32x32, the smallest that it has: 7x7 is less" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.svg", "<?xml"), ("a.html", "<!doctype html>"), ("a.json", "["), ("a.txt", "component")]
+)
+def test_the_name_of_a_file_says_in_which_form_it_is_shown(name: str, begins: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["show", "--steps", "1", "--rig", RIG, "-o", str(tmp_path / name)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / name).read_text().lower().lstrip().startswith(begins)

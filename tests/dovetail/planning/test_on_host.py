@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
+from dovetail.compiler.spec.durations import seconds_text
+from dovetail.compiler.spec.residency import Residency
 from dovetail.explain.sentences import explain_plan
+from dovetail.fitting.decide import Decision
+from dovetail.passes.fit.plan import plan_of
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.workload import Asked
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.on_host import _cure
 from dovetail.planning.table import Account
 from testbed.pipelines import tiny_pipelines
+from tests.passes.fit.test_search import CPU, FAST, budgets, machine, pipeline
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -62,3 +71,22 @@ def test_the_warning_stands_above_the_tables() -> None:
     assert result.stdout.startswith("warning: ")
     assert "component" in result.stdout.splitlines()[2]
     assert json.loads(CliRunner().invoke(app, [*said, "--json"]).stdout)["warnings"]
+
+
+def test_a_cure_places_all_otherwise_where_that_is_much_quicker_than_the_denoiser_alone() -> None:
+    """Encoders that were told to stay on the card leave the denoiser no room there."""
+    stays = Asked((FAST,), Residency.DEVICE)
+    on_both = Asked((FAST, CPU), Residency.DEVICE)
+    loads = pipeline(te=stays, diffusion=on_both, vae=stays)
+    given, there = budgets(155, 0, 1000), machine((FAST, CPU))
+    solution = search(loads, there, given)
+    assert solution is not None
+    assert CPU in solution.ways["diffusion"].devices
+    plan = plan_of(solution, loads, given)
+    decision = Decision(plan, 0.0, tuple(loads), there, given, solution, given)
+    alone = search([replace(one, asked=Asked()) if one.name == "diffusion" else one for one in loads], there, given)
+    every = search([replace(one, asked=Asked()) for one in loads], there, given)
+    assert alone is not None
+    assert every is not None
+    assert every.seconds < 0.8 * alone.seconds
+    assert f"it takes {seconds_text(every.seconds)} s" in _cure("diffusion", decision)

@@ -11,7 +11,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.lacking import lacking
 from dovetail.passes.fit.plan import plan_of, settings_of
 from dovetail.passes.fit.search import search
-from dovetail.passes.fit.ways_out import said_of, ways_out
+from dovetail.passes.fit.ways_out import Outcome, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, found, load, machine
@@ -82,7 +82,10 @@ def test_a_refusal_names_chunks_that_were_not_asked_for_before_other_weights_and
     assert [out.what for out in outs[:2]] == ["wide parts in chunks", "a larger budget"]
     assert '--chunk "diffusion=4"' in said_of(outs[0])
     tried = ways_out(
-        loads, machine((FAST, CPU)), given, trial=lambda out: {("", FAST): 1} if "--chunk" in out.settings else {}
+        loads,
+        machine((FAST, CPU)),
+        given,
+        trial=lambda out: Outcome({("", FAST): 1} if "--chunk" in out.settings else {}),
     )
     assert not any("--chunk" in out.settings for out in tried)
 

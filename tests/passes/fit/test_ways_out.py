@@ -11,8 +11,8 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.spec.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, peaks, search
-from dovetail.passes.fit.ways_out import Trial, WayOut, best_first, line_of, refusal, said_of, ways_out
-from dovetail.passes.fit.workload import Asked, Budgets, Load, Over
+from dovetail.passes.fit.ways_out import Outcome, Trial, WayOut, best_first, line_of, refusal, said_of, ways_out
+from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
 
@@ -111,8 +111,8 @@ def test_where_no_amount_was_found_to_do_a_budget_is_left_out() -> None:
     given = replace(budgets(20, 0, 25), typed="20MiB,cpu=25MiB")
     free = budgets(1000, 0, 1000).devices
 
-    def fits_without(out: WayOut) -> Over | None:
-        return None if "--max-vram" in out.settings else {}
+    def fits_without(out: WayOut) -> Outcome | None:
+        return None if "--max-vram" in out.settings else Outcome()
 
     found = ways_out(pipeline(), machine(), given, free, trial=fits_without)[0]
     assert found.what == "a larger budget"
@@ -132,9 +132,9 @@ def test_a_smaller_size_is_tried_last() -> None:
     tried: list[WayOut] = []
 
     def smaller() -> Iterator[tuple[dict[str, str], list[Load], Trial]]:
-        yield {"--size": "768x768"}, [load("vae", 0, 0, live=55)], lambda _: {}
-        yield {"--size": "640x640"}, small, lambda _: {("", FAST): 90 * MIB}
-        yield {"--size": "512x512"}, small, lambda out: tried.append(out) or {}
+        yield {"--size": "768x768"}, [load("vae", 0, 0, live=55)], lambda _: Outcome()
+        yield {"--size": "640x640"}, small, lambda _: Outcome({("", FAST): 90 * MIB})
+        yield {"--size": "512x512"}, small, lambda out: tried.append(out) or Outcome()
 
     found = outs([load("vae", 0, 0, live=60)], Budgets({FAST: 50 * MIB}, CPU), smaller=smaller)
     assert [said_of(out) for out in found] == [said_of(out) for out in tried]
@@ -144,11 +144,10 @@ def test_a_smaller_size_is_tried_last() -> None:
 def test_a_way_out_that_turns_out_to_exceed_a_device_is_searched_again_with_less_of_it() -> None:
     tried: list[WayOut] = []
 
-    def trial(out: WayOut) -> Over:
+    def trial(out: WayOut) -> Outcome:
         tried.append(out)
-        return (
-            {} if out.solution.ways["diffusion"].devices == (CPU,) else {("", FAST): 10**9, ("diffusion", SLOW): 10**9}
-        )
+        is_there = out.solution.ways["diffusion"].devices == (CPU,)
+        return Outcome({} if is_there else {("", FAST): 10**9, ("diffusion", SLOW): 10**9})
 
     loads = [replace(one, asked=Asked((SLOW,), Residency.DEVICE)) for one in pipeline() if one.name == "diffusion"]
     found = outs(loads, budgets(1000, 100, 1000), trial=trial)
@@ -237,3 +236,31 @@ def test_what_is_left_to_dovetail_is_named_where_it_is_not_all(others: bool) -> 
     said = [said_of(out) for out in ways_out(loads, machine(), budgets(150, 150, 2000))]
     start = f"devices and places of weights {'of diffusion ' if others else ''}left to dovetail ("
     assert sum(one.startswith(start) for one in said) == 1, said
+
+
+def test_a_way_out_that_was_lowered_has_the_seconds_of_its_schedules() -> None:
+    loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
+    given = budgets(1000, 100, 1000)
+    searched = outs(loads, given)
+    lowered = outs(loads, given, trial=lambda out: Outcome(seconds=3 * out.solution.seconds))
+    assert searched
+    assert [out.seconds for out in lowered] == [3 * out.seconds for out in searched]
+
+
+def test_packed_weights_are_not_named_where_placing_otherwise_is_as_quick() -> None:
+    found = outs(pipeline(diffusion=Asked((SLOW,), Residency.DEVICE)), budgets(1000, 100, 1000), most=9)
+    assert found
+    assert not any(out.packed for out in found)
+
+
+def test_a_larger_budget_is_named_in_tiles_where_the_whole_takes_much_more_or_what_there_is_not() -> None:
+    whole, tiled = load("vae", 0, 0, live=600), load("vae", 0, 0, live=60)
+    given = replace(Budgets({FAST: 50 * MIB}, CPU), typed="50MiB")
+
+    def larger(free: int, whole: Load) -> list[str]:
+        found = ways_out([whole], machine(), given, {FAST: free * MIB}, in_tiles=lambda: ([tiled], lambda _: Outcome()))
+        return [said_of(out).partition(":")[0] for out in found if "budget" in out.what]
+
+    in_tiles = 'a larger budget, decoding in tiles (--backend "cuda0" --max-vram "cuda0=63.3MiB"'
+    assert larger(1000, whole) == larger(100, whole) == [in_tiles]
+    assert larger(1000, load("vae", 0, 0, live=70)) == ['a larger budget (--backend "cuda0" --max-vram "cuda0=73.5MiB"']
