@@ -23,6 +23,7 @@ from ..compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
+from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.memory import Memory
@@ -135,9 +136,16 @@ class Request:
         """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""
         mode = self.mode_for(attribute, role)
         devices = self.backend.devices_for(attribute, role, self.rig)
-        if mode == "row" and len(devices) == 1 and self._is_asked(self.split_mode, attribute, role):
+        is_told = len(devices) == 1 and not self._is_searched(attribute, role)
+        if mode == "row" and is_told and self._is_asked(self.split_mode, attribute, role):
             _tell_alone(attribute, devices[0].name, "split mode row")
         return devices
+
+    def _is_searched(self, attribute: str, role: str) -> bool:
+        """Whether a search is yet to say which devices a component has."""
+        words = self.backend.get(attribute, role)
+        is_open = words is None or [word.text for word in words] == [AUTO]
+        return bool(attribute) and self.auto_fit and is_open and len(self.rig.gpus) > 1
 
     @staticmethod
     def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:
@@ -178,7 +186,8 @@ class Request:
 
     def shares_for(self, attribute: str, role: str, devices: tuple[Device, ...]) -> tuple[float, ...]:
         """The shares that were asked for, or nothing: free memory decides."""
-        if len(devices) == 1 and self._is_asked(self.tensor_split, attribute, role):
+        is_told = len(devices) == 1 and not self._is_searched(attribute, role)
+        if is_told and self._is_asked(self.tensor_split, attribute, role):
             _tell_alone(attribute, devices[0].name, "shares (--tensor-split)")
         return self.tensor_split.shares_for(attribute, role, devices) or ()
 

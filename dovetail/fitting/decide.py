@@ -106,7 +106,8 @@ def _uncalled(name: str) -> Chain:
 class Decision:
     """A plan, the seconds of the search for it, and what it was searched with.
 
-    ``budgets`` are those of the search, ``granted`` those before earlier plans were found to exceed them.
+    ``budgets`` are those of the search, ``granted`` those before earlier plans were found to exceed them. ``by_rows``
+    are the components that are split so, whose time a search counts as that of a split by layers.
     """
 
     plan: Plan
@@ -116,12 +117,16 @@ class Decision:
     budgets: Budgets
     solution: Solution
     granted: Budgets
+    by_rows: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Decision: {self.plan.line}; {self.solution.seconds:.3g} s>"
 
     def explained(self) -> Plan:
-        """The plan with notes on why devices are used or not; a search for each of them."""
+        """The plan with notes on why devices are used or not; a search for each of them, which knows of no rows."""
+        ways = self.solution.ways
+        if max(ways, key=lambda name: ways[name].seconds) in self.by_rows:
+            return self.plan
         of = self.solution, self.loads, self.machine, self.budgets
         return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
 

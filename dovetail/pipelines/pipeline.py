@@ -7,6 +7,7 @@ import difflib
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
@@ -118,7 +119,8 @@ class CompiledPipeline(Exchanging):
 
     def account(self, generation: Generation) -> Account:
         """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
-        decision = self.decision
+        by_rows = dict.fromkeys(call.component for call in generation.calls if call.program.is_sliced)
+        decision = self.decision and replace(self.decision, by_rows=tuple(by_rows))
         settings = settings_of_request(self._request)
         if decision:
             settings = {**decision.plan.settings, **said_of_places(self._asked, settings)}

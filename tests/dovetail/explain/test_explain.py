@@ -123,6 +123,22 @@ def test_no_search_says_what_more_memory_would_do_for_a_split_by_rows() -> None:
     assert list(with_more_memory(replace(account.decision, budgets=budgets))) == []
 
 
+def test_of_devices_that_are_searched_for_rows_nothing_is_said_that_is_of_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def account_of(**more: Any) -> Any:
+        pipe, call = tiny_pipelines.wide_flux()
+        rig = "cuda0=20MiB@RTX 4090,cuda1=20MiB@RTX 4090,cpu=4GiB"
+        dry = DryPipeline(pipe, {"rig": rig, "params_backend": "device", **more})
+        return dry.account(dry(**call))
+
+    assert any(note.startswith("without cuda1") for note in account_of().notes)
+    account = account_of(split_mode="diffusion=row")
+    assert account.decision.by_rows == ("transformer",)
+    assert not any(note.startswith(("without", "splitting")) for note in account.notes)
+    assert "says nothing of" not in caplog.text, "the devices were not known yet"
+
+
 def test_faster_links_are_no_matter_where_nothing_takes_time(split: Any) -> None:
     account, _ = split
     generation = account.generation
