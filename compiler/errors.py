@@ -138,6 +138,13 @@ class TextError(ValueError):
     """A piece of text is not what it should be; whoever reads the whole says where that is."""
 
 
+def in_our_words(error: Exception) -> str:
+    """What is wrong with a text, in words of ours, whatever was raised while it was read."""
+    if isinstance(error, SpecError):
+        return error.on_one_line
+    return str(error) if isinstance(error, (DovetailError, TextError)) else "what it says does not go together"
+
+
 class WeightError(DovetailError):
     """A weight is missing, damaged, or not of the shape and type that the program needs."""
 

@@ -79,6 +79,9 @@ class Device:
             raise _unknown(Span.whole(name), _EXAMPLES)
         return device
 
+    def __repr__(self) -> str:
+        return f"<Device {self.name}>"
+
     @cached_property
     def name(self) -> str:
         """How specs and dumps spell the device."""

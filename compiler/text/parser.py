@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..checkpoints.entries import clipped
-from ..errors import DovetailError, ProgramTextError, SpecError, TextError
+from ..errors import ProgramTextError, TextError, in_our_words
 from ..ir.aliasing import overwrites
 from ..ir.asked import QUESTIONS
 from ..ir.eligibility import marks_by_name
@@ -63,14 +63,7 @@ def _refusing(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ProgramTextError(clipped(f"{problem}: {_why(error)}")) from error
-
-
-def _why(error: Exception) -> str:
-    """What is wrong in words of ours, whatever was raised."""
-    if isinstance(error, SpecError):
-        return error.on_one_line
-    return str(error) if isinstance(error, (DovetailError, TextError)) else "what it says does not go together"
+        raise ProgramTextError(clipped(f"{problem}: {in_our_words(error)}")) from error
 
 
 @dataclass

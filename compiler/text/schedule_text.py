@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from torch.fx import Node
 
-from ..errors import DovetailError, ProgramTextError, TextError
+from ..errors import DovetailError, ProgramTextError, in_our_words
 from ..ir.program import Program, Segment
 from ..ir.schedule import (
     Allocate,
@@ -56,7 +56,7 @@ def parse_schedule(text: str, program: Program) -> Schedule:
         try:
             reader.read(line)
         except (DovetailError, ValueError, LookupError, RecursionError) as error:
-            why = str(error) if isinstance(error, (DovetailError, TextError)) else f"{type(error).__name__}: {error}"
+            why = in_our_words(error)
             raise ProgramTextError(f"line {number} of the schedule of {program.name} cannot be read: {why}") from error
     reader.close_run()
     return Schedule(tuple(reader.instructions))

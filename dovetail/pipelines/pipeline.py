@@ -118,7 +118,12 @@ class CompiledPipeline(Exchanging):
         return {name: asked_of(self._request, name, one.role).devices for name, one in self.components.items()}
 
     def account(self, generation: Generation) -> Account:
-        """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used."""
+        """What is to be said of a plan: bytes and seconds, the options that ask for the same, why devices are used.
+
+        Raises UsageError for anything but what `plan` returned.
+        """
+        if not isinstance(generation, Generation):
+            raise UsageError(f"account takes what plan(...) returned, and no {type(generation).__name__}")
         by_rows = dict.fromkeys(call.component for call in generation.calls if call.program.is_sliced)
         decision = self.decision and replace(self.decision, by_rows=tuple(by_rows))
         settings = settings_of_request(self._request)

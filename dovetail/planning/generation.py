@@ -85,6 +85,10 @@ class Peak:
         """All bytes."""
         return self.resident + self.staged + self.values
 
+    def __repr__(self) -> str:
+        stays, comes, values = map(format_bytes, (self.resident, self.staged, self.values))
+        return f"<Peak at {self.call.title}: {stays} of weights that stay, {comes} that come, {values} of values>"
+
 
 def values_of(program: Program) -> dict[Device, int]:
     """What a lowered program has on each device at its fullest moment beside weights that outlive the call."""
