@@ -112,12 +112,16 @@ def _traces(files: list[Path]) -> Iterator[tuple[str, Path]]:
 
 
 def _assigned(plan: Program, traced: Program) -> Iterator[tuple[str, Assigned]]:
-    """What each weight gets; a bias is sliced along with its matrix, which an assignment does not say."""
+    """What each weight gets; a bias is sliced along with its matrix, which an assignment does not say.
+
+    On the host alone, weights that a plan has there may rest in their files too.
+    """
     marks = marks_by_name(plan) if plan.bounds else {}
+    rests = traced.residency if _is_on_host(plan) and plan.kept is Residency.DEVICE else plan.residency
     for name, home in plan.home.items():
         if name in traced.weights:
             bounds = plan.bounds.get(name, ()) if not marks.get(name) else ()
-            yield name, Assigned(home, bounds, plan.residency.get(name, Residency.DEVICE))
+            yield name, Assigned(home, bounds, rests.get(name, Residency.DEVICE))
 
 
 def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
@@ -134,12 +138,17 @@ def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
             return f"the weight {name} is {weight.stored[1]}{list(weight.stored[0])}, and {here}"
     if plan.main != traced.main or set(plan.devices) != set(traced.devices):
         return f"it is on {' & '.join(map(str, plan.devices))}, and here on {' & '.join(map(str, traced.devices))}"
-    if residency not in plan.residency.values() and plan.kept is not residency:
+    may_rest = _is_on_host(plan) and plan.kept is Residency.DEVICE and residency is Residency.DISK
+    if residency not in plan.residency.values() and plan.kept is not residency and not may_rest:
         return f"weights rest on {_rests(plan.kept)}, and here on {_rests(residency)}"
     moved = [name for name, home in traced.home.items() if name in plan.home and plan.home[name] != home]
     return (
         f"{moved[0]} is on {plan.home[moved[0]]}, and another call has it on {traced.home[moved[0]]}" if moved else ""
     )
+
+
+def _is_on_host(plan: Program) -> bool:
+    return all(device.is_host for device in plan.devices)
 
 
 def _rests(residency: Residency) -> str:

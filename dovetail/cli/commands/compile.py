@@ -50,7 +50,9 @@ def compile(
     from ...cache.traces import collected
 
     with collected() as traces:
-        parts = compiled_parts(subject, component, where, sample, weights, source, dtype, in_one_step=True)
+        parts = compiled_parts(
+            subject, component, where, sample, weights, source, dtype, in_one_step=True, rests_in_files=False
+        )
     files = _save(parts, output, traces) if output else {}
     if json:
         print_json({name: _facts(part, files.get(name)) for name, part in parts.items()})

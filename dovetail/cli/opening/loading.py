@@ -55,8 +55,11 @@ class Loading:
         pipe.dovetail.rest_in_files()
         return pipe
 
-    def plan(self, given: Mapping[str, Any]) -> tuple[DryPipeline, Generation | None]:
-        """The pipeline, run dry, from its configs alone if need be, and the plan of a call with these arguments."""
+    def plan(self, given: Mapping[str, Any], *, rests_in_files: bool = True) -> tuple[DryPipeline, Generation | None]:
+        """The pipeline, run dry, from its configs alone if need be, and the plan of a call with these arguments.
+
+        ``rests_in_files`` says whether what the host computes with rests in its files, as `load` has it.
+        """
         from ...pipelines.dryrun import DryPipeline
         from ...pipelines.loading.saved import open_pipeline
         from ...pipelines.loading.single_file import open_single_file
@@ -71,7 +74,8 @@ class Loading:
         self._exchange_scheduler(pipe)
         collect_from_now()
         dry = DryPipeline(pipe, self.where.arguments, origins=origins, **self._compiling)
-        dry.rest_in_files()
+        if rests_in_files:
+            dry.rest_in_files()
         return dry, dry(**call_arguments(pipe, given, pipeline.defaults), **told_of_steps(pipe))  # as it is painted
 
     def account(self, given: Mapping[str, Any]) -> Account:

@@ -47,12 +47,15 @@ def compiled_parts(
     dtype: str | None = None,
     *,
     in_one_step: bool = False,
+    rests_in_files: bool = True,
     inputs: Inputs = NO_INPUTS,
 ) -> Parts:
     """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
 
     Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16. It is
     planned for the steps that are asked for; where none are, ``in_one_step`` is enough to know what is called.
+    ``rests_in_files`` says whether what the host computes with rests in its files, as in `dovetail generate`; whoever
+    runs a plan elsewhere may have it in no files.
     """
     check_path(subject)
     refuse_config(subject)
@@ -74,7 +77,7 @@ def compiled_parts(
     with progress("tracing and planning"):
         cls, given = called(pipeline, inputs, (sample.one_step() if in_one_step else sample).call())
         loading = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components)
-        return _plan(loading, wanted, given)
+        return _plan(loading, wanted, given, rests_in_files)
 
 
 def _plans(path: Path) -> list[Path]:
@@ -104,8 +107,8 @@ def read_plans(place: str) -> dict[str, Program]:
     return {name: part.program for name, part in _of_plans(files, "").items()}
 
 
-def _plan(loading: Loading, wanted: str, given: Mapping[str, Any]) -> Parts:
-    dry, generation = loading.plan(given)
+def _plan(loading: Loading, wanted: str, given: Mapping[str, Any], rests_in_files: bool) -> Parts:
+    dry, generation = loading.plan(given, rests_in_files=rests_in_files)
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}
     if not chosen:

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
+from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.text.plan_file import load_plan
 from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
@@ -164,6 +166,18 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
     assert traced == []
     done(*words, "--backend", BACKEND, "-ts", "3,1", "-o", str(tmp_path / "two.png"))
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_plans_of_what_the_host_computes_are_used_though_weights_rest_in_their_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As they do in `generate`; in a pipeline of somebody's, which has none, they rest in memory."""
+    done("compile", "--backend", "diffusion=sim0,cpu", "-o", str(tmp_path / "plans"))
+    words = ("generate", "a red circle", "--steps", "1", "--plans", str(tmp_path / "plans"))
+    done(*words, "-o", str(tmp_path / "one.png"))
+    assert "placed anew" not in caplog.text
+    kept = {path.stem: load_plan(path)[0].kept for path in (tmp_path / "plans").glob("*.json")}
+    assert set(kept.values()) == {Residency.DEVICE}
 
 
 @pytest.mark.slow
