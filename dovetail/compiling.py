@@ -14,7 +14,6 @@ from .compiled_by_parts import compile_by_parts
 from .compiler.errors import TraceError, UsageError
 from .compiler.ir.program import Program
 from .compiler.spec.budget import MaxMemory
-from .compiler.spec.chunks import WHOLE
 from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
@@ -141,21 +140,19 @@ def compile(
         mode: str,
         assignment: Assignment | None = None,
         shares: tuple[float, ...] = shares,
-        chunks: int | None = request.chunks_for(),
+        chunks: int = request.chunks_for(),
     ) -> Program:
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks or WHOLE, inductor=inductor)
+            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks, inductor=inductor)
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 
-    def finish_part(
-        component: Component, traced: Program, module: nn.Module, chunks: int | None = None
-    ) -> CompiledModule:
+    def finish_part(component: Component, traced: Program, module: nn.Module) -> CompiledModule:
         component.sites.place(module, traced)
-        program = finish(traced, "layer" if component.sites.settled else mode, chunks=chunks or request.chunks_for())
+        program = finish(traced, "layer" if component.sites.settled else mode)
         component.assigned.note(module, program)
         return CompiledModule(program, request.rig, component.view.of_program(module, program), traced)
 

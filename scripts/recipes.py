@@ -50,7 +50,7 @@ If it does not fit, or takes too long, try these in turn; each can be asked of `
 2. Weights in RAM or on disk: `--params-backend cpu`, `--params-backend te=disk`.
 3. Text encoders on the CPU: `--backend "cuda0,te=cpu"`.
 4. Decoding in tiles: `--vae-tiling on`. The picture changes slightly.
-5. Wide layers in chunks: `--chunk auto`. The last bits of the picture may change.
+5. Wide layers in chunks: `--chunk 4`. The last bits of the picture may change.
 6. A smaller picture: `--size 768`.
 
 A Mac (`mps`) shares one memory between its GPU and its CPU, which dovetail counts once. No plan of one stands here, and

@@ -14,31 +14,30 @@ from .spans import Span
 WHOLE = 1
 """The number of chunks of what is not taken apart."""
 
-_AUTO, _OFF = "auto", "off"
+_OFF = "off"
 _MOST = 64
-_EXPECTED = f"off, auto, or in how many chunks wide parts are computed: 2 to {_MOST}"
+_EXPECTED = f"off, or in how many chunks wide parts are computed: 2 to {_MOST}"
 
 
 @dataclass(frozen=True)
 class Chunks(ByComponent[int]):
-    """In how many chunks each component is computed; 0 where that is to be found."""
+    """In how many chunks each component is computed."""
 
-    def chunks_for(self, attribute: str, role: str) -> int | None:
-        """The number of chunks, which is 1 where nothing was said, or None: it is to be found."""
-        found = self.get(attribute, role)
-        return WHOLE if found is None else found or None
+    def chunks_for(self, attribute: str, role: str) -> int:
+        """The number of chunks, which is 1 where nothing was said."""
+        return self.get(attribute, role) or WHOLE
 
     def _value_text(self, value: int) -> str:
-        return {0: _AUTO, WHOLE: _OFF}.get(value, str(value))
+        return _OFF if value == WHOLE else str(value)
 
 
 def parse_chunks(given: Given, components: Mapping[str, str] | None = None) -> Chunks:
-    """The chunks of a text such as `4`, `auto` or `diffusion=4,te=off`, of a number, or of a dict.
+    """The chunks of a text such as `4` or `diffusion=4,te=off`, of a number, or of a dict.
 
     Raises:
         SpecError: points at the wrong place and says what was expected.
 
-    >>> parse_chunks("auto,te=4").chunks_for("text_encoder", "te")
+    >>> parse_chunks("off,te=4").chunks_for("text_encoder", "te")
     4
     """
     if isinstance(given, bool):
@@ -48,8 +47,8 @@ def parse_chunks(given: Given, components: Mapping[str, str] | None = None) -> C
 
 def _read_chunks(span: Span) -> int:
     text = span.value.lower()
-    if text in (_AUTO, _OFF):
-        return 0 if text == _AUTO else WHOLE
+    if text == _OFF:
+        return WHOLE
     if not text.isdecimal() or not text.isascii() or len(text) > 9 or not WHOLE <= int(text) <= _MOST:
-        raise span.error(f"{span.value!r} is no number of chunks", _EXPECTED, (_AUTO, _OFF))
+        raise span.error(f"{span.value!r} is no number of chunks", _EXPECTED, (_OFF,))
     return int(text)

@@ -18,7 +18,6 @@ from ..compiler.ir.asked import MODES, UNUSUAL, one_tensor
 from ..compiler.ir.program import Program
 from ..conventions import libraries
 from ..lora.adapters import Branches
-from ..passes.rewrites.chunk import chunks_of
 from .alike import TracedAlike
 from .arguments.call_key import call_key
 from .arguments.lengths import Form
@@ -39,10 +38,8 @@ _MANY = 16
 class Finish(Protocol):
     """Takes a traced program of a part of a component through the passes."""
 
-    def __call__(
-        self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
-    ) -> CompiledModule:
-        """The program, with wide parts in so many chunks, or in as many as was asked for or found where None."""
+    def __call__(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
+        """The program, lowered."""
 
 
 class CallCompiler(OfComponent):
@@ -140,16 +137,12 @@ class CallCompiler(OfComponent):
         return compiled
 
     def lower_again(self, calls: Iterable[Call]) -> None:
-        """Takes the traced programs of calls through the passes again, for weights that are assigned anew.
-
-        Each stays in as many chunks as it is, for another call may have been planned in others since.
-        """
+        """Takes the traced programs of calls through the passes again, for weights that are assigned anew."""
         again: dict[Answering, CompiledModule] = {}
         for call in calls:
             for program in call.programs.values():
                 if isinstance(program, CompiledModule) and program.base and program not in again:
-                    chunks = chunks_of(program.program)
-                    again[program] = self._finish(self.component, program.base, call.module, chunks)
+                    again[program] = self._finish(self.component, program.base, call.module)
         for call in calls:
             call.programs.update({key: again.get(program, program) for key, program in call.programs.items()})
 

@@ -172,8 +172,8 @@ class Request:
             "let them rest on cpu or disk (--params-backend), or where they are read by leaving it out"
         )
 
-    def chunks_for(self, attribute: str = "", role: str = "") -> int | None:
-        """In how many chunks wide parts of a component are computed; None where that is to be found."""
+    def chunks_for(self, attribute: str = "", role: str = "") -> int:
+        """In how many chunks wide parts of a component are computed."""
         return self.chunks.chunks_for(attribute, role)
 
     def compiles(self, role: str = "diffusion") -> bool:

@@ -103,9 +103,8 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         devices = backend.devices_for(one.name, roles[one.name], request.rig)
         return tuple(of_each.get(device, 0.0) for device in devices)
 
-    counts = {one.name: one.chunks for one in found}
     return replace(
-        in_chunks(request, counts, roles),
+        request,
         backend=backend,
         params_backend=_with(replace(request.params_backend, named=said), rests),
         tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
@@ -115,13 +114,6 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
 def _with(setting: S, values: Mapping[str, object]) -> S:
     """A setting with values of components besides, or in the place of what it has for them."""
     return replace(setting, named=(*setting.named, *values.items()))
-
-
-def in_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, str]) -> Request:
-    """The request with so many chunks of each component where that is to be found; one chunk of those not named."""
-    asked = {name: request.chunks_for(name, role) for name, role in roles.items()}
-    found = {name: counts.get(name, WHOLE) if count is None else count for name, count in asked.items()}
-    return with_chunks(request, found, roles)
 
 
 def with_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str, str]) -> Request:
@@ -147,11 +139,11 @@ def settings_of_request(request: Request) -> dict[str, str]:
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    These are the mode of a split, and where weights rest if some of them were said to stay on their devices.
+    These are the mode of a split, chunks, and where weights rest if some of them were said to stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    kept = ("--split-mode", *(("--params-backend",) if stays else ()))
+    kept = ("--split-mode", "--chunk", *(("--params-backend",) if stays else ()))
     return {option: settings[option] for option in kept if option in settings}
 
 

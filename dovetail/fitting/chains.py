@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..compiler.ir.program import Block, Program
@@ -19,7 +19,7 @@ from ..passes.rewrites.simplify import Simplify
 from ..passes.simulate.cost import OpCost
 
 COUNTS = (2, 4, 8)
-"""The numbers of chunks that are tried where the number is to be found."""
+"""In so many chunks wide parts are tried where nothing fits."""
 
 
 def chain_of_trace(traced: Program, chunks: int = 1) -> Chain:
@@ -36,29 +36,6 @@ def joined_chain(calls: Sequence[tuple[Program, float]], chunks: int = 1) -> tup
         chunks: in so many of them wide parts are computed.
     """
     return joined([(chain_of_trace(program, chunks), times) for program, times in calls])
-
-
-def chains_in_chunks(
-    whole: Chain, calls: Sequence[tuple[Program, float]], counts: Sequence[int]
-) -> Iterator[tuple[int, Chain]]:
-    """The chain of a component by number of chunks, where less is alive in some part than with fewer.
-
-    Args:
-        whole: its chain without chunks.
-        calls: its programs, each with how often it is called.
-        counts: the numbers of chunks, the fewest first.
-    """
-    before = _alive(whole)
-    for count in counts if calls else ():
-        chain, _ = joined_chain(calls, count)
-        alive = _alive(chain)
-        if any(now < then for now, then in zip(alive, before, strict=False)):
-            before = alive
-            yield count, chain
-
-
-def _alive(chain: Chain) -> list[int]:
-    return [part.live for part in (chain.rest, *chain.parts)]
 
 
 @dataclass(frozen=True)

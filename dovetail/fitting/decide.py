@@ -28,7 +28,7 @@ from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, 
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
-from .chains import COUNTS, CallOfPart, chain_by_parts, chains_in_chunks, joined_chain
+from .chains import CallOfPart, chain_by_parts, joined_chain
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,8 @@ class Member:
     own: Mapping[OpCost, float] = field(default_factory=dict)
 
 
-def loads_of(
-    members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request, counts: Sequence[int] = ()
-) -> list[Load]:
-    """The components as the search takes them, with what was asked of each.
-
-    ``counts`` are numbers of chunks that may be tried of each beside what was asked.
-    """
+def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request) -> list[Load]:
+    """The components as the search takes them, with what was asked of each; in as many chunks as was asked."""
     traces: dict[str, list[tuple[Program, float]]] = defaultdict(list)
     of_parts: dict[str, list[CallOfPart]] = defaultdict(list)
     for call in calls:
@@ -77,18 +72,14 @@ def loads_of(
     encoders = [name for name, one in members.items() if one.role == "te"]
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
-        by_parts = member.weights and traces[name]
-        if by_parts:
+        asked = asked_of(request, name, member.role)
+        if member.weights and traces[name]:
             chain, times = chain_by_parts(name, member.weights, of_parts[name], member.own)
         else:
-            chain, times = joined_chain(traces[name]) if traces[name] else (_uncalled(name), 0.0)
-        asked = asked_of(request, name, member.role)
-        wanted = set() if by_parts else {*counts, *(COUNTS if asked.chunks is None else (asked.chunks,))} - {1}
-        chunked = dict(chains_in_chunks(chain, traces[name], sorted(wanted)))
+            chain, times = joined_chain(traces[name], asked.chunks) if traces[name] else (_uncalled(name), 0.0)
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
             asked = replace(asked, devices=asked.devices[:1], shares=(), rows=False)  # as `share_out` has it
-        given = member.nbytes, asked, member.in_files, chunked
-        loads.append(Load(name, member.role, member.phase, chain, times, None, *given))
+        loads.append(Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files))
     return loads
 
 

@@ -1,4 +1,4 @@
-"""One module whose devices or chunks were left open: searches how it is spread, and lowers what is found."""
+"""One module whose devices were left open: searches how it is spread, and lowers what is found."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from dataclasses import replace
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
-from ..compiler.ir.schedule import Lifetime
-from ..compiler.ir.schedule import Load as Bring
 from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
-from ..compiler.spec.chunks import WHOLE, Chunks
+from ..compiler.spec.chunks import Chunks
 from ..compiler.spec.devices import HOST
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load, Over
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.simulate.timeline import timeline
 from .asked import leaves_devices_open
-from .chains import COUNTS, chain_of_trace, chains_in_chunks
-from .chunked import Counts, Lowered, least_chunks
-from .decide import Member, TracedCall, decide, loads_of, speeds_here, tightened
+from .chains import COUNTS
+from .decide import Member, TracedCall, decide, loads_of, tightened
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +33,11 @@ Lowers = Callable[[Request], Program]
 
 
 def placed_module(name: str, traced: Program, request: Request, lower: Lowers, is_open: bool) -> Program:
-    """What lowering makes of a module: on devices that are searched where they are open, in chunks where those are.
+    """What lowering makes of a module: on devices that are searched where they are open.
 
     Raises DoesNotFitError, which names what was not asked for and makes it fit: weights in host memory, or chunks.
     """
-    fit = fitted_module if is_open else chunked_module
+    fit = fitted_module if is_open else _as_asked
     try:
         return fit(name, traced, request, lower)
     except DoesNotFitError as error:
@@ -49,6 +45,11 @@ def placed_module(name: str, traced: Program, request: Request, lower: Lowers, i
         if not ways:
             raise
         raise DoesNotFitError(error.problem, error.over, ", ".join(filter(None, (*ways, error.ways)))) from None
+
+
+def _as_asked(name: str, traced: Program, request: Request, lower: Lowers) -> Program:
+    """What lowering makes of a module on the devices that were named."""
+    return lower(request)
 
 
 def _other_ways(
@@ -60,8 +61,8 @@ def _other_ways(
             "let its weights rest in host memory, from which each is brought for the stage that reads it, with which "
             "it fits (params_backend=cpu, --params-backend cpu)"
         )
-    count = _chunks_that_fit(fit, name, traced, request, lower)
-    if count != WHOLE:
+    count = next((count for count in COUNTS if _fits_in_chunks(count, fit, name, traced, request, lower)), None)
+    if count is not None:
         yield f"compute wide parts in chunks, with which it fits (chunk={count}, --chunk {count})"
 
 
@@ -78,16 +79,17 @@ def _fits_from_host(
     return True
 
 
-def _chunks_that_fit(
-    fit: Callable[[str, Program, Request, Lowers], Program], name: str, traced: Program, request: Request, lower: Lowers
-) -> int:
-    """The number of chunks with which a module fits that does not as it was asked for; 1 where there is none."""
-    if request.chunks_for() is None:
-        return WHOLE
+def _fits_in_chunks(
+    count: int, fit: Callable[[str, Program, Request, Lowers], Program], name: str, traced: Program, request: Request,
+    lower: Lowers,
+) -> bool:  # fmt: skip
+    """Whether a module fits in so many chunks that does not as it was asked for."""
+    if count <= request.chunks_for():
+        return False
     try:
-        return chunks_of(fit(name, traced, replace(request, chunks=Chunks(0)), lower))
+        return chunks_of(fit(name, traced, replace(request, chunks=Chunks(count)), lower)) == count
     except DoesNotFitError:
-        return WHOLE
+        return False
 
 
 def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -> Program:
@@ -125,40 +127,4 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     shares = parse_tensor_split(":".join(map(str, nbytes)) if len(nbytes) > 1 else None)
     asked = request.tensor_split if request.tensor_split.default or request.tensor_split.named else shares
     backend = parse_backend("&".join(map(str, way.devices)))
-    return replace(request, backend=backend, tensor_split=asked, chunks=Chunks(way.chunks))
-
-
-def chunked_module(name: str, traced: Program, request: Request, lower: Lowers) -> Program:
-    """What lowering makes of a module on the devices that were asked for, in as few chunks as is quickest.
-
-    Args:
-        name: of the module, for messages.
-        traced: the program.
-        request: what was asked.
-        lower: lowers it as a request says, and raises DoesNotFitError.
-
-    Raises DoesNotFitError where it fits in no number of chunks.
-    """
-    if request.chunks_for() is not None:
-        return lower(request)
-    made: dict[int, Program] = {}
-
-    def lowered(counts: Counts) -> Lowered | None:
-        count = counts.get(name, WHOLE)
-        try:
-            program = made[count] = lower(replace(request, chunks=Chunks(count)))
-        except DoesNotFitError:
-            return None
-        return Lowered(timeline(program, speeds_here(request.rig)).seconds, _streams(program))
-
-    def choices() -> dict[str, list[int]]:
-        found = [count for count, _ in chains_in_chunks(chain_of_trace(traced), [(traced, 1)], COUNTS)]
-        return {name: found} if found else {}
-
-    count = least_chunks(lowered, choices).get(name, WHOLE)
-    logger.info("%s: in %d chunks", name, count)
-    return made.get(count) or lower(replace(request, chunks=Chunks(count)))
-
-
-def _streams(program: Program) -> bool:
-    return any(isinstance(one, Bring) and one.lifetime is Lifetime.STAGE for one in program.schedule or ())
+    return replace(request, backend=backend, tensor_split=asked)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.chunks import WHOLE
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
-from ..passes.fit.search import Solution
 from ..passes.fit.ways_out import CHUNKS, Outcome, Trial, WayOut, refusal, said_of, ways_out
-from ..passes.fit.workload import Budgets, Load
-from .asked import budgets_of, leaves_devices_open, settings_of_request, typed, with_chunks
+from ..passes.fit.workload import Load
+from .asked import budgets_of, typed, with_chunks
 from .chains import COUNTS
-from .chunked import Counts, Lowered, least_chunks
 from .decide import loads_of, machine_of
 from .eased import eased
 from .fitted import calls_of, members_of
@@ -68,12 +65,18 @@ def explained(
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:
-        return loads_of(members, calls_of(some), eased(request, roles), COUNTS)
+        return loads_of(members, calls_of(some), eased(request, roles))
+
+    def chunked() -> Iterator[list[Load]]:
+        for count in COUNTS:
+            more = {load.name: max(count, load.asked.chunks) for load in loads}
+            changed = loads_of(members, calls_of(run), with_chunks(eased(request, roles), more, roles))
+            yield [one for one, whole in zip(changed, loads, strict=True) if one.chain.live < whole.chain.live]
 
     def trial_of(some: DryRun) -> Trial:
         def trial(out: WayOut) -> Outcome | None:
             if place is None:
-                return None if out.has_chunks else Outcome()
+                return None if out.what == CHUNKS else Outcome()
             with packed(some, out.packed, out.quant):
                 place(typed(request, out.settings, roles))
                 outcome = tried.lowers(some)
@@ -94,45 +97,7 @@ def explained(
     budgets, free = budgets_of(request)
     loads, machine = loads_at(run), machine_of(request)
 
-    def in_chunks() -> WayOut | None:
-        return _in_chunks(request, loads, budgets, run, place, tried) if place else None
-
-    settled = None if leaves_devices_open(request, roles) else in_chunks
-    outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), in_chunks=settled, in_tiles=in_tiles)
+    outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), chunked=chunked, in_tiles=in_tiles)
     spread = machine.speeds.spread(machine.devices)
     said = [*tried.others, *(said_of(out, tried.folder, spread) for out in outs)]
     return DoesNotFitError(refusal(refused.problem, said), refused.over)
-
-
-def _in_chunks(
-    request: Request,
-    loads: Sequence[Load],
-    budgets: Budgets,
-    run: DryRun,
-    place: Callable[[Request], None],
-    tried: Tried,
-) -> WayOut | None:
-    """The fewest chunks with which all fits on the devices that were asked for, as it is lowered; None if none do."""
-    asked = {load.name: load.asked.chunks or WHOLE for load in loads}
-    roles = {load.name: load.role for load in loads}
-    known: dict[tuple[tuple[str, int], ...], float | None] = {}
-    more = {load.name: [count for count in sorted(load.chunked) if count > asked[load.name]] for load in loads}
-
-    def put(counts: Counts) -> Request:
-        changed = with_chunks(request, {**asked, **counts}, roles)
-        place(changed)
-        return changed
-
-    def lowered(counts: Counts) -> Lowered | None:
-        put(counts)
-        outcome = tried.lowers(run)
-        if outcome is None or outcome.over:
-            return None
-        known[tuple(sorted(counts.items()))] = outcome.seconds
-        return Lowered(1 + sum(counts.values()), True)
-
-    counts = least_chunks(lowered, lambda: {name: some for name, some in more.items() if some})
-    if not counts:
-        return None
-    options = settings_of_request(put(counts))
-    return WayOut(CHUNKS, options, Solution({}), (), budgets, lowered=known[tuple(sorted(counts.items()))])

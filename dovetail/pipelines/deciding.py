@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.chunks import Chunks
 from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
 from ..components.dry import DryRun
@@ -20,7 +19,6 @@ from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..passes.infra.base import Pass
 from ..planning.generation import Generation
-from .chunks import in_found_chunks
 from .neighbour import Neighbour
 from .plan import Phases, placing, share_out
 from .set_aside import EarlierCalls
@@ -35,7 +33,6 @@ STAYS = (
 class Deciding(Neighbour):
     """A compiled pipeline that decides where its components are; see PlacedPipeline, which it is a part of."""
 
-    _asked_chunks: Chunks
     _passes: str | Sequence[Pass] | None
     _phases: Phases
     _was_open: bool
@@ -55,22 +52,17 @@ class Deciding(Neighbour):
         def _free_host(self) -> None: ...
         def _whole_on(self, main: Device) -> Device: ...
 
-    def decided(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
-    ) -> Generation:
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
         """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
 
         On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
-        their files. Numbers of chunks that were left open are found too, where devices are settled by trying. Raises
-        DoesNotFitError as lowering does, and where the search finds nothing; what was left open stays so then.
+        their files. Raises DoesNotFitError as lowering does, and where the search finds nothing; what was left open
+        stays so then.
         """
         refused: DoesNotFitError | None = None
         if not self._is_open:
             try:
-                if self._passes:
-                    return lower(None)
-                asked = replace(self._request, chunks=self._asked_chunks)
-                return in_found_chunks(asked, self.components, run, self._put, lambda: lower(None), tried)
+                return lower(None)
             except DoesNotFitError as error:
                 if self.programs or not self._request.auto_fit:
                     raise
@@ -144,10 +136,6 @@ class Deciding(Neighbour):
         """The roles of its own components, as what is borrowed stays where it is, and whether they lie in files."""
         own = self._own()
         return {name: one.role for name, one in own.items()}, {name: one.view.is_in_files for name, one in own.items()}
-
-    def _put(self, request: Request) -> None:
-        """Has what is lowered from now on be as a request says, on the devices that components have."""
-        self._request = request
 
     def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
         """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""

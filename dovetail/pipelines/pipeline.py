@@ -131,8 +131,6 @@ class CompiledPipeline(Exchanging):
             settings = {**decision.plan.settings, **said_of_places(self._asked, settings)}
         else:
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
-        settings.pop("--chunk", None)
-        settings |= {"--chunk": str(self._request.chunks)} if str(self._request.chunks) else {}
         if self._plans:
             settings["--plans"] = str(self._plans.place)
         if self._request.inductor:

@@ -13,7 +13,6 @@ from torch import nn
 
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
-from ..compiler.spec.chunks import WHOLE
 from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
@@ -80,7 +79,6 @@ class PlacedPipeline(Deciding):
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._asked_rig, self._brought = self._request.rig, -1
-        self._asked_chunks = self._request.chunks
         self._passes = passes
         if passes is not None and self._request.inductor:
             raise UsageError(BOTH)
@@ -343,9 +341,7 @@ class PlacedPipeline(Deciding):
         free = sum(memory.free for device, memory in component.rig.memory.items() if not device.is_host)
         return not component.sites.are_by_parts or component.view.nbytes <= free
 
-    def _finish(
-        self, component: Component, traced: Program, module: nn.Module, chunks: int | None = None
-    ) -> CompiledModule:
+    def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
         traced.keeps_staged = self._keeps(component)  # until its phase ends
         component.sites.place(module, traced)
         program = traced.copy()
@@ -355,7 +351,7 @@ class PlacedPipeline(Deciding):
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = self._request.mode_for(component.name, component.role)
         mode = "layer" if component.sites.settled else mode
-        chunk = chunks or self._request.chunks_for(component.name, component.role) or WHOLE
+        chunk = self._request.chunks_for(component.name, component.role)
         inductor = self._request.compiles(component.role)
         steps = given or default_passes(shares, split_mode=mode, chunk=chunk, inductor=inductor)
         planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)

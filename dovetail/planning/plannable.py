@@ -67,13 +67,10 @@ class Plannable(Protocol):
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""
 
-    def decided(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], tried: Callable[[], Generation] | None
-    ) -> Generation:
-        """What lowering makes of the calls of a dry run, once devices and chunks that were left open are decided.
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
+        """What lowering makes of the calls of a dry run, once devices that were left open are decided.
 
-        ``lower`` takes the decision if there was one. ``tried`` lowers too, and keeps nothing; None where ``lower``
-        keeps nothing either.
+        ``lower`` takes the decision if there was one.
         """
 
     @property

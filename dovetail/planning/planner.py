@@ -220,8 +220,7 @@ class Planner:
                 return lower(run, decision)
 
             try:
-                first = (lambda: self.try_out(handle, run)) if keeps else None
-                generation = handle.decided(run, lowered, first)
+                generation = handle.decided(run, lowered)
             except BaseException:
                 self._values = before
                 raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
@@ -85,8 +84,8 @@ def least(load: Load, machine: Machine, budgets: Budgets) -> Lack:
     devices = load.asked.devices or max([(one,) for one in machine.devices], key=lambda one: budgets.of(one[0]))
     found = []
     for residency in residencies(load, devices, machine.host):
-        for tiled, chunks in product(load.ways(), load.counts()):
-            chain, _ = load.way(tiled, chunks)
+        for tiled in load.ways():
+            chain, _ = load.way(tiled)
             found.append((_held(chain, residency, devices, budgets), chain.live))
     weights, values = min(found, key=sum)
     return Lack(load.name, devices[0], weights + values, weights, values, budgets.of(devices[0]))

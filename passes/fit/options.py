@@ -45,8 +45,7 @@ class Option:
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
     rest in the host's memory. ``amounts`` of the weights rest on the device, or in the host's memory, where the others
-    rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase. Wide
-    parts are computed in ``chunks`` chunks.
+    rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Option:
     weights: Mapping[Device, int] = field(hash=False)
     host: int = 0
     amounts: Amounts = ALIKE
-    chunks: int = 1
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
@@ -81,7 +79,7 @@ def options_of(
     of them takes all: what they leave of it to others counts when others have taken their part of the budgets. And they
     are left out where the best way with more devices leaves out the others, or where even more have no room.
     """
-    alone: set[tuple[Device, Residency, bool, int]] = set()
+    alone: set[tuple[Device, Residency, bool]] = set()
     tried: dict[tuple[object, ...], list[tuple[tuple[Device, ...], Option | None]]] = defaultdict(list)
     asked = [load.asked.devices] if load.asked.devices else lists
     for devices in sorted(asked, key=lambda one: (len(one) > 1, -len(one))):
@@ -89,18 +87,18 @@ def options_of(
         for residency in (
             one for one in residencies(load, devices, machine.host) if one in places or load.asked.residency
         ):
-            for tiled, chunks in product(load.ways(), load.counts()):
-                if (fastest, residency, tiled, chunks) in alone and not load.asked.devices:
+            for tiled in load.ways():
+                if (fastest, residency, tiled) in alone and not load.asked.devices:
                     continue
                 for amounts in _amounts(load, residency, devices, budgets, Residency.DISK in places):
-                    alike = tried[residency, tiled, chunks, amounts]
+                    alike = tried[residency, tiled, amounts]
                     if len(devices) > 1 and any(_is_settled(devices, *one) for one in alike):
                         continue
-                    found = option(load, machine, budgets, devices, residency, tiled, chunks, amounts=amounts)
+                    found = option(load, machine, budgets, devices, residency, tiled, amounts=amounts)
                     alike.append((devices, found))
                     if found is not None:
                         if len(devices) == 1 and not any(found.streamed.values()):
-                            alone.add((fastest, residency, tiled, chunks))
+                            alone.add((fastest, residency, tiled))
                         yield found
 
 
@@ -156,24 +154,24 @@ def residencies(load: Load, devices: Sequence[Device], host: Device) -> list[Res
 
 def option(
     load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
-    chunks: int = 1, most: int = PARTS, amounts: Amounts = ALIKE,
+    most: int = PARTS, amounts: Amounts = ALIKE,
 ) -> Option | None:  # fmt: skip
-    """The best way under some budgets with devices, a residency, in tiles or not, in chunks; None if it does not fit.
+    """The best way under some budgets with devices, a residency, in tiles or not; None if it does not fit.
 
     ``amounts`` of the weights rest on the devices for good, or in the host's memory where the others rest on disk.
     Weights come and go in stages finer than a block only where they have no room for blocks. It is found once for what
     these devices may use, whatever others may.
     """
-    given = devices, residency, tiled, chunks, most, amounts
+    given = devices, residency, tiled, most, amounts
     return load.once(machine, (budgets.rooms(devices), given), lambda: _find(load, machine, budgets, *given))
 
 
 def _find(
     load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, tiled: bool,
-    chunks: int, most: int, amounts: Amounts,
+    most: int, amounts: Amounts,
 ) -> Option | None:  # fmt: skip
     budgets = budgets.less(load.more)
-    whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or load.asked.is_split else most, chunks)
+    whole, counts = load.coarse(tiled, WHOLE if len(devices) == 1 or load.asked.is_split else most)
     chain = _coming(whole, amounts.on_device if residency is not Residency.DEVICE else 0)
     for grain in GRAINS if residency.stages_on(devices[0]) else GRAINS[:1]:
         coming = grain.of(chain, len(devices) == 1)
@@ -184,8 +182,7 @@ def _find(
         if split is not None:
             on_device = min(amounts.on_device, whole.nbytes) if chain is not whole else 0
             given, times = Amounts(on_device, in_memory), load.way(tiled)[1]
-            way = _option(load, whole, times, machine, devices, residency, tiled, split, counts, given, coming, grain)
-            return replace(way, chunks=chunks)
+            return _option(load, whole, times, machine, devices, residency, tiled, split, counts, given, coming, grain)
     return None
 
 
@@ -262,16 +259,15 @@ def proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[
 
 
 def _proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
-    chunks, budgets = load.counts()[0], budgets.less(load.more)
-    chain, counted = load.coarse(False, WHOLE, chunks)
+    budgets = budgets.less(load.more)
+    chain, counted = load.coarse(False, WHOLE)
     problem = problem_of(load, chain, machine, budgets, devices, Residency.DEVICE)
     parts = [Placed(part.nbytes, part.live) for part in chain.parts]
     counts = split_parts(parts, [Offer(budgets.of(one)) for one in devices], Placed(chain.rest.nbytes, chain.rest.live))
     split = _of_counts(problem, counts)
     if split is None:
         return None
-    way = _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
-    return replace(way, chunks=chunks)
+    return _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
 
 
 def problem_of(

@@ -40,9 +40,9 @@ class PlacedComponent:
 
     ``residency`` is where all of its weights rest while nobody computes with them, and ``streamed`` says for each block
     whether it is brought in every call; the others are there for the phase, or throughout. ``of`` is how many blocks it
-    has. Wide parts are computed in ``chunks`` chunks. ``amounts`` rest elsewhere than most weights do, and by ``ratio``
-    a split by layers has the blocks that the shares say; it is empty on one device, and for a split by rows of which no
-    shares were asked, which finds them when it is placed.
+    has. ``amounts`` rest elsewhere than most weights do, and by ``ratio`` a split by layers has the blocks that the
+    shares say; it is empty on one device, and for a split by rows of which no shares were asked, which finds them when
+    it is placed.
     """
 
     name: str
@@ -56,7 +56,6 @@ class PlacedComponent:
     seconds: float
     bringing: float
     of: int
-    chunks: int = 1
     amounts: Amounts = ALIKE
     ratio: tuple[float, ...] = ()
 
@@ -125,7 +124,7 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
     streamed = tuple(rests is not Residency.DEVICE for rests in way.rests)
     return PlacedComponent(
         load.name, load.role, load.phase, shares, way.residency, streamed, way.tiled, times, way.seconds, way.bringing,
-        len(chain.parts), way.chunks, way.amounts, _ratio(load, way),
+        len(chain.parts), way.amounts, _ratio(load, way),
     )  # fmt: skip
 
 
@@ -138,7 +137,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
     shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
     rows = {load.name: "row" for load in loads if load.asked.rows}
-    chunks = {name: str(way.chunks) for name, way in ways.items() if way.chunks > 1}
+    chunks = {load.name: str(load.asked.chunks) for load in loads if load.asked.chunks > 1}
     resting = _of_each(resting, AUTO, loads)
     found = {
         "--backend": _listed(by_role(backend, loads, "&"), backend.keys() == ways.keys()),
@@ -210,7 +209,7 @@ def _in_whole_numbers(shares: Sequence[float]) -> tuple[float, ...]:
 
 def _shares(load: Load, way: Option) -> tuple[int, ...]:
     """Shares with which a layer split has these ranges: the bytes of each, which is checked."""
-    chain, _ = load.called(way.tiled, way.chunks)
+    chain, _ = load.called(way.tiled)
     nbytes = [sum(part.nbytes for part in chain.parts[start:end]) for start, end in way.ranges]
     nbytes[0] += chain.rest.nbytes
     unit = min(2**20, max(1, sum(nbytes) // 1000))

@@ -41,7 +41,6 @@ SLACK = 1.002
 
 _ROUNDS = 4
 _SECONDS = 2.0
-_CHUNKED = 16  # which is more than eight devices
 _FINE = 64  # parts of a chain, when a way that was found is made finer
 
 
@@ -218,8 +217,7 @@ class _Model:
     def burdens(self) -> np.ndarray:
         """What a way is to a person: each device behind the first, weights that rest elsewhere, tiles, the host.
 
-        Chunks, which may change last bits, are more than all of these. Ties go to the first device of the rig, and to
-        less memory.
+        Ties go to the first device of the rig, and to less memory.
         """
         order = {device: index for index, device in enumerate(self.budgets.devices)}
         found = np.zeros(self.width)
@@ -227,7 +225,6 @@ class _Model:
             moved = way.residency is not Residency.DEVICE
             on_host = way.devices[0] == self.budgets.host
             found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + bool(way.amounts)
-            found[index] += _CHUNKED * (way.chunks - 1)
             found[index] += 0.01 * order[way.devices[0]]
             found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
         return found
@@ -282,7 +279,7 @@ def undominated(ways: Sequence[Option]) -> list[Option]:
     devices = sorted({device for way in ways for device in (*way.stays, *way.comes, *way.live)}, key=str)
     facts = np.array(
         [
-            [way.seconds, way.host, len(way.devices), way.chunks]
+            [way.seconds, way.host, len(way.devices)]
             + [some.get(device, 0) for some in (way.stays, way.comes, way.live) for device in devices]
             for way in ways
         ],
@@ -302,7 +299,7 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
         way = ways[load.name]
         if len(way.devices) > 1 and not (load.asked.shares or load.asked.rows):
             left = left_for(load, ways, budgets)
-            finer = option(load, machine, left, way.devices, way.residency, way.tiled, way.chunks, _FINE, way.amounts)
+            finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways
             if finer and finer.seconds <= way.seconds and fits(Solution(tried), budgets):
                 ways = tried

@@ -10,8 +10,9 @@ quickest is not named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import ceil, inf
 
 from ...compiler.checkpoints.quantized_types import block_of
@@ -65,12 +66,6 @@ class WayOut:
         """The seconds of a picture: of the lowered schedules where they are known, else as the search predicts them."""
         return self.solution.seconds if self.lowered is None else self.lowered
 
-    @property
-    def has_chunks(self) -> bool:
-        """Whether some component is computed in chunks of which that was not asked."""
-        ways = self.solution.ways
-        return any(ways[load.name].chunks > 1 for load in self.loads if load.asked.chunks is None)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -105,13 +100,13 @@ def ways_out(
     smaller: Smaller | None = None,
     most: int = 3,
     trial: Trial = _fits,
-    in_chunks: Callable[[], WayOut | None] | None = None,
+    chunked: Callable[[], Iterator[Sequence[Load]]] | None = None,
     in_tiles: InTiles | None = None,
 ) -> list[WayOut]:
     """Up to so many ways out, the cheapest first; ``free`` are the bytes of devices without what was typed of them.
 
-    ``in_chunks`` finds chunks of wide parts in place of the search, and ``in_tiles`` gives what decodes in tiles, which
-    it does where a whole does not fit: that may make do with a smaller budget.
+    ``chunked`` gives the components of which less is alive in chunks, in more and more of them, and ``in_tiles`` what
+    decodes in tiles, which it does where a whole does not fit: that may make do with a smaller budget.
     """
     found: list[WayOut] = []
     kinds: set[str] = set()
@@ -123,7 +118,7 @@ def ways_out(
                 kinds |= {what, out.what}
                 found += [] if any(out.settings == other.settings for other in found) else [out]
     if len(found) < most:
-        found += filter(None, [in_chunks() if in_chunks else _in_chunks(loads, machine, budgets, trial)])
+        found += islice(_in_chunks(loads, chunked() if chunked else (), machine, budgets, trial), 1)
     if free and dict(free) != dict(budgets.devices):
         found += _larger(loads, machine, budgets, free, trial, in_tiles, bool(found))
     if len(found) < most:
@@ -266,14 +261,17 @@ def _by_layers(out: WayOut, loads: Sequence[Load]) -> WayOut:
     return replace(out, by_layers=tuple(load.name for load in loads if load.asked.rows and load.name not in rows))
 
 
-def _in_chunks(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> WayOut | None:
-    """Chunks of as few components as that takes, where some fit only so."""
-    for some in _groups([load for load in loads if load.chunked]):
-        opened = [_with(load, replace(load.asked, chunks=None)) if load.name in some else load for load in loads]
-        out = _tried(CHUNKS, opened, machine, budgets, trial)
-        if out is not None:
-            return out if out.has_chunks else None
-    return None
+def _in_chunks(
+    loads: Sequence[Load], chunked: Iterable[Sequence[Load]], machine: Machine, budgets: Budgets, trial: Trial
+) -> Iterator[WayOut]:
+    """The fewest chunks first, of as few components as that takes."""
+    for in_some in chunked:
+        of = {load.name: load for load in in_some}
+        for some in filter(None, _groups(in_some)):
+            changed = [of[load.name] if load.name in some else load for load in loads]
+            out = _tried(CHUNKS, changed, machine, budgets, trial)
+            if out is not None:
+                yield out
 
 
 def _groups(loads: Sequence[Load]) -> list[set[str]]:

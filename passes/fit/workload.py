@@ -30,8 +30,7 @@ class Asked:
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
     split by rows; ``tiled`` whether it decodes in tiles; ``amounts`` the bytes of weights that rest on its devices or
-    in the host's memory where most rest elsewhere; ``chunks`` in how many its wide parts are computed, None where that
-    is to be found.
+    in the host's memory where most rest elsewhere; ``chunks`` in how many its wide parts are computed.
     """
 
     devices: tuple[Device, ...] = ()
@@ -40,7 +39,7 @@ class Asked:
     rows: bool = False
     tiled: bool | None = None
     amounts: Amounts = ALIKE
-    chunks: int | None = 1
+    chunks: int = 1
 
     @property
     def is_split(self) -> bool:
@@ -54,8 +53,7 @@ class Load:
 
     ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
     ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
-    ``chunked`` has by a number of chunks the chain in which wide parts are computed in so many. ``more`` bytes than the
-    chain knows of are alive on devices, as lowering has found.
+    ``more`` bytes than the chain knows of are alive on devices, as lowering has found.
     """
 
     name: str
@@ -67,7 +65,6 @@ class Load:
     nbytes: int = 0
     asked: Asked = field(default_factory=Asked)
     in_files: bool = True
-    chunked: Mapping[int, Chain] = field(default_factory=dict, hash=False)
     more: Mapping[Device, int] = field(default_factory=dict, hash=False)
 
     @property
@@ -75,21 +72,21 @@ class Load:
         """The bytes of weights that no call reads; they lie with the rest."""
         return max(0, self.nbytes - self.chain.nbytes)
 
-    def way(self, tiled: bool, chunks: int = 1) -> tuple[Chain, float]:
-        """The chain and the number of its calls, in tiles or chunks; the rest has the weights that no call reads."""
-        chain, times = self.called(tiled, chunks)
+    def way(self, tiled: bool) -> tuple[Chain, float]:
+        """The chain and the number of its calls, in tiles or not; the rest has the weights that no call reads."""
+        chain, times = self.called(tiled)
         missing = max(0, max(self.nbytes, self.chain.nbytes) - chain.nbytes)
         return replace(chain, rest=replace(chain.rest, nbytes=chain.rest.nbytes + missing)), times
 
-    def called(self, tiled: bool, chunks: int = 1) -> tuple[Chain, float]:
+    def called(self, tiled: bool) -> tuple[Chain, float]:
         """The same with the weights alone that its calls read, which are those that a split by shares divides."""
-        return self.tiles if tiled and self.tiles else (self.chunked.get(chunks, self.chain), self.times)
+        return self.tiles if tiled and self.tiles else (self.chain, self.times)
 
-    def coarse(self, tiled: bool, most: int, chunks: int = 1) -> tuple[Chain, tuple[int, ...]]:
+    def coarse(self, tiled: bool, most: int) -> tuple[Chain, tuple[int, ...]]:
         """The chain in at most so many parts, and how many blocks each has; made once."""
-        key = tiled, most, chunks
+        key = tiled, most
         if key not in self._coarse:
-            chain, _ = self.way(tiled, chunks)
+            chain, _ = self.way(tiled)
             self._coarse[key] = chain.coarsened(most), tuple(len(group) for group in chain.groups(most))
         return self._coarse[key]
 
@@ -102,7 +99,7 @@ class Load:
         return self._seconds[key][2]
 
     @cached_property
-    def _coarse(self) -> dict[tuple[bool, int, int], tuple[Chain, tuple[int, ...]]]:
+    def _coarse(self) -> dict[tuple[bool, int], tuple[Chain, tuple[int, ...]]]:
         return {}
 
     @cached_property
@@ -125,10 +122,6 @@ class Load:
         """In tiles, or not: what is possible, and was asked for."""
         possible = (False, True) if self.tiles else (False,)
         return [tiled for tiled in possible if self.asked.tiled in (None, tiled) or not self.tiles]
-
-    def counts(self) -> Sequence[int]:
-        """In how many chunks: what is of use, the fewest first, or what was asked for."""
-        return (1, *sorted(self.chunked)) if self.asked.chunks is None else (self.asked.chunks,)
 
 
 @dataclass(frozen=True)

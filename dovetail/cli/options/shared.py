@@ -139,7 +139,7 @@ class Where:
     chunk: Annotated[
         str,
         _placement(
-            "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, auto, 4."
+            "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, 4."
         ),
     ] = ""
     inductor: Annotated[

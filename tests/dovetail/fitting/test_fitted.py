@@ -14,7 +14,6 @@ from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.draw.text.reasons import reason_for
-from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from dovetail.runtime.sim import device_module as sim
@@ -154,30 +153,12 @@ def test_a_plan_for_another_machine_reads_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_chunks_that_are_left_open_are_found_with_the_devices_and_stand_in_the_line() -> None:
-    pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
-    pipe.set_progress_bar_config(disable=True)
-    devices = {"backend": "text_encoder_2=cpu,diffusion=cuda0,vae=cpu", "params_backend": "text_encoder=cpu"}
-    asked = {**devices, "rig": "cuda0=35.5MiB,cpu=16GiB"}
-    lines = []
-    for chunk in ("auto", "transformer=2"):
-        dry = DryPipeline(pipe, {**asked, "chunk": chunk}, origins=origins, vae_tiling=64)
-        plan = dry("a red circle", **{**CALL, "height": 256, "width": 256})
-        assert dry.decision is not None
-        assert {call.component: chunks_of(call.program) for call in plan.calls}["transformer"] == 2
-        lines.append(dry.account(plan).line)
-        dry.undo()
-    assert lines[0] == lines[1]
-    assert "--chunk transformer=2" in lines[0]
-
-
-@pytest.mark.slow
 def test_what_the_search_knows_nothing_of_is_found_room_for_though_it_exceeds_by_little() -> None:
     """While the host decodes, the pipeline's own tensors exceed the card by 6 KB: some megabytes more must go."""
     pipe, origins = open_pipeline(demo.folder(), dtype=torch.float32, needs_files=False)
     asked = {
         "backend": "text_encoder_2=cpu,diffusion=cuda0,vae=cpu", "params_backend": "text_encoder=cpu",
-        "rig": "cuda0=35.4MiB,cpu=16GiB", "chunk": "auto",
+        "rig": "cuda0=35.4MiB,cpu=16GiB", "chunk": "transformer=2",
     }  # fmt: skip
     dry = DryPipeline(pipe, asked, origins=origins, vae_tiling=64)
     plan = dry("a red circle", **{**CALL, "height": 256, "width": 256})

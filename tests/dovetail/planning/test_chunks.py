@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -67,47 +68,34 @@ RIG = "sim0=1GiB,sim1=1GiB,cpu=1GiB"
 
 
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", None])
-def test_a_module_that_a_budget_does_not_hold_otherwise_is_computed_in_chunks(backend: str | None) -> None:
+def test_a_module_that_a_budget_does_not_hold_otherwise_is_held_in_the_chunks_that_its_refusal_names(
+    backend: str | None,
+) -> None:
     on = backend or "sim0&sim1"
     peaks = [max(predicted(wide(backend=on, rig=RIG, chunk=chunk).program).values()) for chunk in (None, 4)]
     room = (peaks[0] + 3 * peaks[1]) // 4
-    with pytest.raises(DoesNotFitError):
-        wide(backend=on, rig=RIG, max_vram=f"sim0={room}B,sim1={room}B")
-    auto = wide(backend=backend, rig=RIG, chunk="auto", max_vram=f"sim0={room}B,sim1={room}B,cpu=1MiB")
-    assert chunks_of(auto.program) > 1
-    assert max(predicted(auto.program).values()) <= room
-    assert measured(auto, (WIDE_X,), {}) == predicted(auto.program)
+    budget = f"sim0={room}B,sim1={room}B,cpu=1MiB"
+    with pytest.raises(DoesNotFitError, match=r"in chunks, with which it fits \(chunk=\d, --chunk \d\)") as caught:
+        wide(backend=backend, rig=RIG, max_vram=budget)
+    named = re.search(r"chunk=(\d)", str(caught.value))
+    assert named is not None
+    made = wide(backend=backend, rig=RIG, chunk=named[1], max_vram=budget)
+    assert chunks_of(made.program) == int(named[1])
+    assert max(predicted(made.program).values()) <= room
+    assert measured(made, (WIDE_X,), {}) == predicted(made.program)
     with torch.no_grad():
-        torch.testing.assert_close(auto(WIDE_X).cpu(), wide(backend="cpu")(WIDE_X))
+        torch.testing.assert_close(made(WIDE_X).cpu(), wide(backend="cpu")(WIDE_X))
 
 
-def test_a_module_is_computed_in_the_fewest_chunks_with_which_it_fits_and_a_refusal_names_them() -> None:
-    peaks = [predicted(wide(backend="sim0", rig=RIG, chunk=chunk).program)["sim0"] for chunk in (1, 2, 4)]
+def test_a_refusal_names_the_fewest_chunks_with_which_a_module_fits() -> None:
+    peaks = [predicted(wide(backend="sim0", rig=RIG, chunk=chunk).program)["sim0"] for chunk in (1, 2)]
     budget = f"sim0={(peaks[0] + 3 * peaks[1]) // 4}B"
-    assert chunks_of(wide(backend="sim0", rig=RIG, chunk="auto", max_vram=budget).program) == 2
     with pytest.raises(DoesNotFitError, match=r"in chunks, with which it fits \(chunk=2, --chunk 2\)"):
         wide(backend="sim0", rig=RIG, max_vram=budget)
 
 
-def test_a_module_that_fits_is_left_whole_and_one_that_fits_in_no_chunks_is_refused() -> None:
-    assert chunks_of(wide(backend="sim0", rig=RIG, chunk="auto").program) == 1
-    for chunk in ("auto", None):
-        with pytest.raises(DoesNotFitError, match="on sim0") as caught:
-            wide(backend="sim0", rig=RIG, chunk=chunk, max_vram="sim0=3MiB")
-        assert "chunk" not in str(caught.value)
-
-
-def test_a_call_that_is_lowered_again_stays_in_its_chunks_whatever_was_planned_since() -> None:
-    pipe = Pipeline(Model().eval())
-    dovetail.compile_pipeline(pipe, "sim0", chunk="auto", rig="sim0=1GiB,cpu=1GiB")
-    with pipe.dovetail:
-        component = pipe.dovetail.components["unet"]
-        pipe(X)
-        ((first, program),) = [item for call in component.calls for item in call.programs.items()]
-        assert isinstance(program, CompiledModule)
-        (call,) = [call for call in component.calls if first in call.programs]
-        assert program.base is not None
-        call.programs[first] = component.compiler._finish(component, program.base, call.module, 2)
-        pipe(torch.randn(1, 16, WIDTH))
-        assert component.stream()
-        assert [chunks_of(one.program) for one in component.programs] == [2, 1]
+@pytest.mark.parametrize("chunk", [8, None])
+def test_a_module_that_fits_in_no_chunks_is_refused_without_a_word_of_them(chunk: int | None) -> None:
+    with pytest.raises(DoesNotFitError, match="on sim0") as caught:
+        wide(backend="sim0", rig=RIG, chunk=chunk, max_vram="sim0=3MiB")
+    assert "chunk" not in str(caught.value)
