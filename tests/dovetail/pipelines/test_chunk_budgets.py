@@ -103,8 +103,10 @@ def painted(name: str, budget: int, chunk: int, **more: Any) -> Generation:
     return plan
 
 
-@pytest.mark.parametrize("name", slow_but([], [*NAMES, "sd3"]))
-@pytest.mark.parametrize("rests", [None, "cpu"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rests"), [*((name, None) for name in NAMES), *((name, "cpu") for name in (*NAMES, "sd3"))]
+)
 def test_in_chunks_a_pipeline_fits_in_less_and_the_peak_is_the_planned_one(name: str, rests: str | None) -> None:
     whole, budget = (peak_in_chunks(name, chunk, params_backend=rests) for chunk in (None, 2))
     assert budget < whole
@@ -115,7 +117,7 @@ def test_in_chunks_a_pipeline_fits_in_less_and_the_peak_is_the_planned_one(name:
 def test_a_refusal_names_chunks_and_with_them_it_fits(name: str) -> None:
     """On a host that has room for the VAE alone; else placements that change no bit would be named."""
     budget = peak_in_chunks(name, 4)
-    rig = f"sim0=1GiB,cpu={3 * peak_on_the_host(name) // 2}B"
+    rig = f"sim0=1GiB,cpu={9 * peak_on_the_host(name) // 4}B"
     pipe, call = compiled(name, None, budget, rig=rig)
     with pytest.raises(DoesNotFitError, match="wide parts in chunks") as caught:
         planned(pipe, call)
@@ -125,7 +127,7 @@ def test_a_refusal_names_chunks_and_with_them_it_fits(name: str) -> None:
     assert line is not None
     words = shlex.split(line[1])
     options = {option[2:].replace("-", "_"): value for option, value in zip(words[::2], words[1::2], strict=True)}
-    assert options["backend"] == BACKEND
+    assert sorted(options["backend"].split(",")) == sorted(BACKEND.split(","))
     pipe, call = compiled(name, options.pop("chunk"), **options, rig=rig)
     assert peak_of(planned(pipe, call)) <= budget
     pipe.dovetail.undo()
