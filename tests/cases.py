@@ -25,7 +25,7 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
 def drawn(cases: Iterable[Any], count: int) -> list[Any]:
     """So many of the cases, in their order, as the seed draws them that `tests/conftest.py` sets and prints.
 
-    With DOVETAIL_TEST_CASES=all it is all of them; with half, `tests/conftest.py` draws half of these, and of others.
+    With DOVETAIL_TEST_CASES=all it is all of them; with some, `tests/conftest.py` draws a part of these, and of others.
     """
     known = list(cases)
     if os.environ.get("DOVETAIL_TEST_CASES") == "all" or count >= len(known):

@@ -24,22 +24,27 @@ settings.register_profile("thorough", settings.get_profile("dev"), max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
-_FEW = 8
-"""A table of slow cases that has no more than these runs whole."""
+_LONG = 8
+"""A table of slow cases with more than these runs to a third where some are drawn, others to a half."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where DOVETAIL_TEST_CASES=half, runs half of each long table of slow cases, as the seed of the run draws it."""
-    if os.environ.get("DOVETAIL_TEST_CASES") != "half":
+    """Where DOVETAIL_TEST_CASES=some, runs a part of the slow tests, as the seed of the run draws it.
+
+    Of each table a third or a half of its cases, and of the tests of one case half.
+    """
+    if os.environ.get("DOVETAIL_TEST_CASES") != "some":
         return
     tables: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow"):
             tables[item.nodeid.partition("[")[0]].append(item)
+    alone = [table[0] for table in tables.values() if len(table) == 1]
     draw = random.Random(os.environ["DOVETAIL_TEST_SEED"])
-    long = [table for table in tables.values() if len(table) > _FEW]
-    left = {item for table in long for item in draw.sample(table, len(table) // 2)}
+    left = set(draw.sample(alone, len(alone) // 2))
+    for table in (table for table in tables.values() if len(table) > 1):
+        left |= set(draw.sample(table, len(table) * 2 // 3 if len(table) > _LONG else len(table) // 2))
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
 

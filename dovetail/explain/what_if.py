@@ -27,7 +27,7 @@ def with_more_memory(decision: Decision) -> Iterator[str]:
     which something is split by rows, for a search counts its time as that of a split by layers.
     """
     now, ways = decision.solution.seconds, decision.solution.ways
-    by_rows = {device for name in decision.by_rows for device in ways[name].devices}
+    by_rows = {device for name in decision.by_rows if name in ways for device in ways[name].devices}
     for devices in _alike(decision):
         if not by_rows.isdisjoint(devices):
             continue

@@ -146,7 +146,9 @@ class CompiledPipeline(Exchanging):
             (
                 *self._idle(generation),
                 *(decision.explained().notes if decision else ()),
-                *encoder_notes(self._named(), {name: one.devices for name, one in self.components.items()}),
+                *encoder_notes(
+                    self._named(), {one.name: one.devices for one in self._own().values() if one.role == "te"}
+                ),
                 *staging_notes(generation),
                 *memory_notes(generation, self._asked_rig),
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.errors import DoesNotFitError
@@ -245,23 +246,29 @@ class Making:
 
     def _smaller(self, run: DryRun) -> Iterator[tuple[Mapping[str, str], DryRun]]:
         """Dry runs of smaller sizes that the pipeline takes, with the options that ask for them."""
-        called = {one.component.name for one in run.calls.values()}
         for options, given in smaller_calls(self._handle.pipe, run, self._asked.kwargs):
             asked = replace(self._asked, kwargs={**self._asked.kwargs, **given}, strict=False)
             with as_before_on_error(list(self._handle.components.values())):
                 found = self._planner.trace(self._handle, asked)
-                if called <= {one.component.name for one in found.calls.values()}:
+                if _called(run) <= _called(found):
                     yield options, found
 
     def _tiled(self, run: DryRun) -> DryRun | None:
         """A dry run in which VAEs decode in the smallest tiles, where these are theirs to take; else None."""
         steps = self._tiles.steps(self._handle, run.calls.values()) if self._tiles.asked == AUTO else []
-        if not steps:
-            return None
-        self._tiles.put(self._handle, steps[-1])
+        with contextlib.suppress(DoesNotFitError):
+            found = self._traced_in(steps[-1]) if steps else None
+            if found is not None and _called(run) <= _called(found):
+                found.again = partial(self._traced_in, steps[-1])
+                return found
+        return None
+
+    def _traced_in(self, tiles: Mapping[str, Tile]) -> DryRun:
+        """A dry run in some tiles, wherever the pipeline's own tensors have room."""
+        self._tiles.put(self._handle, tiles)
         try:
             with as_before_on_error(list(self._handle.components.values())):
-                return self._planner.trace(self._handle, replace(self._asked, strict=False))
+                return self._planner.traced_somewhere(self._handle, replace(self._asked, strict=False))[0]
         finally:
             self._tiles.put_back()
 
@@ -278,6 +285,11 @@ class Making:
 
         found = self._tiles.found(self._handle, run.calls.values(), attempt, AUTO)
         return ("decoding in tiles (--vae-tiling auto)",) if found else ()
+
+
+def _called(run: DryRun) -> set[str]:
+    """The components that a dry run has met calls of."""
+    return {one.component.name for one in run.calls.values()}
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ def staging_notes(generation: Generation) -> list[str]:
 
 
 def encoder_notes(named: Mapping[str, Sequence[Device]], placed: Mapping[str, Sequence[Device]]) -> list[str]:
-    """Which text encoders are whole though several devices were ``named`` for them: `share_out` splits the largest."""
-    whole = [name for name, devices in named.items() if len(devices) > 1 and len(placed[name]) == 1]
+    """Which of the ``placed`` text encoders are whole though several devices were ``named``: the largest is split."""
+    whole = [name for name, devices in placed.items() if len(devices) == 1 and len(named[name]) > 1]
     return [
         f"{name} is whole on {placed[name][0]}, for of several text encoders the largest alone is split, unless others "
         f"are named ({name}={'&'.join(map(str, named[name]))})"

@@ -92,11 +92,13 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     load = next(one for one in loads if one.name == name)
     anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
-        alone = _with(decision, _changed(loads, load, anywhere))
-        every = _with(decision, [replace(one, asked=Asked(chunks=one.asked.chunks)) for one in loads])
-        found = every if every and not (alone and alone.seconds <= every.seconds / _MUCH) else alone
-        if found:
-            yield found.seconds, line_of(settings_of(found, loads))
+        changed = _changed(loads, load, anywhere)
+        opened = [replace(one, asked=Asked(chunks=one.asked.chunks)) for one in loads]
+        alone, every = _with(decision, changed), _with(decision, opened)
+        if every and not (alone and alone.seconds <= every.seconds / _MUCH):
+            yield every.seconds, line_of(settings_of(every, opened))
+        elif alone:
+            yield alone.seconds, line_of(settings_of(alone, changed))
     for quant in TYPES:
         found = _with(decision, in_packed_type(loads, {name}, quant))
         if found:

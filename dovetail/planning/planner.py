@@ -209,7 +209,7 @@ class Planner:
         components = list(handle.components.values())
         before = dict(self._values)
         with as_before_on_error(components):
-            run, main = self._traced_somewhere(handle, asked)
+            run, main = self.traced_somewhere(handle, asked)
             self.phase_of.follow(called_in(run))
             note(run)
 
@@ -234,7 +234,7 @@ class Planner:
             self._known.popitem(last=False)
         return generation
 
-    def _traced_somewhere(self, handle: Plannable, asked: PlanRequest) -> tuple[DryRun, Device]:
+    def traced_somewhere(self, handle: Plannable, asked: PlanRequest) -> tuple[DryRun, Device]:
         """A dry run with the pipeline's own tensors on its main device, or on the host where they do not fit there."""
         try:
             return self.trace(handle, asked), handle.main

@@ -123,7 +123,8 @@ def ways_out(
         found += _larger(loads, machine, budgets, free, trial, in_tiles, bool(found))
     if len(found) < most:
         least = _QUICKER * min((out.seconds for out in found), default=inf)
-        found += [out for out in _in_a_packed_type(loads, machine, budgets, trial) if out.seconds < least]
+        packed = _in_a_packed_type(loads, machine, budgets, trial)
+        found += islice((out for out in packed if out.seconds < least), 1)
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
 
 
@@ -144,7 +145,9 @@ def _larger(
     whole, given = first(loads, trial), in_tiles() if in_tiles else None
     tiled = first(*given) if given else None
     if tiled and not (whole and _bytes_of(whole, budgets) <= _MUCH * _bytes_of(tiled, budgets)):
-        return [_by_layers(replace(tiled, what=f"{tiled.what}, decoding in tiles"), loads)]
+        in_tiles_alone = replace(tiled, what=f"{tiled.what}, decoding in tiles")  # for a whole is taken where it fits
+        whole = whole and _tried(tiled.what, whole.loads, machine, tiled.budgets, trial)
+        return [_by_layers(whole or in_tiles_alone, loads)]
     return [_by_layers(whole, loads)] if whole else []
 
 
@@ -179,12 +182,12 @@ def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
     """Ways out that place things otherwise, the quickest first, before others; none that takes many times as long."""
     placed = [out for out in outs if out.what in _PLACEMENTS]
     others = [out for out in outs if out not in placed]
-    most = WORST * min((out.seconds for out in outs), default=0)
+    most = WORST * min((out.seconds for out in outs if placed or not out.packed), default=inf)
     return [out for out in (*sorted(placed, key=lambda out: out.seconds), *others) if out.seconds <= most]
 
 
-def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> list[WayOut]:
-    """The first of the packed types with which it fits, for as few components as that takes."""
+def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial) -> Iterator[WayOut]:
+    """For each of the packed types as few components as that takes."""
     for quant in TYPES:
         for some in _groups(loads):
             names = tuple(load.name for load in loads if load.name in some and load.role != "vae")
@@ -193,8 +196,8 @@ def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets,
             packed = in_packed_type(loads, set(names), quant)
             out = _tried(what, packed, machine, budgets, trial, options, (quant, names)) if names else None
             if out is not None:
-                return [out]
-    return []
+                yield out
+                break
 
 
 def file_of(name: str, quant: str) -> str:

@@ -64,10 +64,11 @@ def show(
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
     of_name = OF_SUFFIX.get(output.suffix.lower(), "text") if output is not None and not full else "text"
     wanted: str = "json" if json else form or of_name
+    asked_for = f"--as {wanted}" if form or json or output is None else f"{wanted}, by the name of {output},"
     if full and wanted != "text":
-        raise UsageError(f"--full is of --as text, and --as {wanted} was asked for: leave out one of them")
+        raise UsageError(f"--full is of --as text, and {asked_for} was asked for: leave out one of them")
     if depth and wanted not in PICTURES:
-        raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and --as {wanted} was asked for: leave it out")
+        raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and {asked_for} was asked for: leave it out")
     if output is not None:
         check_writable(output)
     if wanted == SCHEMA:

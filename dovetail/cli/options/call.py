@@ -172,21 +172,7 @@ def call_arguments(pipe: Any, given: Mapping[str, Any], defaults: Mapping[str, A
         way = f"give {_OPTIONS[missing[0]]}" if missing[0] in _OPTIONS else "use dovetail.load_pipeline"
         raise UsageError(f"{name} needs {missing[0]}: {way}")
     _check_negative(name, wanted, parameters)
-    _check_size(pipe, wanted)
     return wanted
-
-
-def _check_size(pipe: Any, wanted: Mapping[str, Any]) -> None:
-    """Raises UsageError for a side of less than a latent, or than the two that a pipeline packs into one token."""
-    factor = getattr(pipe, "vae_scale_factor", None)
-    least = int(factor) * (2 if hasattr(pipe, "_pack_latents") else 1) if isinstance(factor, (int, float)) else 1
-    for side in ("width", "height"):
-        size = wanted.get(side)
-        if isinstance(size, int) and size < least:
-            raise UsageError(
-                f"{type(pipe).__name__} takes pictures of {least} pixels or more, and the {side} is {size}: give at "
-                f"least {least}"
-            )
 
 
 def _check_negative(name: str, wanted: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:

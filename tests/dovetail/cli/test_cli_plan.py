@@ -152,13 +152,6 @@ def test_the_host_alone_runs_within_a_budget_what_a_plan_says_of_it() -> None:
     assert rests["transformer"] == "disk", "as `generate` has it, which reads the weights of the host from their files"
 
 
-def test_a_size_of_less_than_a_latent_is_refused_before_anything_is_traced() -> None:
-    result = run("--width", "7")
-    assert result.exit_code == 2
-    told = "FluxPipeline takes pictures of 16 pixels or more, and the width is 7: give at least 16"
-    assert told in str(result.exception) + result.stderr
-
-
 def test_a_prompt_that_is_empty_is_empty_in_the_line_that_paints() -> None:
     result = CliRunner().invoke(app, ["generate", "", "--dry-run", "--steps", "2", "--rig", RIG])
     assert result.stdout.splitlines()[-1] == "dovetail generate '' --backend cuda0 --steps 2"

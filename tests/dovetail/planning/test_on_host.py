@@ -14,14 +14,15 @@ from dovetail.compiler.spec.durations import seconds_text
 from dovetail.compiler.spec.residency import Residency
 from dovetail.explain.sentences import explain_plan
 from dovetail.fitting.decide import Decision
-from dovetail.passes.fit.plan import plan_of
+from dovetail.passes.fit.plan import plan_of, settings_of
 from dovetail.passes.fit.search import search
+from dovetail.passes.fit.ways_out import line_of
 from dovetail.passes.fit.workload import Asked
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.on_host import _cure
 from dovetail.planning.table import Account
 from testbed.pipelines import tiny_pipelines
-from tests.passes.fit.test_search import CPU, FAST, budgets, machine, pipeline
+from tests.passes.fit.test_search import CPU, FAST, SLOW, budgets, machine, pipeline
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -90,3 +91,21 @@ def test_a_cure_places_all_otherwise_where_that_is_much_quicker_than_the_denoise
     assert every is not None
     assert every.seconds < 0.8 * alone.seconds
     assert f"it takes {seconds_text(every.seconds)} s" in _cure("diffusion", decision)
+
+
+def test_a_cure_names_the_line_that_was_searched_and_not_rows_that_were_asked_of_others() -> None:
+    stays = Asked((FAST,), Residency.DEVICE)
+    loads = pipeline(te=Asked((FAST, SLOW), rows=True), diffusion=Asked((FAST, CPU), Residency.DEVICE), vae=stays)
+    given, there = budgets(155, 30, 1000), machine((FAST, SLOW, CPU))
+    solution = search(loads, there, given)
+    assert solution is not None
+    plan = plan_of(solution, loads, given)
+    told = _cure("diffusion", Decision(plan, 0.0, tuple(loads), there, given, solution, given))
+    alone = [replace(one, asked=Asked()) if one.name == "diffusion" else one for one in loads]
+    every = [replace(one, asked=Asked()) for one in loads]
+    lines = []
+    for some in (alone, every):
+        found = search(some, there, given)
+        assert found is not None
+        lines.append(f"with {line_of(settings_of(found, some))} it takes {seconds_text(found.seconds)} s")
+    assert told in lines

@@ -264,3 +264,18 @@ def test_a_larger_budget_is_named_in_tiles_where_the_whole_takes_much_more_or_wh
     in_tiles = 'a larger budget, decoding in tiles (--backend "cuda0" --max-vram "cuda0=63.3MiB"'
     assert larger(1000, whole) == larger(100, whole) == [in_tiles]
     assert larger(1000, load("vae", 0, 0, live=70)) == ['a larger budget (--backend "cuda0" --max-vram "cuda0=73.5MiB"']
+
+
+def test_a_larger_budget_is_not_said_to_be_in_tiles_where_the_whole_fits_within_it_too() -> None:
+    others = [load("diffusion", 10, 20, times=20)]
+    whole, tiled = ([*others, load("vae", 0, 0, live=live)] for live in (200, 20))
+    given = replace(Budgets({FAST: 10 * MIB, CPU: 1000 * MIB}, CPU), typed="cuda0=10MiB")
+    asked = [replace(one, asked=Asked((FAST,))) for one in whole]
+    in_tiles = [replace(one, asked=Asked((FAST,))) for one in tiled]
+    free = {FAST: 1000 * MIB, CPU: 1000 * MIB}
+    found = ways_out(asked, machine(), given, free, in_tiles=lambda: (in_tiles, lambda _: Outcome()), most=9)
+    (larger,) = [out for out in found if "budget" in out.what]
+    assert larger.what == "a larger budget"
+    assert larger.budgets.of(FAST) < 300 * MIB
+    assert search(larger.loads, machine(), larger.budgets) is not None
+    assert max(one.chain.live for one in larger.loads) == 200 * MIB, "whole"
