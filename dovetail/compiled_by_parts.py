@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from .compiler.frontend.rollback import contents, contents_of, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.spec.devices import Device, Rig
-from .compiler.spec.residency import Residency
 from .compiler.spec.units import counted, format_bytes
 from .components import by_parts
 from .components.as_before import WeightsAsBefore
@@ -30,6 +30,7 @@ from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
 from .components.component import Component
 from .components.dry import CannotBePlannedError, DryRun, running_dry
+from .components.plan import ComponentPlan
 from .conventions.device_map import split_by_map
 from .planning.isolated import same_random_numbers
 from .runtime.store.origin import HOST, FileOrigin
@@ -147,11 +148,8 @@ def compile_by_parts(
     *,
     why: TraceError,
     rig: Rig,
-    offered: Rig,
+    plan: ComponentPlan,
     finish: Finish,
-    residency: Residency = Residency.DEVICE,
-    rows: bool = False,
-    shares: tuple[float, ...] = (),
     index: WeightIndex | None = None,
     places: Mapping[str, Device] | None = None,
 ) -> CompiledByParts:
@@ -164,7 +162,7 @@ def compile_by_parts(
         module, args, kwargs: as for ``compile``.
         why: what tracing it said.
         rig: the machine it is compiled for.
-        offered, finish, residency, rows, shares: as for ``Component``, its rig being what is offered.
+        plan, finish: as for ``Component``.
         index: files that have its weights.
         places: the devices of modules by their path.
 
@@ -181,9 +179,8 @@ def compile_by_parts(
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     is_rehearsed = bool(lacking) or not rig.present or any(leaf.is_meta for leaf in leaves)
     component = Component(
-        "", "", twin, offered, finish=finish, origins=origins, residency=residency, rows=rows, shares=shares,
-        whole_on=rig.host if is_rehearsed else None,
-    )  # fmt: skip
+        "", "", twin, replace(plan, whole_on=rig.host if is_rehearsed else None), finish=finish, origins=origins
+    )
     if places is not None:
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
@@ -193,7 +190,7 @@ def compile_by_parts(
     component.swap()
     compiled = CompiledByParts(component, rig, why, given, origins or ())
     try:
-        with _told_afterwards(), same_random_numbers([] if is_rehearsed else [one.torch for one in offered]):
+        with _told_afterwards(), same_random_numbers([] if is_rehearsed else [one.torch for one in plan.devices]):
             call: Callable[..., object] = partial(_rehearse, compiled) if is_rehearsed else compiled
             copy_context().run(call, *args, **kwargs)
     except CannotBePlannedError as error:
@@ -230,7 +227,7 @@ def _rehearse(compiled: CompiledByParts, /, *args: object, **kwargs: object) -> 
     if not run.calls:
         raise compiled._why
     component.sites.unsettle()
-    component.whole_on = component.devices[0]
+    component.plan = replace(component.plan, whole_on=None)
     for one in run.calls.values():
         component.finish(one.call, one.key, one.traced)
 

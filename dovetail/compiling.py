@@ -18,6 +18,7 @@ from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component
+from .components.plan import ComponentPlan
 from .components.weights.foreign import refuse_sparse
 from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
@@ -161,8 +162,8 @@ def compile(
         traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
     except TraceError as error:
         return compile_by_parts(
-            module, args, kwargs or {}, why=error, rig=request.rig, offered=offered, finish=finish_part,
-            residency=residency, rows=mode == "row", shares=shares, index=index, places=places,
+            module, args, kwargs or {}, why=error, rig=request.rig, finish=finish_part, index=index, places=places,
+            plan=ComponentPlan(offered, shares=shares, mode=mode, residency=residency),
         )  # fmt: skip
     if index is not None:
         set_types(traced, types_of(traced, index))

@@ -329,7 +329,7 @@ class Parts(OfComponent):
             how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
             how += str(main)
             how += ", so that values cross about twice as often" if len(component.devices) > 1 else ""
-            how += "; its blocks are placed whole, for rows cannot be split by parts" if component.rows else ""
+            how += "; its blocks are placed whole, for rows cannot be split by parts" if component.plan.by_rows else ""
         else:
             where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"

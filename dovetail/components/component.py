@@ -24,7 +24,7 @@ from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
 from ..compiler.ir.program import Program
 from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.residency import ALIKE, Amounts, Residency
+from ..compiler.spec.residency import Residency
 from ..conventions import modes
 from ..conventions.libraries import OWN_METHODS, VAE_METHODS
 from ..conventions.replacements import copy_bare, take_methods_out
@@ -44,6 +44,7 @@ from .calls import (
 from .compiled import CompiledModule
 from .merging import Merges
 from .module_methods import put_methods
+from .plan import ComponentPlan
 from .reads import reading
 from .sites import Sites
 from .turn import Turn
@@ -87,18 +88,13 @@ class Component:
         name: the attribute of the pipeline.
         role: what it is for.
         module: the module, which is changed in place.
-        rig: its devices, main first, with what it may use of each.
+        plan: where it runs and its weights rest.
         finish: runs the passes on a traced program.
-        whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
         offer: says what is left for it of each of its devices; all of what its rig says, if left out.
-        shares: weighs the devices in place of what is free, for what is placed before it is traced.
-        rows: whether its programs are to be split by rows.
         why: what tracing said of the call that comes first, if it is known not to be traceable.
         origins: where weights come from that have no data yet.
         store: holds the weights of all components of the pipeline.
         turn: the turn of calls and changes, of all components of the pipeline.
-        residency: where parameters are kept while nobody reads them.
-        amounts: bytes of them that are kept elsewhere all the same.
         enter: is told when the component is called.
         dynamic_shapes: as torch.export takes them, for its forward.
     """
@@ -111,19 +107,14 @@ class Component:
         name: str,
         role: str,
         module: nn.Module,
-        rig: Rig,
+        plan: ComponentPlan,
         *,
         finish: Finish,
-        whole_on: Device | None = None,
         offer: Callable[[Component, Sequence[StoredWeight]], Rig] | None = None,
-        shares: tuple[float, ...] = (),
-        rows: bool = False,
         why: TraceError | None = None,
         origins: Origins | None = None,
         store: Store | None = None,
         turn: Turn | None = None,
-        residency: Residency = Residency.DEVICE,
-        amounts: Amounts = ALIKE,
         enter: Callable[[Component], None] | None = None,
         dynamic_shapes: Mapping[str, object] | None = None,
     ) -> None:
@@ -135,24 +126,20 @@ class Component:
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
         self.role = role
         self._module = weakref.ref(module)
-        self.rig = rig
-        self.devices = rig.devices
-        refuse_unmovable(module, rig.devices)
+        self.plan = plan
+        refuse_unmovable(module, plan.devices)
         self.merges = Merges(self)
-        self.view = ModuleView(module, origins, store=store, residency=residency, amounts=amounts)
+        self.view = ModuleView(module, origins, store=store, residency=plan.residency, amounts=plan.amounts)
         self.assigned = AssignedWeights(self.view)
         self.shared_turn = turn or Turn()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._swapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._generating: list[nn.Module] = []
-        self.shares = shares
-        self.rows = rows and len(rig.devices) > 1
         self.parts = Parts(self)
         self.sites = Sites(self)
         self.compiler = CallCompiler(self, finish, why, dynamic_shapes)
         self.watch = Watch(self)
-        self.whole_on = whole_on or rig.devices[0]
         self.view.moved = self.watch.renew
         self.is_decoding = False
         self.streams = False
@@ -168,17 +155,26 @@ class Component:
         self.user = user
         self.name, self._offer, self.enter, self.recovery = user.name, user.offer, user.enter, user.recovery
 
-    def move(
-        self, rig: Rig, *, whole_on: Device, shares: tuple[float, ...], rows: bool, residency: Residency,
-        amounts: Amounts = ALIKE,
-    ) -> None:  # fmt: skip
+    def move(self, plan: ComponentPlan) -> None:
         """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
         self.sites.unsettle()
-        self.rig, self.devices = rig, rig.devices
-        self.whole_on = whole_on
-        self.shares = shares
-        self.rows = rows and len(rig.devices) > 1
-        self.view.rest_in(residency, amounts)
+        self.plan = plan
+        self.view.rest_in(plan.residency, plan.amounts)
+
+    @property
+    def rig(self) -> Rig:
+        """Its devices, main first, with what it may use of each."""
+        return self.plan.rig
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its devices, main first."""
+        return self.plan.devices
+
+    @property
+    def whole_on(self) -> Device:
+        """Where runs what cannot be compiled whole."""
+        return self.plan.whole_on or self.plan.devices[0]
 
     @property
     def turn(self) -> ForkSafeLock:
@@ -293,7 +289,7 @@ class Component:
         Nothing is traced again. Raises UsageError for an assignment that is none of this component, or that slices
         weights, which the split mode decides; DoesNotFitError where a device lacks memory. All is as before then.
         """
-        if self.rows or any(one.bounds for one in assignment.values()):
+        if self.plan.by_rows or any(one.bounds for one in assignment.values()):
             raise UsageError(f"{self.name} cannot be assigned rows: split mode row decides which device gets which")
         with self.turn, self.turn, trace_lock.alone():
             self.sites.check(assignment)
@@ -315,7 +311,7 @@ class Component:
 
         Raises DoesNotFitError where even that is too much; all is as before then.
         """
-        if self.streams or self.rows or self.parts.reasons or all(one.is_host for one in self.devices):
+        if self.streams or self.plan.by_rows or self.parts.reasons or all(one.is_host for one in self.devices):
             return False
         rests = Residency.DISK if self.view.residency is Residency.DISK else Residency.HOST
         assignment = {

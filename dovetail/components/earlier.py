@@ -97,7 +97,7 @@ class Earlier:
 
 def _split(component: Component) -> tuple[Any, ...]:
     """How a component is spread over devices."""
-    return component.devices, component.rows, component.shares
+    return component.devices, component.plan.by_rows, component.plan.shares
 
 
 def _placed(one: StoredWeight) -> tuple[Any, ...]:

@@ -140,7 +140,7 @@ class Sites(OfComponent):
         given = {name: Assigned(one.home, (), one.residency) for name, one in held.items() if one.home is not None}
         rig = component.offer(list(held.values()))
         residency = {name: one.residency for name, one in held.items()}
-        assignment = split_by_name(weights, rig, component.shares, given, residency)
+        assignment = split_by_name(weights, rig, component.plan.shares, given, residency)
         self.check(assignment)
         self._unsettle = component.assigned.decisions()
         fresh = {held[name]: one for name, one in assignment.items() if name not in given}

@@ -20,7 +20,8 @@ from ..fitting.refused import Tried, explained
 from ..passes.infra.base import Pass
 from ..planning.generation import Generation
 from .neighbour import Neighbour
-from .plan import Phases, placing, share_out
+from .phases import Phases
+from .plan import PipelinePlan, planned
 from .set_aside import EarlierCalls
 from .sharing import OfAllFaces
 
@@ -154,13 +155,16 @@ class Deciding(Neighbour):
     def _place(self, request: Request) -> None:
         """Gives the components the devices of a request, and their weights the places where they rest."""
         self._request = request
-        roles = self._roles
-        own = self._own()
-        for name, rig in share_out(request, self._modules(), roles).items():
-            if name not in own:
-                continue
-            there = placing(request, name, roles[name], rig, self._whole_on(rig.devices[0]))
-            own[name].move(rig, **there)
+        self._adopt(self._planned(request))
+
+    def _planned(self, request: Request) -> PipelinePlan:
+        """What a request says of its own components."""
+        return planned(request, self._modules(), self._roles, self._whole_on, self._own())
+
+    def _adopt(self, plan: PipelinePlan) -> None:
+        """Has its own components be where a plan says."""
+        for name, one in self._own().items():
+            one.move(plan.components[name])
         self._tell_device()
         if self._rests_in_files:
             self._free_host()

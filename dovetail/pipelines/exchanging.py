@@ -14,7 +14,7 @@ from ..components.component import Component
 from ..conventions.roles import role_of_module
 from .checks import refuse_taking
 from .placed import PlacedPipeline
-from .plan import modules_of, resting_in_memory, share_out
+from .plan import modules_of, planned, resting_in_memory
 from .sharing import let_go
 from .subclass import become_as_before, handle_of, set_apart
 
@@ -90,12 +90,14 @@ class Exchanging(PlacedPipeline):
         """A component that is to take the place of another; where that rests in files, it rests in host memory."""
         refuse_taking(self.pipe, name, module)
         role = role_of_module(name, module)
-        rig = share_out(self._request, {**self._modules(), name: module}, {**self._roles, name: role})[name]
-        if self._request.residency_for(name, role, rig.devices) is Residency.DISK:
+        given = {**self._modules(), name: module}, {**self._roles, name: role}, self._whole_on, (name,)
+        plan = planned(self._request, *given).components[name]
+        if plan.residency is Residency.DISK:
             logger.warning("the new %s lies in no file: its weights rest in host memory", name)
             self._request = resting_in_memory(self._request, name)
             self._asked = resting_in_memory(self._asked, name)
-        return self._made(name, role, module, rig)
+            plan = planned(self._request, *given).components[name]
+        return self._made(name, role, module, plan)
 
     def _join(self, new: Component | None) -> None:
         if new is not None:

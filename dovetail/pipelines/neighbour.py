@@ -30,7 +30,7 @@ from ..runtime.store.origin import HOST
 from .bounded import bounded, budgets_of, others_on
 from .ledger import Ledger
 from .pipeline_state import ExecutionDevice, bring_state
-from .plan import share_out
+from .plan import PipelinePlan
 from .sharing import OfAllFaces, lent
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Neighbour:
         def _roles(self) -> Mapping[str, str]: ...
         def _modules(self) -> dict[str, nn.Module]: ...
         def _tell_device(self) -> None: ...
+        def _planned(self, request: Request) -> PipelinePlan: ...
         def _enter(self, component: Component) -> None: ...
 
     def __init__(self) -> None:
@@ -106,10 +107,9 @@ class Neighbour:
         if found.memory == self._request.rig.memory:
             return False
         self._request = replace(self._request, rig=found)
-        own = self._own()
-        for name, rig in share_out(self._request, self._modules(), self._roles).items():
-            if name in own:
-                own[name].rig = rig
+        plans = self._planned(self._request).components
+        for name, one in self._own().items():
+            one.plan = replace(one.plan, rig=plans[name].rig)
         return True
 
     def _bounded(self) -> contextlib.AbstractContextManager[None]:

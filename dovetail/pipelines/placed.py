@@ -17,6 +17,7 @@ from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
+from ..components.plan import ComponentPlan
 from ..components.turn import Turn
 from ..conventions import libraries
 from ..conventions.request import BOTH, Request
@@ -39,8 +40,9 @@ from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .deciding import Deciding
 from .ledger import Ledger, host_checked
+from .phases import Phases, let_tables_go, phase_of
 from .pipeline_state import ExecutionDevice
-from .plan import Phases, check_names, count_held_as_free, let_tables_go, modules_of, phase_of, placing, share_out
+from .plan import check_names, count_held_as_free, modules_of, planned
 from .sharing import OfAllFaces, let_go, named_in, placed_already, users_of
 
 if TYPE_CHECKING:
@@ -106,11 +108,10 @@ class PlacedPipeline(Deciding):
         self._ledger = Ledger(self._components, self._planner, self._phases)
         self._store.room_for = host_checked(weakref.ref(self))
         try:
-            rigs = share_out(self._request, modules, roles)
+            plan = planned(self._request, modules, roles, self._whole_on, modules.keys() - self.borrowed.keys())
             made = [
-                self._made(name, roles[name], module, rigs[name], (origins or {}).get(name))
-                for name, module in modules.items()
-                if name not in self.borrowed
+                self._made(name, roles[name], modules[name], one, (origins or {}).get(name))
+                for name, one in plan.components.items()
             ]
             there = {**self.borrowed, **{one.name: one for one in made}}
             self._components.update({name: there[name] for name in modules})
@@ -226,7 +227,7 @@ class PlacedPipeline(Deciding):
 
     def splits_rows(self, component: Component) -> bool:
         """Whether a component's weights are to be split by rows over several devices."""
-        return len(component.devices) > 1 and self._request.mode_for(component.name, component.role) == "row"
+        return component.plan.by_rows
 
     def rest_in_files(self) -> None:
         """Has weights that the host computes with rest in their files, of which they are views, between phases.
@@ -261,19 +262,20 @@ class PlacedPipeline(Deciding):
         for component in self._own().values():
             component.module.__dict__[libraries.HOOK] = self.hook
 
-    def _made(self, name: str, role: str, module: nn.Module, rig: Rig, origins: Origins | None = None) -> Component:
+    def _made(
+        self, name: str, role: str, module: nn.Module, plan: ComponentPlan, origins: Origins | None = None
+    ) -> Component:
         """A component of a module of the pipeline, on its devices; nothing is swapped yet."""
         one = Component(
             name,
             role,
             module,
-            rig,
+            plan,
             finish=self._finish,
             origins=origins,
             store=self._store,
             turn=self._turn,
             dynamic_shapes=self._shapes.get(name),
-            **placing(self._request, name, role, rig, self._whole_on(rig.devices[0])),
         )
         one.kept_traces = self._plans.traces if self._plans else {}
         one.serve(self.as_user(name))
@@ -347,14 +349,11 @@ class PlacedPipeline(Deciding):
         program = traced.copy()
         if not self._phases.keeps(component.name):
             let_tables_go(program)
-        shares = self._request.shares_for(component.name, component.role, component.devices)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
-        mode = self._request.mode_for(component.name, component.role)
-        mode = "layer" if component.sites.settled else mode
-        chunk = self._request.chunks_for(component.name, component.role)
-        inductor = self._request.compiles(component.role)
-        steps = given or default_passes(shares, split_mode=mode, chunk=chunk, inductor=inductor)
-        planned = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
-        PassManager(with_assignment(steps, planned) if planned else steps, self._callbacks).run(program)
+        plan = component.plan
+        mode = "layer" if component.sites.settled else plan.mode
+        steps = given or default_passes(plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor)
+        kept = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
+        PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
         component.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

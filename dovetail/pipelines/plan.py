@@ -1,4 +1,4 @@
-"""Which devices each component of a pipeline gets, and how much of them is free for it."""
+"""The plan of a pipeline: which devices each component gets, where its weights rest, and what is asked of both."""
 
 from __future__ import annotations
 
@@ -6,125 +6,24 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from torch import nn
 
 from ..compiler.errors import UsageError
-from ..compiler.ir.program import Program
-from ..compiler.spec import parse_params_backend, role_of_component
+from ..compiler.spec import parse_params_backend
 from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
-from ..compiler.spec.residency import Amounts, Residency
+from ..components.plan import ComponentPlan
 from ..conventions.request import Request, tell_unused_split
 from ..conventions.spellings import Tiling
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback
-from ..planning.turns import turns_of
 from ..runtime.devices.wrapped import bytes_of
 from ..runtime.store.store import Origins
 
 logger = logging.getLogger(__name__)
-
-
-_PHASES = {
-    "te": "conditioning",
-    "clip_vision": "conditioning",
-    "diffusion": "sampling",
-    "controlnet": "sampling",
-    "vae": "decoding",
-}
-
-
-def phase_of(name: str) -> str:
-    """The part of a pipeline's call in which a component works; what is staged for it leaves with it.
-
-    One whose name tells no role works in a part of its own: a prior has done its work when the decoder begins.
-    """
-    return _PHASES.get(role_of_component(name), name)
-
-
-class Phases:
-    """The phase of each component of a pipeline, by name.
-
-    Components of one phase whose weights rest elsewhere are on their devices together. Where that does not fit, each
-    works in a phase of its own: its weights leave before the next one's come. Where that does not fit either, weights
-    of a component do not stay for its phase: all of them come and go in each call.
-    """
-
-    def __init__(self) -> None:
-        self._apart: frozenset[str] = frozenset()
-        self._going: frozenset[str] = frozenset()
-        self.turns: Mapping[str, str] = {}
-        """The phases of denoisers that come after others, by name, as the calls show that are planned or made."""
-
-    def __call__(self, name: str) -> str:
-        """The phase of a component."""
-        return name if name in self._apart else self.turns.get(name) or phase_of(name)
-
-    @property
-    def changed(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The components that work apart, and those whose weights come and go in each call."""
-        return self._apart, self._going
-
-    def start_over(self) -> Callable[[], None]:
-        """Has no components work apart, nor weights come and go in each call; what is returned takes it back."""
-        apart, going = self.changed
-        self._apart = self._going = frozenset()
-
-        def undo() -> None:
-            self._apart, self._going = apart, going
-
-        return undo
-
-    def follow(self, calls: Sequence[str]) -> None:
-        """Has denoisers of which one has done its work before the next one begins work in phases of their own."""
-        self.turns = turns_of(calls, {name: phase_of(name) for name in calls})
-
-    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
-        """Has the components of the first phase that some of these share work apart; what is returned takes it back.
-
-        Gives None where none share a phase.
-        """
-        together: dict[str, list[str]] = {}
-        for name in staged:
-            together.setdefault(self(name), []).append(name)
-        shared = next((names for names in together.values() if len(names) > 1), None)
-        if shared is None:
-            return None
-        before = self._apart
-        self._apart = before | set(shared)
-
-        def join() -> None:
-            self._apart = before
-
-        return join
-
-    def keeps(self, name: str) -> bool:
-        """Whether weights of a component may stay on their devices until its phase ends."""
-        return name not in self._going
-
-    def let_go(self, names: Collection[str]) -> Callable[[], None] | None:
-        """Has weights of components come and go in each call; what is returned takes it back.
-
-        Gives None where those of all of them do.
-        """
-        before = self._going
-        if before.issuperset(names):
-            return None
-        self._going = before.union(names)
-
-        def keep() -> None:
-            self._going = before
-
-        return keep
-
-
-def let_tables_go(program: Program) -> None:
-    """Has buffers and constants rest in host memory, and come and go as parameters do; no program writes them."""
-    tables = [name for name, weight in program.weights.items() if weight.kind in ("buffer", "constant")]
-    program.residency.update(dict.fromkeys(tables, Residency.HOST))
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
@@ -165,7 +64,7 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
         raise UsageError(f"dynamic_shapes names {', '.join(wrong)}; this pipeline has {', '.join(roles)}")
 
 
-def share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]) -> dict[str, Rig]:
+def _share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping[str, str]) -> dict[str, Rig]:
     """The devices of each component; of several text encoders the largest alone is split, unless told by name."""
     sizes = {name: sum(bytes_of(p) for p in module.parameters()) for name, module in modules.items()}
     encoders = [name for name, role in roles.items() if role == "te"]
@@ -178,25 +77,49 @@ def share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mapping
     return shared
 
 
-class Placing(TypedDict):
-    """How a component is placed on its devices, as it is told."""
+@dataclass(frozen=True)
+class PipelinePlan:
+    """Where a pipeline runs: the plan of each component, by name."""
 
-    whole_on: Device
-    shares: tuple[float, ...]
-    rows: bool
-    residency: Residency
-    amounts: Amounts
+    components: Mapping[str, ComponentPlan]
+
+    def __str__(self) -> str:
+        """A line for each component."""
+        return "\n".join(f"{name}: {plan}" for name, plan in self.components.items())
 
 
-def placing(request: Request, name: str, role: str, rig: Rig, whole_on: Device) -> Placing:
-    """What a request says of a component on the devices of a rig; what cannot be compiled runs ``whole_on`` one."""
-    return {
-        "whole_on": whole_on,
-        "shares": request.shares_for(name, role, rig.devices),
-        "rows": request.mode_for(name, role) == "row",
-        "residency": request.residency_for(name, role, rig.devices),
-        "amounts": request.amounts_for(name, role),
-    }
+def planned(
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    roles: Mapping[str, str],
+    whole_on: Callable[[Device], Device],
+    names: Collection[str],
+) -> PipelinePlan:
+    """What a request says of some components of a pipeline, those of open devices on the main one.
+
+    Args:
+        request: what was asked, or found.
+        modules: the components by name.
+        roles: what each is for.
+        whole_on: gives where runs what cannot be compiled, by the main device of a component.
+        names: those of which the plan is; all of them say how large each is beside others.
+    """
+
+    def of(name: str, rig: Rig) -> ComponentPlan:
+        role, devices = roles[name], rig.devices
+        return ComponentPlan(
+            rig,
+            whole_on(rig.devices[0]),
+            request.shares_for(name, role, devices),
+            request.mode_for(name, role),
+            request.residency_for(name, role, devices),
+            request.amounts_for(name, role),
+            request.chunks_for(name, role),
+            request.compiles(role),
+        )
+
+    rigs = _share_out(request, modules, roles)
+    return PipelinePlan({name: of(name, rigs[name]) for name in rigs if name in names})
 
 
 def resting_in_memory(request: Request, name: str) -> Request:

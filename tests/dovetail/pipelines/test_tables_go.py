@@ -12,7 +12,7 @@ from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
-from dovetail.pipelines.plan import Phases, let_tables_go
+from dovetail.pipelines.phases import Phases, let_tables_go
 
 
 class Tables(nn.Module):

@@ -12,7 +12,7 @@ from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.conventions.request import Request
 from dovetail.fitting.eased import first_that_fits
-from dovetail.pipelines.plan import Phases
+from dovetail.pipelines.phases import Phases
 from dovetail.planning.making import Making, PlanRequest
 from dovetail.planning.quicker import NotQuickerError, QuickerInTilesError
 

@@ -1,0 +1,59 @@
+"""Where a component runs and its weights rest, and how its programs are lowered, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..compiler.spec.backend import Resting
+from ..compiler.spec.chunks import WHOLE
+from ..compiler.spec.devices import Device, Rig
+from ..compiler.spec.residency import ALIKE, Amounts, Residency
+from ..compiler.spec.units import number_text
+
+
+@dataclass(frozen=True)
+class ComponentPlan:
+    """What was decided of a component, whoever did: a person, a search, or a plan file.
+
+    Args:
+        rig: its devices, main first, with what it may use of each.
+        whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
+        shares: weigh the devices in place of what is free; as many as there are devices, or none.
+        mode: how it is split over several devices, ``layer`` or ``row``.
+        residency: where parameters are kept while nobody reads them.
+        amounts: bytes of them that are kept elsewhere all the same.
+        chunks: in so many wide parts are computed.
+        inductor: whether Inductor compiles its blocks.
+    """
+
+    rig: Rig
+    whole_on: Device | None = None
+    shares: tuple[float, ...] = ()
+    mode: str = "layer"
+    residency: Residency = Residency.DEVICE
+    amounts: Amounts = ALIKE
+    chunks: int = WHOLE
+    inductor: bool = False
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its devices, main first."""
+        return self.rig.devices
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether its programs are split by rows."""
+        return self.mode == "row" and len(self.devices) > 1
+
+    def __str__(self) -> str:
+        """The plan in a line."""
+        rests = Resting(self.residency.value, amounts=self.amounts)
+        said = {
+            "split": f"by {self.mode}s" if len(self.devices) > 1 else "",
+            "shares": ":".join(map(number_text, self.shares)),
+            "weights": str(rests) if self.residency is not Residency.DEVICE else "",
+            "chunks": str(self.chunks) if self.chunks != WHOLE else "",
+            "inductor": "yes" if self.inductor else "",
+        }
+        given = [f"{name} {value}" for name, value in said.items() if value]
+        return ", ".join(["&".join(map(str, self.devices)), *given])
