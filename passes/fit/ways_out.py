@@ -267,7 +267,9 @@ def _by_layers(out: WayOut, loads: Sequence[Load]) -> WayOut:
 def _in_chunks(
     loads: Sequence[Load], chunked: Iterable[Sequence[Load]], machine: Machine, budgets: Budgets, trial: Trial
 ) -> Iterator[WayOut]:
-    """The fewest chunks first, of as few components as that takes."""
+    """The fewest chunks first, of as few components as that takes; none where even no values would not fit."""
+    if search([_without_values(load) for load in loads], machine, budgets) is None:
+        return
     for in_some in chunked:
         of = {load.name: load for load in in_some}
         for some in filter(None, _groups(in_some)):
@@ -275,6 +277,13 @@ def _in_chunks(
             out = _tried(CHUNKS, changed, machine, budgets, trial)
             if out is not None:
                 yield out
+
+
+def _without_values(load: Load) -> Load:
+    """A component of which nothing but weights is alive, which is less than in any number of chunks."""
+    chain = load.chain
+    parts = tuple(replace(part, live=0) for part in chain.parts)
+    return replace(load, chain=replace(chain, rest=replace(chain.rest, live=0), parts=parts))
 
 
 def _groups(loads: Sequence[Load]) -> list[set[str]]:

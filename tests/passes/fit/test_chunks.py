@@ -57,6 +57,17 @@ def test_a_refusal_names_the_fewest_chunks_that_fit_before_other_weights_and_siz
     assert not any("--chunk" in out.settings for out in tried)
 
 
+def test_where_weights_alone_do_not_fit_no_chunks_are_looked_at() -> None:
+    def looked_at() -> Iterator[list[Load]]:
+        raise AssertionError("chains in chunks take seconds")
+        yield
+
+    asked = Asked((FAST,), Residency.DEVICE)
+    outs = ways_out([wide(asked)], machine((FAST, CPU)), one_card(150), chunked=looked_at)
+    assert outs
+    assert all(out.what != CHUNKS for out in outs)
+
+
 def test_what_fits_otherwise_is_named_before_chunks() -> None:
     asked = Asked((FAST,), Residency.DEVICE)
     outs = ways_out([wide(asked)], machine((FAST, CPU)), one_card(225), chunked=lambda: in_chunks(asked))
