@@ -10,6 +10,7 @@ from ..compiler.errors import DoesNotFitError
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
+from ..passes.fit.chain import Chain
 from ..passes.fit.ways_out import CHUNKS, Outcome, Trial, WayOut, refusal, said_of, ways_out
 from ..passes.fit.workload import Load
 from .asked import budgets_of, typed, with_chunks
@@ -39,6 +40,12 @@ class Tried:
     smaller: Callable[[], Iterator[tuple[Mapping[str, str], DryRun]]]
     others: tuple[str, ...] = ()
     folder: str = "MODEL_FOLDER"
+
+
+def _has_less_alive(one: Chain, other: Chain) -> bool:
+    """Whether less is alive in some part of a chain than in that part of another one."""
+    parts = zip((one.rest, *one.parts), (other.rest, *other.parts), strict=False)
+    return any(now.live < then.live for now, then in parts)
 
 
 def explained(
@@ -71,7 +78,7 @@ def explained(
         for count in COUNTS:
             more = {load.name: max(count, load.asked.chunks) for load in loads}
             changed = loads_of(members, calls_of(run), with_chunks(eased(request, roles), more, roles))
-            yield [one for one, whole in zip(changed, loads, strict=True) if one.chain.live < whole.chain.live]
+            yield [one for one, whole in zip(changed, loads, strict=True) if _has_less_alive(one.chain, whole.chain)]
 
     def trial_of(some: DryRun) -> Trial:
         def trial(out: WayOut) -> Outcome | None:
