@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from torch.fx import Node
 
-from ..errors import DovetailError, ProgramTextError, in_our_words
+from ..errors import DovetailError, ProgramTextError, TextError, in_our_words
 from ..ir.program import Program, Segment
 from ..ir.schedule import (
     Allocate,
@@ -42,7 +42,7 @@ from ..ir.schedule import (
 )
 from ..ir.split import pieces
 from ..spec.devices import Device
-from .tokens import Line
+from .tokens import Line, known
 
 
 def parse_schedule(text: str, program: Program) -> Schedule:
@@ -82,12 +82,12 @@ class _Reader:
         line = Line(text)
         word = line.take()
         if word.startswith("%"):
-            self._step(self.nodes[word[1:]], line)
+            self._step(known(self.nodes, word[1:], f"there is no {word}"), line)
         else:
             self.close_run()
-            self.instructions.append(_ACTIONS[word](self, line))
+            self.instructions.append(known(_ACTIONS, word, f"{word[:40]} is no instruction")(self, line))
         if line.rest():
-            raise ValueError(f"expected the end of the line, found {line.rest()[:40]}")
+            raise TextError(f"expected the end of the line, found {line.rest()[:40]}")
 
     def close_run(self) -> None:
         """Gives the run that was read last its steps."""
@@ -99,7 +99,7 @@ class _Reader:
     def _step(self, node: Node, line: Line) -> None:
         """What one node of the last run does besides computing."""
         if self.steps.get(node) != Step(node):
-            raise ValueError(f"%{node.name} is not in the run above, or stands there already")
+            raise TextError(f"%{node.name} is not in the run above, or stands there already")
         line.take(":")
         while True:
             self.steps[node] = self._noted(self.steps[node], line)
@@ -117,7 +117,7 @@ class _Reader:
                 return replace(step, sends=(*step.sends, one))
             case Free() as one:
                 return replace(step, frees=(*step.frees, one))
-        raise ValueError(f"no node does this: {word}")
+        raise TextError(f"no node does this: {word}")
 
     def _input(self, line: Line) -> Input:
         return Input(self._values(line, "on"), self._device(line))
@@ -140,7 +140,7 @@ class _Reader:
         while line.accept(","):
             names.append(line.text_in_quotes())
         if number in self.loads or not self.held.keys() >= set(names):
-            raise ValueError(f"load {number} stands there already, or names a weight that is not there")
+            raise TextError(f"load {number} stands there already, or names a weight that is not there")
         self.loads[number] = Load(number, tuple(names), device, lifetime, slot)
         return self.loads[number]
 
@@ -153,15 +153,20 @@ class _Reader:
 
     def _await(self, line: Line) -> Await:
         if line.accept("load"):
-            started: Copy | Load = self.loads[line.count()]
+            started: Copy | Load = self._load_above(line)
         else:
-            started = self.copies[(self._value(line), *self._link(line))]
+            value = self._value(line)
+            started = known(self.copies, (value, *self._link(line)), f"no such copy of {value} stands on a line above")
         line.take("on")
         return Await(started, self._device(line))
 
     def _release(self, line: Line) -> Release:
         line.take("load")
-        return Release(self.loads[line.count()])
+        return Release(self._load_above(line))
+
+    def _load_above(self, line: Line) -> Load:
+        number = line.count()
+        return known(self.loads, number, f"load {number} stands on no line above")
 
     def _free(self, line: Line) -> Free:
         value = self._value(line)
@@ -170,7 +175,10 @@ class _Reader:
 
     def _run(self, line: Line) -> Run:
         line.take("segment")
-        segment = self.program.segments[line.count()]
+        number = line.count()
+        if number >= len(self.program.segments):
+            raise TextError(f"there is no segment {number}")
+        segment = self.program.segments[number]
         line.take("on")
         device = self._device(line)
         line.take(":")
@@ -184,10 +192,10 @@ class _Reader:
         line.take("to")
         last = self._value(line).node
         if self.segment.get(first) is not segment or self.segment.get(last) is not segment:
-            raise ValueError(f"%{first.name} and %{last.name} are not both in segment {segment.index}")
+            raise TextError(f"%{first.name} and %{last.name} are not both in segment {segment.index}")
         for place in range(self.place[first], self.place[last] + 1):
             if (segment.nodes[place], device) in self.runs:
-                raise ValueError(f"%{segment.nodes[place].name} is in a run above")
+                raise TextError(f"%{segment.nodes[place].name} is in a run above")
             yield segment.nodes[place]
 
     def _allocate(self, line: Line) -> Allocate:
@@ -225,14 +233,12 @@ class _Reader:
     def _value(self, line: Line) -> ValueRef:
         token = line.take()
         if not token.startswith("%"):
-            raise ValueError(f"expected a value, found {token}")
-        return ValueRef(self.nodes[token[1:]])
+            raise TextError(f"expected a value, found {token}")
+        return ValueRef(known(self.nodes, token[1:], f"there is no {token}"))
 
     def _device(self, line: Line) -> Device:
         name = line.take()
-        if name not in self.devices:
-            raise ValueError(f"the program has no device {name}")
-        return self.devices[name]
+        return known(self.devices, name, f"the program has no device {name}")
 
 
 _ACTIONS: dict[str, Callable[[_Reader, Line], Instruction]] = {

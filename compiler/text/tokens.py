@@ -26,6 +26,7 @@ _NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+)")
 _DEEPEST = 32
 _MOST_SIZES = 64  # as in PyTorch
 _LARGEST = 2**64
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -179,7 +180,7 @@ class Line:
         raise TextError(f"expected {close}, found the end")
 
 
-def known(table: Mapping[str, _T], word: str, problem: str) -> _T:
+def known(table: Mapping[_K, _T], word: _K, problem: str) -> _T:
     """What a table has for a word; raises TextError, which says the problem, where it has nothing."""
     if word not in table:
         raise TextError(problem)

@@ -125,12 +125,12 @@ def test_a_schedule_is_read_back_as_it_was_printed(rests: str) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("free %nothing on sim0", "KeyError: 'nothing'"),
+        ("free %nothing on sim0", "there is no %nothing"),
         ("free %x on sim9", "the program has no device sim9"),
-        ("await load 7 on sim0", "KeyError: 7"),
+        ("await load 7 on sim0", "load 7 stands on no line above"),
         ('load 0 to sim0 for the program: "no.such.weight"', "names a weight that is not there"),
-        ("release load 0 at once", "KeyError: 0"),
-        ("run segment 99 on sim0: %x to %x", "IndexError"),
+        ("release load 0 at once", "load 0 stands on no line above"),
+        ("run segment 99 on sim0: %x to %x", "there is no segment 99"),
         ("%x: free %x on sim0", "%x is not in the run above"),
         ("run segment 0 on sim0: %linear_3 to %linear_3", "%linear_3 and %linear_3 are not both in segment 0"),
         ("output nothing from sim0 now", "expected the end of the line, found now"),
@@ -145,7 +145,7 @@ def test_a_node_is_read_into_one_run() -> None:
     """So a text is read in time and memory in proportion to its length, however often it says so."""
     run = "run segment 0 on sim0: %zeros to %zeros"
     assert len(parse_schedule(run, sample())) == 1
-    with pytest.raises(ProgramTextError, match=r"^line 2 .*: ValueError: %zeros is in a run above$"):
+    with pytest.raises(ProgramTextError, match=r"^line 2 .*: %zeros is in a run above$"):
         parse_schedule(f"{run}\n{run}", sample())
 
 

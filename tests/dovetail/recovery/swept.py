@@ -141,10 +141,10 @@ class Swept:
 def _once(finish: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[Any, Any] = {}
 
-    def finished(component: Component, traced: Any, module: Any, chunks: int | None = None) -> Any:
+    def finished(component: Component, traced: Any, module: Any) -> Any:
         key = traced, component.streams
         if key not in made:
-            made[key] = finish(component, traced, module, chunks)
+            made[key] = finish(component, traced, module)
             return made[key]
         traced.keeps_staged = not component.streams
         component.assigned.note(module, made[key].program, planning=True)
