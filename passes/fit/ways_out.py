@@ -182,7 +182,8 @@ def best_first(outs: Sequence[WayOut]) -> list[WayOut]:
     """Ways out that place things otherwise, the quickest first, before others; none that takes many times as long."""
     placed = [out for out in outs if out.what in _PLACEMENTS]
     others = [out for out in outs if out not in placed]
-    most = WORST * min((out.seconds for out in outs if placed or not out.packed), default=inf)
+    of_these_weights = [out for out in outs if not out.packed] or outs
+    most = WORST * min((out.seconds for out in of_these_weights), default=0)
     return [out for out in (*sorted(placed, key=lambda out: out.seconds), *others) if out.seconds <= most]
 
 

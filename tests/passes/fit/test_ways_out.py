@@ -279,3 +279,12 @@ def test_a_larger_budget_is_not_said_to_be_in_tiles_where_the_whole_fits_within_
     assert larger.budgets.of(FAST) < 300 * MIB
     assert search(larger.loads, machine(), larger.budgets) is not None
     assert max(one.chain.live for one in larger.loads) == 200 * MIB, "whole"
+
+
+def test_packed_weights_that_are_much_quicker_drop_no_way_out_that_keeps_the_weights() -> None:
+    (one, *_) = outs(pipeline(diffusion=Asked((SLOW,), Residency.DEVICE)), budgets(1000, 100, 1000))
+    quick = replace(one, what="weights of diffusion in Q4_K", packed=("diffusion",), lowered=one.seconds / 10)
+    slow = replace(one, lowered=6 * one.seconds)
+    assert best_first([one, slow, quick]) == [one, quick]
+    assert best_first([quick]) == [quick]
+    assert best_first([]) == []
