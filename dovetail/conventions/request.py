@@ -141,11 +141,14 @@ class Request:
             _tell_alone(attribute, devices[0].name, "split mode row")
         return devices
 
+    def is_open(self, attribute: str, role: str) -> bool:
+        """Whether a component has no devices of its own."""
+        words = self.backend.get(attribute, role)
+        return words is None or [word.text for word in words] == [AUTO]
+
     def _is_searched(self, attribute: str, role: str) -> bool:
         """Whether a search is yet to say which devices a component has."""
-        words = self.backend.get(attribute, role)
-        is_open = words is None or [word.text for word in words] == [AUTO]
-        return bool(attribute) and self.auto_fit and is_open and len(self.rig.gpus) > 1
+        return bool(attribute) and self.auto_fit and self.is_open(attribute, role) and len(self.rig.gpus) > 1
 
     @staticmethod
     def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:

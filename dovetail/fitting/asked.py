@@ -34,24 +34,18 @@ def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
 
 def may_be_searched(request: Request, roles: Mapping[str, str]) -> bool:
     """Whether some component has no devices of its own, so that its weights may rest where they fit."""
-    return any(is_open(request, name, role) for name, role in roles.items())
-
-
-def is_open(request: Request, name: str, role: str) -> bool:
-    """Whether a component has no devices of its own."""
-    words = request.backend.get(name, role)
-    return words is None or [word.text for word in words] == [AUTO]
+    return any(request.is_open(name, role) for name, role in roles.items())
 
 
 def leaves_places_open(request: Request, name: str, role: str) -> bool:
     """Whether it is to be found where the weights of a component rest, on devices that may be named."""
     word = request.params_backend.get(name, role)
-    return word.text == AUTO if word is not None else is_open(request, name, role)
+    return word.text == AUTO if word is not None else request.is_open(name, role)
 
 
 def asked_of(request: Request, name: str, role: str) -> Asked:
     """What was said of one component: where its devices are named, its weights rest there unless it is said."""
-    devices = () if is_open(request, name, role) else request.backend.devices_for(name, role, request.rig)
+    devices = () if request.is_open(name, role) else request.backend.devices_for(name, role, request.rig)
     residency = None
     if not leaves_places_open(request, name, role):
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
@@ -82,7 +76,7 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     Named devices of which the plan uses nothing have no share.
     """
     found = [one for one in plan.components if one.name in roles]
-    unplaced = {one.name for one in found if is_open(request, one.name, roles[one.name])}
+    unplaced = {one.name for one in found if request.is_open(one.name, roles[one.name])}
     unrested = [one for one in found if leaves_places_open(request, one.name, roles[one.name])]
     has_shares = {one.name for one in found if request.tensor_split.get(one.name, roles[one.name]) is not None}
     unsplit = [

@@ -18,7 +18,7 @@ from ..compiler.spec.backend import AUTO, DISK
 from ..compiler.spec.devices import HOST
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
-from .asked import is_open, may_be_searched
+from .asked import may_be_searched
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _PLACES = {Residency.HOST: "in host memory", Residency.DISK: "in their files"}
 
 def untold(request: Request, roles: Roles) -> list[str]:
     """The components whose devices are named, and of whose weights it is not said where they rest."""
-    named = [name for name, role in roles.items() if not is_open(request, name, role)]
+    named = [name for name, role in roles.items() if not request.is_open(name, role)]
     return [
         name
         for name in named
