@@ -11,11 +11,14 @@ from pathlib import Path
 from ..compiler.atomic_write import written_beside
 from ..compiler.errors import SpecError
 from ..compiler.spec.units import parse_bytes
-from .head import NoEntry, open_entry, read_head
+from .head import NoEntry, open_entry, read_head, read_title
 from .trust import doubt
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
+
+TRACE, ANSWER = "trace", "answer"
+"""The kinds of entries, which are the endings of their files."""
 
 _SIZE, _EXAMPLE = "512MiB", "a number and a unit, such as 512MiB"
 _ABANDONED = 3600.0
@@ -31,18 +34,23 @@ class Entry:
     nbytes: int
     used: float
 
+    @property
+    def kind(self) -> str:
+        """Whether it is a TRACE or an ANSWER."""
+        return self.path.suffix.removeprefix(".")
 
-def class_in(entry: Entry) -> str:
-    """The class whose trace an entry is; empty for a damaged one."""
+
+def name_of(entry: Entry) -> str:
+    """What an entry is of: the class that was traced, or the command that was answered; empty for a damaged one."""
     try:
         with open_entry(entry.path) as file:
-            return read_head(file).name
+            return read_head(file).name if entry.kind == TRACE else read_title(file)
     except (OSError, NoEntry):
         return ""
 
 
 def is_on() -> bool:
-    """Whether traces are kept and taken."""
+    """Whether traces and answers are kept and taken."""
     return os.environ.get(SWITCH, "1") not in ("0", "no", "off", "false")
 
 
@@ -79,23 +87,23 @@ def entries() -> list[Entry]:
     return sorted(_entries(), key=lambda one: -one.used)
 
 
-def path_of(key: str) -> Path:
+def path_of(key: str, kind: str = TRACE) -> Path:
     """Where the entry of a key is, or would be."""
-    return place() / f"{key}.trace"
+    return place() / f"{key}.{kind}"
 
 
-def touch(key: str) -> None:
+def touch(key: str, kind: str = TRACE) -> None:
     """Notes that an entry was used now."""
     try:
-        os.utime(path_of(key))
+        os.utime(path_of(key, kind))
     except OSError:  # it is gone by now, or the folder is somebody else's
         return
 
 
-def write(key: str, parts: Iterable[bytes], most: int) -> None:
+def write(key: str, parts: Iterable[bytes], most: int, kind: str = TRACE) -> None:
     """Writes an entry, whole or not at all, and lets those go that were used longest ago. Raises OSError."""
     _make(place())
-    with written_beside(path_of(key)) as draft:
+    with written_beside(path_of(key, kind)) as draft:
         draft.chmod(0o600)
         with draft.open("wb") as file:
             file.writelines(parts)
@@ -109,7 +117,7 @@ def shrink(most: int) -> None:
         total += entry.nbytes
         if total > most:
             entry.path.unlink(missing_ok=True)
-    for draft in place().glob(".*.trace"):
+    for draft in _files(".*"):
         if time.time() - _used(draft) > _ABANDONED:
             draft.unlink(missing_ok=True)
 
@@ -119,7 +127,7 @@ def clear() -> tuple[int, int]:
     found = entries()
     for entry in found:
         entry.path.unlink(missing_ok=True)
-    for draft in place().glob(".*.trace"):
+    for draft in _files(".*"):
         draft.unlink(missing_ok=True)
     return len(found), sum(entry.nbytes for entry in found)
 
@@ -131,8 +139,13 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def _files(name: str) -> Iterator[Path]:
+    for kind in (TRACE, ANSWER):
+        yield from place().glob(f"{name}.{kind}")
+
+
 def _entries() -> Iterator[Entry]:
-    for path in place().glob("[!.]*.trace"):
+    for path in _files("[!.]*"):
         try:
             found = path.stat()
         except OSError:  # another process has removed it

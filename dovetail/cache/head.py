@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FORM = b"dovetail trace 3\n"
+ANSWERED = b"dovetail answer 1\n"
 _LONGEST = 4096
 
 
@@ -39,6 +40,16 @@ def open_entry(path: Path) -> BinaryIO:
         file.close()
         raise NoEntry("it is no ordinary file")
     return file
+
+
+def read_title(file: BinaryIO) -> str:
+    """What the second line of an answer says that it is of; the file stands behind it then. Raises NoEntry."""
+    if file.readline(len(ANSWERED)) != ANSWERED:
+        raise NoEntry("it is of another form")
+    try:
+        return file.readline(_LONGEST).decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise NoEntry("its title cannot be read") from error
 
 
 def read_head(file: BinaryIO) -> Head:

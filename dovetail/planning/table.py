@@ -48,6 +48,21 @@ HEAD_OF_DEVICES = (
 RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
 
 
+class Told(TypedDict):
+    """All that is said of a plan, as JSON has it.
+
+    ``warnings`` come before all else; ``rows`` stand under HEAD and ``devices`` under HEAD_OF_DEVICES; ``remarks`` are
+    lines; ``settings`` are the options that ask for the same, and ``document`` is all of it as data.
+    """
+
+    warnings: list[str]
+    rows: list[list[str]]
+    devices: list[list[str]]
+    remarks: list[str]
+    settings: dict[str, str]
+    document: dict[str, object]
+
+
 class Fullest(TypedDict):
     """The fullest moment of a device in bytes, what it has, and the call in which it is that full.
 
@@ -177,6 +192,17 @@ class Account:
             rest = memory.total - memory.reserve - memory.free
             if rest >= memory.total / 100 and not memory.integrated:
                 yield f"{device}: {format_bytes(rest)} of it are in use, or kept back by a budget"
+
+    def told(self) -> Told:
+        """All that is said of the plan."""
+        return {
+            "warnings": list(self.warnings),
+            "rows": list(map(list, self.rows())),
+            "devices": list(map(list, self.rows_of_devices())),
+            "remarks": self.remarks(warned=True),
+            "settings": dict(self.settings),
+            "document": self.document(),
+        }
 
     def document(self) -> dict[str, object]:
         """All of it as data; sizes are in bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.cache import traces
+from dovetail.cache import answers, traces
 from dovetail.compiler.frontend import trace as tracing
 
 TRACED_ONCE = {
@@ -20,7 +20,10 @@ TRACED_ONCE = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _kept_traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of traces that all tests of a run share, those of other workers too: a model is traced once for them."""
+    """A cache of traces that all tests of a run share, those of other workers too: a model is traced once for them.
+
+    Answers of commands are neither taken nor kept: a test may have changed what they come from.
+    """
     if not TRACED_ONCE & {request.path.parent.name, request.path.stem}:
         yield
         return
@@ -29,6 +32,8 @@ def _kept_traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("DOVETAIL_CACHE", "1")
         monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(run / "traces"))
+        monkeypatch.setattr(answers, "read", lambda key: None)
+        monkeypatch.setattr(answers, "keep", lambda *args: None)
         yield
         traces.wait()
 

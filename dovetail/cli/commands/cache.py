@@ -1,4 +1,4 @@
-"""`dovetail cache`: the traces that are kept on disk for the next start."""
+"""`dovetail cache`: the traces and the answers that are kept on disk for the next start."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ Action = Annotated[
     typer.Argument(help="list: what is kept; clear: remove all of it; path: where it is."),
 ]
 
+_WHAT = {folder.TRACE: "class", folder.ANSWER: "answer"}
+"""What the name of an entry is, as data, by its kind."""
+
 
 def cache(action: Action = "list", json: Json = False, debug: Debug = False) -> None:
     """List what is kept of earlier runs, so that a second start is quick, or remove it.
@@ -34,10 +37,10 @@ def cache(action: Action = "list", json: Json = False, debug: Debug = False) -> 
 
 def _list(json: bool) -> None:
     found, most = folder.entries(), folder.limit()
-    names = [folder.class_in(entry) for entry in found]
+    names = [folder.name_of(entry) for entry in found]
     if json:
         facts = [
-            {"key": one.key, "class": name, "bytes": one.nbytes, "used": one.used}
+            {"key": one.key, _WHAT[one.kind]: name, "bytes": one.nbytes, "used": one.used}
             for one, name in zip(found, names, strict=True)
         ]
         print_json({"path": str(folder.place()), "on": folder.is_on(), "limit_bytes": most, "entries": facts})
@@ -46,7 +49,7 @@ def _list(json: bool) -> None:
         (name or "damaged", format_bytes(one.nbytes), _age(one.used), one.key[:12])
         for one, name in zip(found, names, strict=True)
     ]
-    print_table(("trace of", "size", "used", "key"), rows, right=(1,))
+    print_table(("trace or answer of", "size", "used", "key"), rows, right=(1,))
     total = format_bytes(sum(one.nbytes for one in found))
     print(f"{counted(len(found), 'entry', 'entries')}, {total} of at most {format_bytes(most)}, in {folder.place()}")
     if not folder.is_on():

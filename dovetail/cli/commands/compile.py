@@ -9,7 +9,7 @@ import typer
 
 from ...compiler.errors import UsageError
 from ...compiler.spec.units import format_bytes
-from ..opening.parts import compiled_parts
+from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
@@ -50,8 +50,8 @@ def compile(
     from ...cache.traces import collected
 
     with collected() as traces:
-        parts = compiled_parts(
-            subject, component, where, sample, weights, source, dtype, in_one_step=True, rests_in_files=False
+        parts = wanted(subject, component, where, sample, weights, source, dtype).parts(
+            in_one_step=True, rests_in_files=False
         )
     files = _save(parts, output, traces) if output else {}
     if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..opening.parts import compiled_parts
+from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.inputs import Inputs
 from ..options.shared import Debug, Dtype, Json, Where
@@ -32,9 +32,14 @@ def explain(
     """Explain a placement in sentences: where each part is and why, what limits each device, what would change it."""
     from ...explain.sentences import explain_plan, explain_programs
 
-    parts = compiled_parts(subject, "", where, sample, weights, source, dtype, inputs=inputs)
-    programs = {name: part.program for name, part in parts.items()}
-    told = list(explain_plan(parts.account) if parts.account else explain_programs(programs))
+    asked = wanted(subject, "", where, sample, weights, source, dtype, inputs)
+
+    def make() -> list[str]:
+        parts = asked.parts()
+        programs = {name: part.program for name, part in parts.items()}
+        return list(explain_plan(parts.account) if parts.account else explain_programs(programs))
+
+    told = asked.answered(("explain",), make)
     if json:
         print_json(told)
         return

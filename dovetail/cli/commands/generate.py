@@ -29,7 +29,7 @@ from ..output.figures import document_of, line_of, peaks_of, reserved_of
 from ..output.progress import progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
-from .plan import print_account
+from .plan import print_plan
 from .profile import profiled
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def generate(
         with progress("planning"):
             account = loading.account(given)
         more = [*size.words(), *painting.words(), *source.words(), *weights.words(), *loras.words(), *inputs.words()]
-        print_account(
-            account,
+        print_plan(
+            account.told(),
             json,
             model,
             [*more, *words_of({"--dtype": dtype}), *where.rig_words],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
 from ...conventions.copied import PROMPT, generate_line
+from ..opening.answered import Question
 from ..opening.loading import Loading
 from ..options.call import Sample
 from ..options.inputs import Inputs
@@ -22,7 +23,7 @@ from ..output.progress import progress
 from ..output.results import print_json, print_table
 
 if TYPE_CHECKING:
-    from ...planning.table import Account
+    from ...planning.table import Told
 
 
 def plan(
@@ -48,30 +49,38 @@ def plan(
     pipeline = inputs.added_to(find_pipeline(subject, source))
     if pipeline.only:
         raise UsageError(f"{subject} is one component: name the folder of its pipeline, {pipeline.place}")
-    where.check(pipeline.components)
-    with progress("tracing and planning"):
-        cls, given = called(pipeline, inputs, sample.call())
-        account = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components).account(
-            given
-        )
+    rig = where.check(pipeline.components).rig
+    question = Question(pipeline, where, rig, sample, weights, dtype, inputs, ("plan",))
+
+    def make() -> Told:
+        with progress("tracing and planning"):
+            cls, given = called(pipeline, inputs, sample.call())
+            loading = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components)
+            return loading.account(given).told()
+
+    answer = question.answered(make)
     words = [*sample.words(), *weights.words(), *source.words(), *inputs.words(), *words_of({"--dtype": dtype})]
-    print_account(account, json, subject, [*words, *where.rig_words])
+    print_plan(answer.told, json, subject, [*words, *where.rig_words], kept=answer.kept)
 
 
-def print_account(account: Account, json: bool, model: str, words: Sequence[str], prompt: str = PROMPT) -> None:
+def print_plan(
+    told: Told, json: bool, model: str, words: Sequence[str], prompt: str = PROMPT, *, kept: str = ""
+) -> None:
     """Prints a plan as tables and lines, or as one JSON document.
 
-    ``model``, ``words`` and ``prompt`` are what was typed besides the placement, for the line to be copied.
+    ``model``, ``words`` and ``prompt`` are what was typed besides the placement, for the line to be copied, and
+    ``kept`` says that the plan was made earlier, if it was.
     """
     from ...planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
-        print_json(account.document())
+        print_json(told["document"])
         return
-    for warning in account.warnings:
+    for warning in told["warnings"]:
         print(f"warning: {printable(warning)}\n")
-    print_table(HEAD, account.rows(), RIGHT)
+    print_table(HEAD, told["rows"], RIGHT)
     print()
-    print_table(HEAD_OF_DEVICES, account.rows_of_devices(), RIGHT_OF_DEVICES)
+    print_table(HEAD_OF_DEVICES, told["devices"], RIGHT_OF_DEVICES)
     print()
-    print(*account.remarks(warned=True), generate_line(model, account.settings, words, prompt), sep="\n")
+    remarks = [*map(printable, told["remarks"]), *filter(None, [kept])]
+    print(*remarks, generate_line(model, told["settings"], words, prompt), sep="\n")

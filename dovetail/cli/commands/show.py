@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ...compiler.errors import UsageError
-from ..opening.parts import compiled_parts
+from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
@@ -19,6 +18,7 @@ from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.results import check_writable, json_text, put, put_page
 from ..output.shown import FORMS, PICTURES, Scene
+from ..output.tables import width
 
 logger = logging.getLogger(__name__)
 
@@ -63,26 +63,33 @@ def show(
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
     of_name = OF_SUFFIX.get(output.suffix.lower(), "text") if output is not None and not full else "text"
-    wanted: str = "json" if json else form or of_name
-    asked_for = f"--as {wanted}" if form or json or output is None else f"{wanted}, by the name of {output},"
-    if full and wanted != "text":
+    form_wanted: str = "json" if json else form or of_name
+    asked_for = f"--as {form_wanted}" if form or json or output is None else f"{form_wanted}, by the name of {output},"
+    if full and form_wanted != "text":
         raise UsageError(f"--full is of --as text, and {asked_for} was asked for: leave out one of them")
-    if depth and wanted not in PICTURES:
+    if depth and form_wanted not in PICTURES:
         raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and {asked_for} was asked for: leave it out")
     if output is not None:
         check_writable(output)
-    if wanted == SCHEMA:
+    if form_wanted == SCHEMA:
         from ...draw.schema import Shown
 
         put(json_text(Shown.model_json_schema()), output)
         return
     from ...plans.budgets import too_small_budgets
 
-    parts = compiled_parts(subject, component, where, sample, weights, source, dtype)
-    for error in chain.from_iterable(too_small_budgets(name, part.program, part.rig) for name, part in parts.items()):
-        logger.warning("%s", error)
-    programs = {name: part.program for name, part in parts.items()}
-    asked = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
-    scene = Scene(programs, parts.account, subject, asked, depth or "segments", parts.place)
-    write = put_page if wanted == "html" else put
-    write(FORMS["full" if full else wanted](scene), output)
+    asked = wanted(subject, component, where, sample, weights, source, dtype)
+    told_as = "full" if full else form_wanted
+
+    def make() -> str:
+        parts = asked.parts()
+        for name, part in parts.items():
+            for error in too_small_budgets(name, part.program, part.rig):
+                logger.warning("%s", error)
+        programs = {name: part.program for name, part in parts.items()}
+        words = [*sample.words(), *weights.words(), *source.words(), *words_of({"--dtype": dtype}), *where.rig_words]
+        scene = Scene(programs, parts.account, subject, words, depth or "segments", parts.place)
+        return FORMS[told_as](scene)
+
+    write = put_page if told_as == "html" else put
+    write(asked.answered(("show", told_as, depth, subject, width()), make), output)

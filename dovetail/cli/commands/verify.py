@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..opening.parts import compiled_parts
+from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
@@ -37,7 +37,7 @@ def verify(
     The first rule that is broken is named, with the lines around the place, and the exit code is 4; it is 3 where a
     device has less memory than a plan takes.
     """
-    parts = compiled_parts(subject, component, where, sample, weights, source, dtype, in_one_step=True)
+    parts = wanted(subject, component, where, sample, weights, source, dtype).parts(in_one_step=True)
     from ...passes.verify.verifier import RULES
     from ...passes.verify.verifier import verify as check
     from ...plans.budgets import too_small_budgets

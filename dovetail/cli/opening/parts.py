@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ..options.subject import check_component, check_path, find_pipeline, is_che
 from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.progress import progress
+from .answered import Question
 from .loading import Loading
 
 if TYPE_CHECKING:
@@ -37,7 +39,45 @@ class Parts(dict[str, "CompiledModule"]):
     account: Account | None = None
 
 
-def compiled_parts(
+@dataclass(frozen=True)
+class Wanted:
+    """What a command is about, once it was checked: plan files, or a pipeline with what was typed of it.
+
+    ``component`` is the one that is wanted, all of them where it is empty, and ``question`` is None of plan files.
+    """
+
+    files: Sequence[Path]
+    component: str
+    question: Question | None
+
+    def parts(self, *, in_one_step: bool = False, rests_in_files: bool = True) -> Parts:
+        """What plan files hold, or what components of a pipeline compile to, by name, in the order of their calls.
+
+        Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16. It is
+        planned for the steps that are asked for; where none are, ``in_one_step`` is enough to know what is called.
+        ``rests_in_files`` says whether what the host computes with rests in its files, as in `dovetail generate`;
+        whoever runs a plan elsewhere may have it in no files.
+        """
+        asked = self.question
+        if asked is None:
+            return _of_plans(self.files, self.component)
+        with progress("tracing and planning"):
+            sample = asked.sample.one_step() if in_one_step else asked.sample
+            cls, given = called(asked.pipeline, asked.inputs, sample.call())
+            added = asked.inputs.components
+            loading = Loading(
+                asked.pipeline, asked.where, asked.weights, asked.dtype, pipeline_class=cls, components=added
+            )
+            return _plan(loading, self.component, given, rests_in_files)
+
+    def answered(self, form: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        """What ``make`` says of these, or said before of the same pipeline, as JSON takes it."""
+        if self.question is None:
+            return make()
+        return replace(self.question, form=(*form, self.component)).answered(make).told
+
+
+def wanted(
     subject: str,
     component: str,
     where: Where,
@@ -45,18 +85,9 @@ def compiled_parts(
     weights: WeightFiles,
     source: Source,
     dtype: str | None = None,
-    *,
-    in_one_step: bool = False,
-    rests_in_files: bool = True,
     inputs: Inputs = NO_INPUTS,
-) -> Parts:
-    """What plan files hold, or what the components of a pipeline compile to, by name, in the order of their calls.
-
-    Of a pipeline the configs of the components are enough; the type is then the one given, or bfloat16. It is
-    planned for the steps that are asked for; where none are, ``in_one_step`` is enough to know what is called.
-    ``rests_in_files`` says whether what the host computes with rests in its files, as in `dovetail generate`; whoever
-    runs a plan elsewhere may have it in no files.
-    """
+) -> Wanted:
+    """What was typed, checked; raises UsageError and SpecError for what cannot be."""
     check_path(subject)
     refuse_config(subject)
     path = Path(subject)
@@ -67,17 +98,14 @@ def compiled_parts(
         typed = [*where.typed, *sample.words(), *inputs.words(), *source.words(), *words_of({"--dtype": dtype})]
         if typed:
             raise UsageError(f"{path} is read as a plan, in which this is decided: leave out {typed[0]}")
-        return _of_plans(files, component)
+        return Wanted(files, component, None)
     if path.suffix == ".json" and not path.exists():
         raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
     inputs.check()
     pipeline = inputs.added_to(find_pipeline(subject, source))
-    wanted = check_component(pipeline, component)
-    where.check(pipeline.components)
-    with progress("tracing and planning"):
-        cls, given = called(pipeline, inputs, (sample.one_step() if in_one_step else sample).call())
-        loading = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components)
-        return _plan(loading, wanted, given, rests_in_files)
+    name = check_component(pipeline, component)
+    rig = where.check(pipeline.components).rig
+    return Wanted([], name, Question(pipeline, where, rig, sample, weights, dtype, inputs))
 
 
 def _plans(path: Path) -> list[Path]:
@@ -89,7 +117,7 @@ def _plans(path: Path) -> list[Path]:
     return [] if any((path / name).exists() for name in (INDEX, "config.json")) else sorted(path.glob("*.json"))
 
 
-def _of_plans(files: list[Path], component: str) -> Parts:
+def _of_plans(files: Sequence[Path], component: str) -> Parts:
     from ... import load
     from ...compiler.text.plan_file import component_in
 

@@ -179,9 +179,9 @@ def located(pipeline: Pipeline, *, with_weights: bool = True) -> Pipeline:
 
     Of its weights those of its variant are downloaded, where there are such; to plan, its configs will do.
     """
-    quiet_libraries()
     if Path(pipeline.place).is_dir():
         return pipeline
+    quiet_libraries()
     if not with_weights:
         folder = str(configs_of(pipeline.place, pipeline.source.hub))
         return replace(find_pipeline(folder), source=pipeline.source)

@@ -1,0 +1,168 @@
+"""What commands said of a pipeline, kept on disk: what is asked again of the same is not planned again.
+
+An answer is taken where everything that was looked at for it is as it was: what was typed, the devices with their
+speeds, each file of the pipeline, the sources of dovetail and of the libraries that have the model's code (by the size
+and the times of each file), the versions of all that is installed, and the environment variables that these read. A
+pipeline that brings code of its own is not kept: what that looks at nobody knows. An entry is a line that names the
+form, one that says what it is of, one with a digest, and the answer as JSON; reading one runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from . import folder
+from .head import ANSWERED, NoEntry, open_entry, read_title
+from .surroundings import surroundings
+from .trust import doubt
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
+_PREFIXES = ("DOVETAIL_", "HF_", "CUDA_", "OMP_", "MKL_")
+_MOST_FILES = 10_000
+_SHARE = 8
+"""An answer that takes more than this part of all that may be kept is not."""
+
+
+class CannotBeKeptError(Exception):
+    """What an answer depends on cannot be told; the message says what."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said, as JSON has it, and the warnings on the way, each with its logger.
+
+    ``made`` is when, in seconds since 1970, of one that was kept; 0 of one that was just made.
+    """
+
+    told: Any
+    warnings: tuple[tuple[str, str], ...]
+    made: float = 0.0
+
+    @property
+    def kept(self) -> str:
+        """A sentence which says that it was made earlier; empty where it was not."""
+        if not self.made:
+            return ""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.made))
+        return f"planned on {when}, and kept since nothing has changed ({folder.SWITCH}=0 plans anew)"
+
+
+def key_of(asked: object, places: Iterable[Path]) -> str:
+    """The key of an answer: equal where all is equal that it depends on.
+
+    Args:
+        asked: what was typed and what of this machine counts: plain values, paths, and dataclasses of such.
+        places: the files and folders that are read.
+
+    Raises CannotBeKeptError for a value that has no content, and for places with code, or with too many files.
+    """
+    around = [(name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES)]
+    told = (plain(asked), [list(_stamps(place)) for place in places], _sources(), surroundings(), sorted(around))
+    return hashlib.blake2b(repr(told).encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def plain(value: object) -> object:
+    """A value in tuples of numbers and texts, whose `repr` says all of it; raises CannotBeKeptError for any other."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Path):
+        return "path", os.path.abspath(value)
+    if isinstance(value, Enum):
+        return type(value).__name__, value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, *(plain(getattr(value, one.name)) for one in fields(value))
+    if isinstance(value, Mapping):
+        return "mapping", *((plain(key), plain(one)) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return "sequence", *map(plain, value)
+    raise CannotBeKeptError(f"a {type(value).__name__} says nothing that could be compared")
+
+
+def read(key: str) -> Answer | None:
+    """The answer of a key; None where there is none, or it is damaged or somebody else could have written it."""
+    if not folder.is_on() or folder.why_not_believed():
+        return None
+    path = folder.path_of(key, folder.ANSWER)
+    try:
+        found = _read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, NoEntry) as error:
+        logger.warning("the kept answer %s is not used: %s; it is made and written anew", path, str(error))
+        return None
+    folder.touch(key, folder.ANSWER)
+    return found
+
+
+def keep(key: str, title: str, answer: Answer) -> None:
+    """Writes an answer; ``title`` says of what it is. Where that cannot be, nothing is kept and the log says so."""
+    most = folder.limit() if folder.is_on() and not folder.why_not_believed() else 0
+    body = json.dumps([answer.told, answer.warnings, time.time()]).encode()
+    head = ANSWERED + json.dumps(title)[1:-1].encode()[:2000] + b"\n" + _digest(body) + b"\n"
+    if len(head) + len(body) > most // _SHARE:
+        return
+    try:
+        folder.write(key, [head, body], most, folder.ANSWER)
+    except OSError as error:
+        logger.info("the answer is not kept in %s: %s", folder.place(), str(error))
+
+
+def _read(path: Path) -> Answer:
+    with open_entry(path) as file:
+        why = doubt(os.fstat(file.fileno()), path)
+        if why:
+            raise NoEntry(why)
+        read_title(file)
+        digest, body = file.readline(100).removesuffix(b"\n"), file.read()
+    if digest != _digest(body):
+        raise NoEntry("it is damaged")
+    try:
+        told, warnings, made = json.loads(body)
+        return Answer(told, tuple((str(name), str(text)) for name, text in warnings), float(made))
+    except (ValueError, TypeError) as error:
+        raise NoEntry("it cannot be read") from error
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=20).hexdigest().encode()
+
+
+def _stamps(place: Path, *, is_code: bool = False) -> Iterator[tuple[object, ...]]:
+    """Each file at a place with its size and times; of code the Python files alone, of all else no such file at all."""
+    files = sorted(itertools.islice(_files(place, ".py" if is_code else ""), _MOST_FILES + 1))
+    if len(files) > _MOST_FILES:
+        raise CannotBeKeptError(f"{place} has more than {_MOST_FILES} files")
+    for file in files:
+        if file.endswith(".py") and not is_code:
+            raise CannotBeKeptError(f"{file} is code, which may look at anything")
+        found = os.stat(file)
+        yield file, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _files(place: Path, ending: str) -> Iterator[str]:
+    if not place.is_dir():
+        yield os.path.abspath(place)
+    for at, _, names in os.walk(place, followlinks=True):
+        yield from (os.path.join(at, name) for name in names if name.endswith(ending))
+
+
+def _sources() -> list[list[tuple[object, ...]]]:
+    """The Python files of dovetail and of the libraries that have the models' code, each with its size and times."""
+    face = Path(__file__).parents[1]
+    own = [face / name if (face / name).is_dir() else face.parent / name for name in ("compiler", "passes", "runtime")]
+    specs = (find_spec(name) for name in _LIBRARIES)
+    places = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]
+    return [list(_stamps(place, is_code=True)) for place in (face, *own, *places)]

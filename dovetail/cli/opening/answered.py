@@ -1,0 +1,96 @@
+"""What a command says of a pipeline on named devices: as it was said before, where everything is as it was then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...compiler.spec.devices import Rig
+from ..options.call import Sample
+from ..options.inputs import NO_INPUTS, Inputs
+from ..options.shared import Where
+from ..options.subject import Pipeline, located
+from ..options.weights import WeightFiles
+
+if TYPE_CHECKING:
+    from ...cache.answers import Answer
+
+logger = logging.getLogger(__name__)
+_ours = logging.getLogger(__name__.partition(".")[0])
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a pipeline, as it was typed; ``form`` says what of it is told, and in which form.
+
+    ``rig`` are the devices that it is asked for.
+    """
+
+    pipeline: Pipeline
+    where: Where
+    rig: Rig
+    sample: Sample
+    weights: WeightFiles
+    dtype: str | None
+    inputs: Inputs = NO_INPUTS
+    form: tuple[object, ...] = ()
+
+    def answered(self, make: Callable[[], Any]) -> Answer:
+        """The answer that was kept, with its warnings once more; else that which ``make`` gives, as JSON takes it.
+
+        Answers are kept of devices that --rig names, for on others something else is free at every moment, and taken
+        where nobody asked for a log of how they came about.
+        """
+        from ...cache import answers
+
+        key = self._key() if self.where.rig else ""
+        found = answers.read(key) if key and not _ours.isEnabledFor(logging.INFO) else None
+        if found is not None:
+            for name, text in found.warnings:
+                logging.getLogger(name).warning("%s", text)
+            return found
+        with _warnings() as warnings:
+            told = make()
+        answer = answers.Answer(told, tuple(warnings))
+        if key:
+            answers.keep(key, f"{self.form[0]} of {self.pipeline.file or self.pipeline.place}", answer)
+        return answer
+
+    def _key(self) -> str:
+        """The key of this question on this machine as it is now; nothing where what it depends on cannot be told."""
+        from ...cache import answers
+        from ...fitting.decide import speeds_here
+
+        try:
+            speeds = speeds_here(self.rig.with_device(self.rig.host))
+            return answers.key_of((self, speeds), self._places())
+        except (answers.CannotBeKeptError, OSError) as why:
+            logger.info("the answer is not kept: %s", str(why))
+            return ""
+
+    def _places(self) -> Iterator[Path]:
+        """The files and folders that are read."""
+        if self.pipeline.file:
+            yield Path(self.pipeline.file)
+        yield Path(located(self.pipeline, with_weights=False).place)
+        for files in (self.weights.given(self.pipeline) or {}).values():
+            yield from map(Path, files)
+        named = (self.inputs.image, self.inputs.mask, self.inputs.control_image, self.inputs.control_net)
+        yield from (place for place in named if place is not None)
+
+
+@contextmanager
+def _warnings() -> Iterator[list[tuple[str, str]]]:
+    """Collects what is warned of meanwhile, by the name of its logger."""
+    found: list[tuple[str, str]] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append((record.name, record.getMessage()))  # type: ignore[method-assign]
+    _ours.addHandler(handler)
+    try:
+        yield found
+    finally:
+        _ours.removeHandler(handler)
