@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dovetail.compiler.spec.durations import seconds_text
-from dovetail.compiler.spec.units import format_bytes
+from dovetail.compiler.durations import seconds_text
+from dovetail.compiler.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from testbed.folders import empty
 from testbed.folders_by_parts import HIDREAM, LUMINA2, OMNIGEN

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.units import GIB, MIB
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.units import GIB, MIB
 from dovetail.passes.fit.grains import EXPOSED
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.workload import Load

@@ -23,11 +23,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.durations import seconds_text
-from dovetail.compiler.spec.measured_speeds import cache_folder
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.measured_speeds import cache_folder
+from dovetail.compiler.durations import seconds_text
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import GIB
+from dovetail.compiler.units import GIB
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.machine import Machine

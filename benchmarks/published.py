@@ -15,7 +15,7 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from dovetail.compiler.spec.speeds import SPREAD
+from dovetail.compiler.devices.speeds import SPREAD
 from dovetail.passes.rewrites.simplify import Simplify
 from testbed.seconds.compared import WORK, costs_of, off_by, predicted, read_work, summary
 from testbed.seconds.rows import ROWS

@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, block_of, packed_shape
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

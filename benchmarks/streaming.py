@@ -213,9 +213,9 @@ def modelled() -> None:
     """Prints the predicted seconds of a step of a full-size transformer, with less and less of it resident."""
     from dataclasses import replace
 
-    from dovetail.compiler.spec.devices import Rig
+    from dovetail.compiler.devices.rig import Rig
+    from dovetail.compiler.devices.speeds import Speeds, speeds_of
     from dovetail.compiler.spec.residency import Residency
-    from dovetail.compiler.spec.speeds import Speeds, speeds_of
     from dovetail.passes.infra.manager import PassManager
     from dovetail.passes.pipeline import default_passes
     from dovetail.passes.simulate.memory import simulate

@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 
 from .cache.written import written
 from .compiler.checkpoints.index import WeightIndex
+from .compiler.devices.device import Device
+from .compiler.devices.rig import Rig
 from .compiler.errors import DovetailError, NotHereError, TraceError
 from .compiler.frontend.rollback import contents, contents_of, restore
 from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
-from .compiler.spec.devices import Device, Rig
-from .compiler.spec.units import counted, format_bytes
+from .compiler.units import counted, format_bytes
 from .components import by_parts
 from .components.as_before import WeightsAsBefore
 from .components.call_compiler import Finish

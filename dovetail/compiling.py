@@ -11,10 +11,11 @@ from torch import nn
 
 from .cache.traces import trace
 from .compiled_by_parts import compile_by_parts
+from .compiler.devices.device import Device, canonical_name
+from .compiler.devices.rig import Rig
 from .compiler.errors import TraceError, UsageError
 from .compiler.ir.program import Program
 from .compiler.spec.budget import MaxMemory
-from .compiler.spec.devices import Device, Rig, canonical_name
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.component import Component

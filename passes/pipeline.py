@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..compiler.errors import PassError, SpecError, UsageError
 from ..compiler.ir.program import Program
-from ..compiler.spec.units import parse_bytes
+from ..compiler.units import parse_bytes
 from .infra.base import Pass
 from .infra.manager import Callback, PassManager
 from .lowering.keep import Keep

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.aliasing import in_place
 from ..compiler.ir.block_spans import internal
 from ..compiler.ir.ops import RESHARD
@@ -24,7 +25,6 @@ from ..compiler.ir.program import HERE, Program, weight_name
 from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, read_on
 from ..compiler.ir.split import weight_on
 from ..compiler.ir.targets import bounded
-from ..compiler.spec.devices import Device
 from . import steps
 from .block_kernels import BlockCall
 from .in_place import Candidates

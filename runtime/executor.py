@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.fx import Node
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.program import Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
@@ -38,7 +39,6 @@ from ..compiler.ir.schedule import (
 from ..compiler.ir.split import members, pieces
 from ..compiler.ir.staging import slot_bytes
 from ..compiler.ir.weight import Weight
-from ..compiler.spec.devices import Device
 from . import grouped_mm as grouped_mm  # registers its kernel
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps

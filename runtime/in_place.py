@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.aliasing import overwrites
 from ..compiler.ir.layouts import decides
 from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.split import members
-from ..compiler.spec.devices import Device
 from ..compiler.switches import read_switches
 
 Op: TypeAlias = Callable[..., Any]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.program import device_of, tensors_of
 from ..compiler.ir.schedule import Allocate, Await, Copy, Input, Lifetime, Load, Run, Schedule, ValueRef
-from ..compiler.spec.devices import Device
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.plans import gib, loads_of
-from dovetail.compiler.spec.durations import seconds_text
-from dovetail.compiler.spec.measured_speeds import cache_folder
-from dovetail.compiler.spec.units import GIB
+from dovetail.compiler.devices.measured_speeds import cache_folder
+from dovetail.compiler.durations import seconds_text
+from dovetail.compiler.units import GIB
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import search
 from dovetail.planning.warnings import in_float16

@@ -18,9 +18,9 @@ import torch
 from torch.fx import Node
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program, tensors_of, weight_name
-from dovetail.compiler.spec.devices import Device
 from dovetail.passes.analysis.scratch import apart_bytes, scratch_bytes
 from dovetail.planning.generation import Generation
 from dovetail.runtime import sim

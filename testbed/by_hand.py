@@ -11,10 +11,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.compiler.spec.devices import Device, Rig
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.speeds import speeds_of
-from dovetail.compiler.spec.units import GIB
+from dovetail.compiler.units import GIB
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.fitting.chains import chain_of_trace
 from dovetail.passes.fit.chain import Chain

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import diffusers
 import torch
 
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.devices.rig import Rig
 from testbed.gpu_checks import CHECKS, delays, torch_device
 
 

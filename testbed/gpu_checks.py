@@ -20,8 +20,8 @@ from diffusers import FluxTransformer2DModel
 
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DovetailError
-from dovetail.compiler.spec.devices import Device
 from dovetail.conventions.modes import Watching
 from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim

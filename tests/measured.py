@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.infra.base import Pass

@@ -19,9 +19,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..devices.device import HOST
 from ..errors import TraceError
 from ..ir.program import LOWERED
-from ..spec.devices import HOST
 from .diagnostics import line_of_stack
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..devices.device import HOST
 from ..errors import TraceError
-from ..spec.devices import HOST
 from .autocast import Casts, casts_of
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast

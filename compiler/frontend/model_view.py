@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..devices.device import HOST, KINDS
 from ..errors import TraceError
-from ..spec.devices import HOST, KINDS
 from .diagnostics import is_of_model
 from .questions import Questions
 from .replaced_functions import is_replaced

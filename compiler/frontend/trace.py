@@ -26,12 +26,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ..checkpoints.entries import clipped
+from ..devices.device import HOST
 from ..errors import TraceError, UsageError
 from ..ir.asked import TRACED
 from ..ir.program import Program, tensors_of
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
 from ..ir.weight import Weight
-from ..spec.devices import HOST
 from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, Node
 
-from ..spec.devices import Device, Rig
+from ..devices.device import Device
+from ..devices.rig import Rig
 from ..spec.residency import ALIKE, Amounts, Residency
-from ..spec.units import counted
+from ..units import counted
 from .ops import RESHARD, TRANSFER
 from .signature import Signature
 from .slices import Bounds

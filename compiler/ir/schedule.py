@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch.fx import Node
 
-from ..spec.devices import Device
+from ..devices.device import Device
 from .program import Segment, device_of, tensors_of
 from .split import lying_on, source_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from torch.fx import Node
 
-from ..spec.devices import Device
+from ..devices.device import Device
 from .ops import RESHARD
 from .program import MOVING, Program, device_of, placement_of, value_of
 from .state import WHOLE, Range, Split, State

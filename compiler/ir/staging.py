@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..spec.devices import Device
+from ..devices.device import Device
 from .program import Program
 from .schedule import Lifetime, Load, Schedule
 from .split import pieces

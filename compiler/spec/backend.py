@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
+from ..devices.device import HOST, Device, canonical_name
+from ..devices.rig import Rig
 from ..errors import SpecError
-from .devices import HOST, Device, Rig, canonical_name
+from ..spans import Span
+from ..units import exact_bytes, parse_bytes
 from .items import ByComponent, Given, read_items, spec_text
 from .residency import ALIKE, Amounts
 from .roles import read_key
-from .spans import Span
-from .units import exact_bytes, parse_bytes
 
 AUTO, GPU, BALANCED, DISK = "auto", "gpu", "balanced", "disk"
 DEVICE = "device"

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TypeAlias
 
+from ..devices.device import Device, canonical_name
+from ..devices.memory import Memory
+from ..devices.rig import Rig
+from ..spans import Span
+from ..units import NUMBER, exact_bytes, number_text, parse_bytes
 from .backend import NAME, Word
-from .devices import Device, Rig, canonical_name
 from .items import Given, items_text, read_items, spec_text
-from .memory import Memory
 from .roles import DEFAULT_KEYS
-from .spans import Span
-from .units import NUMBER, exact_bytes, number_text, parse_bytes
 
 MaxMemory: TypeAlias = "Mapping[int | str, float | str] | Mapping[int, float | str] | Mapping[str, float | str]"
 """diffusers' and accelerate's budgets, in bytes, such as ``{0: "10GiB", "cpu": "30GiB"}``."""

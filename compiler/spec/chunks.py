@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import SpecError
+from ..spans import Span
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
-from .spans import Span
 
 WHOLE = 1
 """The number of chunks of what is not taken apart."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..errors import SpecError
-from .spans import Span
+from ..spans import Span
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import SpecError
+from ..spans import Span
+from ..units import NUMBER, number_text
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
-from .spans import Span
-from .units import NUMBER, number_text
 
 MODES = ("layer", "row", "tensor")
 

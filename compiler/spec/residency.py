@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .devices import HOST as _HOST
-from .devices import Device
+from ..devices.device import HOST as _HOST
+from ..devices.device import Device
 
 
 class Residency(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .spans import Span
+from ..spans import Span
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "diffusion": ("model", "unet", "dit", "transformer"),

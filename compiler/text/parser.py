@@ -12,6 +12,8 @@ import torch
 from torch.fx import Graph, Node
 
 from ..checkpoints.entries import clipped
+from ..devices.device import Device
+from ..devices.rig import Rig
 from ..errors import ProgramTextError, TextError, in_our_words
 from ..ir.aliasing import overwrites
 from ..ir.asked import QUESTIONS
@@ -36,7 +38,6 @@ from ..ir.structure import count_leaves
 from ..ir.targets import find_target
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
-from ..spec.devices import Device, Rig
 from ..spec.residency import Residency
 from .spelling import read_plain
 from .tokens import Line, known, unquoted

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save
 from ..atomic_write import written_beside
 from ..checkpoints.entries import clipped
 from ..checkpoints.safetensors_header import read_safetensors
+from ..devices.device import Device
+from ..devices.rig import Rig
 from ..errors import NoPlanError, PlanFileError, ProgramTextError, SpecError, WeightError
 from ..ir.program import Program
-from ..spec.devices import Device, Rig
 from .parser import parse_program
 from .printer import lines_of
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from torch.fx import Node
 
+from ..devices.device import Device
 from ..errors import DovetailError, ProgramTextError, TextError, in_our_words
 from ..ir.program import Program, Segment
 from ..ir.schedule import (
@@ -41,7 +42,6 @@ from ..ir.schedule import (
     ValueRef,
 )
 from ..ir.split import pieces
-from ..spec.devices import Device
 from .tokens import Line, known
 
 

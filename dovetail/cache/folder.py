@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..compiler.atomic_write import written_beside
 from ..compiler.errors import SpecError
-from ..compiler.spec.units import parse_bytes
+from ..compiler.units import parse_bytes
 from .head import NoEntry, open_entry, read_head, read_title
 from .trust import doubt
 

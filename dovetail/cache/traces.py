@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import nn
 
+from ..compiler.devices.device import HOST
 from ..compiler.errors import TraceError
 from ..compiler.frontend import trace as tracing
 from ..compiler.frontend.trace_lock import alone
 from ..compiler.ir.asked import TRACED
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import HOST
 from ..conventions import modes
 from . import entry, folder
 from .head import NoEntry

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..compiler.devices.device import Device
 from ..compiler.errors import SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
-from ..compiler.spec.devices import Device
 from ..conventions.hooks import has_foreign_hooks
 from ..conventions.modes import are_taken_off, put_back
 from ..conventions.replacements import Replacement

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 import torch
 from torch.fx import GraphModule
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import CallError, NotHereError, PassError, SpecError, UsageError
 from ..compiler.frontend.autocast import autocast_set, autocast_state
 from ..compiler.ir.aliasing import writes_by_strides
@@ -18,10 +20,9 @@ from ..compiler.ir.graph_module import graph_module, without_data
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
 from ..compiler.ir.split import pieces
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.units import counted
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
+from ..compiler.units import counted
 from ..conventions.modes import foreign_modes, has_foreign_modes
 from ..progress.phases import READING, note_read, phase
 from ..runtime.devices.accelerator import Event, accelerator_of

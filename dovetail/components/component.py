@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..conventions import modes
 from ..conventions.libraries import OWN_METHODS, VAE_METHODS

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of

@@ -9,7 +9,7 @@ import torch
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.sizes import symbol_names
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..passes.simulate.memory import simulate_at
 
 _KEPT = 256

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.spec.backend import Resting
 from ..compiler.spec.chunks import WHOLE
-from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
-from ..compiler.spec.units import number_text
+from ..compiler.units import number_text
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..compiler.spec.devices import KINDS
+from ..compiler.devices.device import KINDS
 from ..runtime.devices.transfers import moved
 from ..runtime.store.store import Store
 from ..runtime.store.stored_weight import StoredWeight, version_of

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.program import Program
 from ..compiler.ir.weight import Weight
-from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..passes.placement.assignment import Assigned, Assignment, check_weights
 from ..passes.placement.by_name import split_by_name, units_of

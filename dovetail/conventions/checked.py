@@ -60,7 +60,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_rig(value: Any) -> bool:
-    from ..compiler.spec.devices import Rig
+    from ..compiler.devices.rig import Rig
 
     return isinstance(value, (str, Rig))
 

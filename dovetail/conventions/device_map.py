@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
-from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..passes.placement.assignment import Assignment, assigned_whole
 from .spellings import DeviceLike

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.memory import Memory
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
 from ..compiler.spec import (
     Backend,
@@ -25,10 +28,8 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.memory import Memory
 from ..compiler.spec.residency import Amounts, Residency
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.devices import Device, Rig
 
 if TYPE_CHECKING:
     import torch

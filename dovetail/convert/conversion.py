@@ -18,7 +18,7 @@ from typing import Any
 from ..compiler.atomic_write import written_beside
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import DovetailError, UsageError
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from .files import ARCHITECTURE, ORIGINAL_SHAPE, WRITERS
 from .source import architecture_of, open_source
 from .types import PLAIN, Converted, Rule, choose, parse_type

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..compiler.devices.device import Device
+from ..compiler.durations import duration
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import duration
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.units import counted, format_bytes
+from ..compiler.units import counted, format_bytes
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..passes.simulate.timeline import timeline

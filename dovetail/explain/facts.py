@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import Speeds
+from ..compiler.durations import duration
 from ..compiler.ir.program import Program
 from ..compiler.ir.split import pieces, sent
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import duration
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.speeds import Speeds
-from ..compiler.spec.units import counted, format_bytes
+from ..compiler.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
 from ..planning.table import what_of, working_devices

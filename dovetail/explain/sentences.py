@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..compiler.devices.device import KINDS, Device
+from ..compiler.devices.memory import Memory
+from ..compiler.durations import duration
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import KINDS, Device
-from ..compiler.spec.durations import duration
-from ..compiler.spec.memory import Memory
-from ..compiler.spec.units import counted, format_bytes
+from ..compiler.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..compiler.spec.devices import Device
-from ..compiler.spec.speeds import Speed, Speeds
-from ..compiler.spec.units import format_bytes
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import Speed, Speeds
+from ..compiler.units import format_bytes
 from ..fitting.decide import Decision, joined
 from ..passes.fit.search import search
 from ..planning.table import Account

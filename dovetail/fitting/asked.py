@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..compiler.devices.device import Device
 from ..compiler.spec import (
     parse_backend,
     parse_budget,
@@ -16,10 +17,9 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO, DEVICE, Resting, Word
 from ..compiler.spec.chunks import WHOLE, Chunks
-from ..compiler.spec.devices import Device
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.modes import Shares
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import PlacedComponent, Plan
 from ..passes.fit.workload import Asked, Budgets

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.measured_speeds import measured_host
+from ..compiler.devices.rig import Rig
+from ..compiler.devices.speeds import Speed, Speeds, speeds_of
+from ..compiler.durations import seconds_text
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.weight import Weight
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.durations import seconds_text
-from ..compiler.spec.measured_speeds import measured_host
-from ..compiler.spec.speeds import Speed, Speeds, speeds_of
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
 from ..passes.fit.lacking import lacking, problem_of

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from ..compiler.devices.device import HOST
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec import parse_params_backend
 from ..compiler.spec.backend import AUTO, DISK
-from ..compiler.spec.devices import HOST
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from .asked import may_be_searched

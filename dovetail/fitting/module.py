@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..compiler.devices.device import HOST
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
 from ..compiler.spec.chunks import Chunks
-from ..compiler.spec.devices import HOST
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.search import Solution

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..compiler.spec.devices import Device
+from ..compiler.devices.device import Device
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.fork import ForkSafeLock
 

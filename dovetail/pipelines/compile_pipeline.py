@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ..compiler.devices.rig import Rig
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.devices import Rig
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
 from ..conventions.spellings import Budgets, Counts, Modes, Places, Settings, Shares, Tiling

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Device
 from ..components.compiled import CompiledModule
 from ..components.dry import DryRun
 from ..components.earlier import Earlier

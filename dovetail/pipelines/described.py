@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..compiler.spec.durations import seconds_text
+from ..compiler.durations import seconds_text
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.units import counted, format_bytes
+from ..compiler.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from ..planning.table import Account

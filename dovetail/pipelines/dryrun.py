@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..compiler.devices.device import SIM, Device
 from ..compiler.errors import NotHereError
-from ..compiler.spec.devices import SIM, Device
 from ..components.compiled import CompiledModule
 from ..conventions.spellings import Settings
 from ..planning.generation import Generation, numbered

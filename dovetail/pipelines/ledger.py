@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.memory import Memory
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.memory import Memory
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..components.component import Component
 from ..planning.planner import Planner
 from ..runtime.store.stored_weight import StoredWeight

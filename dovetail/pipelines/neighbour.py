@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.memory import Memory
-from ..compiler.spec.units import format_bytes
+from ..compiler.devices.device import Device
+from ..compiler.devices.memory import Memory
+from ..compiler.devices.rig import Rig
+from ..compiler.units import format_bytes
 from ..components.compiled import Brought
 from ..components.component import Component, User
 from ..conventions.request import Request

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
 
+from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError, UsageError
-from ..compiler.spec.devices import Device
 from ..components.dry import going_on_from
 from ..conventions.checked import TENSORS
 from ..conventions.copied import FOLDER, generate_line

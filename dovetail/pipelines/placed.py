@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component

@@ -11,9 +11,10 @@ from typing import Any, TypedDict
 
 from torch import nn
 
+from ..compiler.devices.device import Device, canonical_name
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
 from ..compiler.spec import parse_params_backend
-from ..compiler.spec.devices import Device, Rig, canonical_name
 from ..compiler.spec.items import ByComponent
 from ..components.plan import ComponentPlan
 from ..conventions.request import Request, tell_unused_split

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.ir.split import pieces
-from ..compiler.spec.devices import Device, Rig
 from ..compiler.spec.residency import Residency
 from ..components.calls import Call
 from ..components.compiled import CompiledModule

@@ -12,12 +12,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.memory import Memory
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.memory import Memory
-from ..compiler.spec.units import counted, format_bytes
+from ..compiler.units import counted, format_bytes
 from ..passes.simulate.cost import OpCost
 from ..passes.simulate.memory import simulate
 from .tiling import Tile

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ..compiler.spec.devices import Device
-from ..compiler.spec.units import counted
+from ..compiler.devices.device import Device
+from ..compiler.units import counted
 from .generation import Generation
 
 logger = logging.getLogger(__name__)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.ir.staging import slot_bytes
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from .generation import Generation
 
 

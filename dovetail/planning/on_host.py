@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import Speeds
+from ..compiler.durations import seconds_text
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import seconds_text
 from ..compiler.spec.residency import ALIKE
-from ..compiler.spec.speeds import Speeds
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..fitting.decide import Decision
 from ..passes.fit.plan import settings_of
 from ..passes.fit.search import Solution, search

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import seconds_text
+from ..compiler.devices.device import Device
+from ..compiler.durations import seconds_text
 from ..compiler.spec.residency import Residency
 from .generation import PlannedCall
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
-from ..compiler.spec.devices import Device, Rig
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..fitting.decide import Decision

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any, cast
 
 from ..cache.patched import replaced_method
+from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError, DovetailError
-from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
 from ..components.as_before import ContainersAsBefore
 from ..components.compiled import CompiledModule

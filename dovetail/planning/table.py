@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import SPREAD, Speeds
+from ..compiler.durations import bounds, seconds_text
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.split import pieces
 from ..compiler.ir.staging import slot_bytes
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import bounds, seconds_text
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.speeds import SPREAD, Speeds
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from .generation import Generation, PlannedCall, numbered, told_apart

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import Speeds
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.spec.devices import Device
 from ..compiler.spec.residency import Residency
-from ..compiler.spec.speeds import Speeds
-from ..compiler.spec.units import counted
+from ..compiler.units import counted
 from .parts import Part, Row
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.ir.staging import slot_bytes
-from ..compiler.spec.devices import Device
 from ..passes.simulate.memory import simulate
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch.fx import Node
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.speeds import Speeds
+from ..compiler.durations import duration
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Copy
 from ..compiler.ir.split import pieces
-from ..compiler.spec.devices import Device
-from ..compiler.spec.durations import duration
-from ..compiler.spec.speeds import Speeds
 from ..passes.simulate.timeline import ClockWalk, timeline
 from .parts import Part
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Rig
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..passes.simulate.memory import simulate
 
 

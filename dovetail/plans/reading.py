@@ -6,9 +6,9 @@ import os
 
 import torch
 
+from ..compiler.devices.rig import Rig
 from ..compiler.errors import VerificationError
 from ..compiler.ir.program import Program
-from ..compiler.spec.devices import Rig
 from ..compiler.text.plan_file import load_plan
 from ..passes.verify.types import verify_types
 from ..passes.verify.verifier import verify

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..compiler.devices.device import Device
+from ..compiler.devices.measured_speeds import keep_host, keep_speed, speeds_file
+from ..compiler.devices.rig import Rig
+from ..compiler.devices.speeds import Speed
 from ..compiler.errors import DovetailError, UsageError
-from ..compiler.spec.devices import Device, Rig
-from ..compiler.spec.measured_speeds import keep_host, keep_speed, speeds_file
-from ..compiler.spec.speeds import Speed
 from ..fitting.decide import speeds_here
 from ..runtime.devices.card_speeds import forget, key_of, scaled
 from .compare import Compared

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
+from ..compiler.devices.speeds import Speeds
 from ..compiler.ir.program import Program
-from ..compiler.spec.speeds import Speeds
 from ..passes.simulate.timeline import Timeline, timeline
 from ..runtime.devices.recording import Measured, MeasuredCall, Recording
 from .chrome import MEASURED, PREDICTED, Slice

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-from ..compiler.spec.units import format_bytes
+from ..compiler.units import format_bytes
 from ..runtime.store.counter import READ
 
 PLANNING, READING = "planning", "reading"

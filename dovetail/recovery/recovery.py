@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError, UsageError
-from ..compiler.spec.devices import Device
 from ..components.component import Component
 from ..components.dry import dry_run, latents_to_go_on_from, leave_dry_run
 from ..planning.tiling import Tile, can_be_tiled, candidates, put_settings, settings, tile_vae

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from ..compiler.spec.probe import probe_host
+from ..compiler.devices.probe import probe_host
 from ..runtime.store.page_cache import warm
 
 _SHARE = 2

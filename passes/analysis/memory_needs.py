@@ -15,6 +15,7 @@ from itertools import count
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.split import (
     first_reader,
@@ -32,7 +33,6 @@ from ...compiler.ir.split import (
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from .scratch import apart_bytes, scratch_bytes
 from .segments import runs
 from .stages import Stages, most_together

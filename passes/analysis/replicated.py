@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.program import MOVING, Program, weight_name
-from ...compiler.spec.devices import Device
 from .weight_chains import consumed_weights, weights_through
 
 SMALL = 2**20

@@ -8,13 +8,13 @@ import torch
 from torch.fx import Node
 
 from ...compiler.checkpoints import unpacking
+from ...compiler.devices.device import Device
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.aliasing import overwrites
 from ...compiler.ir.layouts import is_settled
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import weight_on
 from ...compiler.ir.value import TensorType
-from ...compiler.spec.devices import Device
 
 _PACKED = torch.ops.dovetail
 _UNPACKING = frozenset(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import members, split_of
-from ...compiler.spec.devices import Device
 
 Run = tuple[Device, tuple[Device, ...], list[Node]]
 """The main device of a run, the devices that run its nodes in turn, and the nodes."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import weight_on
 from ...compiler.ir.staging import aligned
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from .replicated import SMALL
 
 

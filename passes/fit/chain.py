@@ -13,11 +13,11 @@ from itertools import accumulate
 
 from torch.fx import Node
 
+from ...compiler.devices.rig import Rig
+from ...compiler.devices.speeds import Speed
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.staging import aligned
-from ...compiler.spec.devices import Rig
 from ...compiler.spec.residency import Residency
-from ...compiler.spec.speeds import Speed
 from ..analysis.memory_needs import Count
 from ..placement.assignment import arranged
 from ..placement.place import blocks_of_nodes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...compiler.spec.devices import Device
+from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from .chain import Chain
 from .machine import Machine
 from .options import residencies

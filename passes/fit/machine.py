@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from ...compiler.spec.devices import Device
-from ...compiler.spec.speeds import Speed, Speeds
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speed, Speeds
 from .workload import Budgets
 
 T = TypeVar("T")

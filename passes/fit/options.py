@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
 
-from ...compiler.spec.devices import Device
+from ...compiler.devices.device import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ..placement.place import Part as Placed
 from ..placement.place import Room as Offer

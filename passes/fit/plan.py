@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
 
+from ...compiler.devices.device import Device
 from ...compiler.spec.backend import AUTO, Resting
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
-from ...compiler.spec.units import number_text
+from ...compiler.units import number_text
 from ..placement.place import Part as Placed
 from ..placement.place import Room, split_parts
 from .options import Option

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...compiler.spec.devices import Device
+from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
 from .machine import Machine
 from .options import Option, option, options_of, proportional

@@ -16,10 +16,10 @@ from itertools import islice
 from math import ceil, inf
 
 from ...compiler.checkpoints.quantized_types import block_of
-from ...compiler.spec.devices import Device
-from ...compiler.spec.durations import seconds_text
+from ...compiler.devices.device import Device
+from ...compiler.durations import seconds_text
 from ...compiler.spec.residency import ALIKE
-from ...compiler.spec.units import GIB, MIB, exact_bytes
+from ...compiler.units import GIB, MIB, exact_bytes
 from .chain import Part
 from .machine import Machine
 from .plan import settings_of

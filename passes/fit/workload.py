@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speed
 from ...compiler.errors import DoesNotFitError
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
-from ...compiler.spec.speeds import Speed
 from .chain import Chain, Part
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import pieces
-from ...compiler.spec.devices import Device
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Count, needs_of
 from ..infra.base import Change, Pass
 from ..placement.assignment import arranged

@@ -21,6 +21,7 @@ from typing import ClassVar, TypeAlias
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.block_spans import COMPILED, with_blocks_whole
 from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
@@ -56,7 +57,6 @@ from ...compiler.ir.split import (
     split_of,
     weight_on,
 )
-from ...compiler.spec.devices import Device
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
 from ..analysis.stages import Stages, most_together

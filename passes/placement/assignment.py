@@ -14,15 +14,16 @@ from typing import ClassVar
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
+from ...compiler.devices.rig import Rig
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...compiler.ir.eligibility import bias_of, marked_weights
 from ...compiler.ir.program import Program
 from ...compiler.ir.slices import Bounds, cover
 from ...compiler.ir.split import pieces
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device, Rig
 from ...compiler.spec.residency import Residency
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Need, needs_of
 from ..infra.base import Change, Pass
 from ..rewrites.reorder import Reorder

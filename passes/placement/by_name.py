@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from ...compiler.devices.rig import Rig
 from ...compiler.ir.program import Block
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Rig
 from ...compiler.spec.residency import Residency
 from .assignment import Assignment, assigned_whole
 from .blocks import blocks_by_name

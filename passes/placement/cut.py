@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import storages_of, writes
 from ...compiler.ir.ops import RESHARD, TRANSFER
 from ...compiler.ir.program import (
@@ -33,7 +34,6 @@ from ...compiler.ir.program import (
 )
 from ...compiler.ir.split import gathers, members, original, split_of
 from ...compiler.ir.value import TensorType
-from ...compiler.spec.devices import Device
 from ..analysis.segments import runs
 from ..infra.base import Change, Pass
 from .shared_bases import Key, share_bases, times_written

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.program import MOVING, Program, place_node, placement_of, weight_name
 from ...compiler.ir.split import split_of
-from ...compiler.spec.devices import Device
 from ..analysis.replicated import replicated_weights
 from ..analysis.weight_chains import consumed_weights, weights_through
 from ..infra.base import Change, Pass

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.program import Program, weight_name
-from ...compiler.spec.devices import Device
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..analysis.liveness import live_bytes
 from ..analysis.memory_needs import Need
 from ..analysis.replicated import replicated_weights

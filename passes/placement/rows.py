@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import UsageError
 from ...compiler.ir.eligibility import marked_weights
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from ..analysis.liveness import peak_bytes
 from ..analysis.memory_needs import Need
 from ..infra.base import Change, Pass

@@ -16,9 +16,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, reshapes, storages_of, writes
 from ...compiler.ir.program import Program, device_of, place_node, tensors_of, weight_name
-from ...compiler.spec.devices import Device
 from ..analysis.storages import rename_storages
 
 Key = tuple[Node, Device, int]

@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, possible_memory, readings, written_by
 from ...compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, weight_name
 from ...compiler.ir.split import split_of
-from ...compiler.spec.devices import Device
 from ..analysis.memory_needs import arriving
 from ..infra.base import Change, Pass
 

@@ -15,11 +15,11 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from ...compiler.devices.speeds import Speed
 from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.ops import LINEAR
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.value import TensorType
-from ...compiler.spec.speeds import Speed
 
 _ATEN, _OURS = torch.ops.aten, torch.ops.dovetail
 Shape = tuple[int, ...]

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Step
-from ...compiler.spec.devices import Device
-from ...compiler.spec.speeds import Speeds
 from .timeline import ClockWalk
 
 _ISSUING = "issuing"

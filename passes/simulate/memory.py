@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.schedule import (
     Allocate,
@@ -32,7 +33,6 @@ from ...compiler.ir.schedule import (
 from ...compiler.ir.split import pieces, type_on
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.value import flat, sizes_at
-from ...compiler.spec.devices import Device
 from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Instruction, Run
-from ...compiler.spec.devices import Device
-from ...compiler.spec.speeds import Speeds
 from .memory import MemoryWalk, Usage
 from .timeline import ClockWalk, Timeline
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Run, Step
 from ...compiler.ir.split import pieces, share_of
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
-from ...compiler.spec.speeds import Speeds
 from ..analysis.memory_needs import arriving
 from .cost import OpCost, cost_of
 

@@ -9,11 +9,11 @@ from itertools import count
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program, Segment
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .spread import Streaming, stream
 

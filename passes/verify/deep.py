@@ -24,6 +24,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
@@ -45,7 +46,6 @@ from ...compiler.ir.sizes import evaluate
 from ...compiler.ir.split import members, pieces, split_of, type_on, weight_on
 from ...compiler.ir.targets import bounded
 from ...compiler.ir.value import TensorType, Value, dense_stride
-from ...compiler.spec.devices import Device
 from .layout import misplaced
 from .snapshot import Violation
 from .verifier import explain

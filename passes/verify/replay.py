@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import MOVING, placement_of
 from ...compiler.ir.schedule import (
     Allocate,
@@ -30,7 +31,6 @@ from ...compiler.ir.schedule import (
     resting_place,
 )
 from ...compiler.ir.split import lying_on, members, rounds, senders, split_of, weight_on
-from ...compiler.spec.devices import Device
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import UNKNOWN, Snapshot, Violation

@@ -11,10 +11,10 @@ from collections import defaultdict
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import placement_of, tensors_of
 from ...compiler.ir.schedule import Copy, Destination, ValueRef
 from ...compiler.ir.split import gathers, members, part_of, source_of, split_of
-from ...compiler.spec.devices import Device
 from .replay_weights import Broken
 from .snapshot import Snapshot
 

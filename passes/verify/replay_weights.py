@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
-from ...compiler.spec.devices import Device
 from .snapshot import Snapshot
 
 Broken = Iterator[tuple[str, str]]

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import Alias, alias_class, base_of, writes
 from ...compiler.ir.program import MOVING, Program, tensors_of, weight_name
 from ...compiler.ir.value import TensorType
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 
 UNKNOWN = -1
 

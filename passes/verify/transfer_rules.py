@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.ops import RESHARD
 from ...compiler.ir.program import HERE, MOVING, Placement, placement_of
 from ...compiler.ir.split import gathers, members, source_of, split_of
 from ...compiler.ir.value import TensorType
-from ...compiler.spec.devices import Device
 from .snapshot import Snapshot, Violation
 
 

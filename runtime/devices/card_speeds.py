@@ -17,11 +17,12 @@ from typing import TypeVar
 
 import torch
 
-from ...compiler.spec.cards import card_of
-from ...compiler.spec.devices import Device, Rig
-from ...compiler.spec.measured_speeds import best_of, keep_speed, measured_before, speeds_file
-from ...compiler.spec.memory import Memory
-from ...compiler.spec.speeds import Speed
+from ...compiler.devices.cards import card_of
+from ...compiler.devices.device import Device
+from ...compiler.devices.measured_speeds import best_of, keep_speed, measured_before, speeds_file
+from ...compiler.devices.memory import Memory
+from ...compiler.devices.rig import Rig
+from ...compiler.devices.speeds import Speed
 from .accelerator import Accelerator, accelerator_of
 from .transfers import land, moved
 

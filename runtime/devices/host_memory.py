@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...compiler.spec.probe import probe_host
+from ...compiler.devices.probe import probe_host
 
 
 def host_memory() -> int:

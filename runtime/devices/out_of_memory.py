@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from ...compiler.spec.devices import KINDS
+from ...compiler.devices.device import KINDS
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...compiler.spec.probe import probe_host
-from ...compiler.spec.units import format_bytes
+from ...compiler.devices.probe import probe_host
+from ...compiler.units import format_bytes
 from .fork import renew_after_fork
 
 logger = logging.getLogger(__name__)

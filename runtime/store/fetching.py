@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...compiler.devices.device import canonical_name
 from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.frontend.refusals import foreign_library
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import canonical_name
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..devices.out_of_memory import fetched, ran_out
 from .objects import has_bits
 from .origin import HOST, FileOrigin, Origin

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
+from ...compiler.devices.device import Device
 from ...compiler.errors import WeightError
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from .adapter_weights import AdapterWeights
 from .origin import HOST, FileOrigin

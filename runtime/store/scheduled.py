@@ -6,11 +6,11 @@ from collections import defaultdict
 
 import torch
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
-from ...compiler.spec.devices import Device
 
 
 def readers(program: Program) -> dict[str, list[Device]]:

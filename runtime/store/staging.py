@@ -15,9 +15,9 @@ from typing import Protocol
 
 import torch
 
+from ...compiler.devices.device import canonical_name
 from ...compiler.errors import DoesNotFitError
-from ...compiler.spec.devices import canonical_name
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..devices.accelerator import Event, Stream, accelerator_of
 from ..devices.fork import ForkSafeLock, renew_after_fork
 from ..devices.out_of_memory import fetched, ran_out

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Amounts, Residency
 from ..devices.accelerator import accelerator_of
 from ..devices.fork import ForkSafeLock

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import WeightError
 from ...compiler.frontend.fakes import STANDS_IN
 from ...compiler.ir.part import Part, joined
 from ...compiler.ir.slices import Bounds
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import Residency
 from ..devices.accelerator import has_memory
 from ..devices.transfers import moved

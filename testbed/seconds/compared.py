@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from dovetail.compiler.devices.cards import card_of
+from dovetail.compiler.devices.speeds import SPREAD, Speed, of_card
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.cards import card_of
-from dovetail.compiler.spec.speeds import SPREAD, Speed, of_card
 from dovetail.passes.simulate.cost import OpCost, cost_of
 
 from .rows import ROWS, Row

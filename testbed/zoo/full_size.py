@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager

@@ -13,11 +13,12 @@ from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.split import gathers, pieces, source_of
-from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes

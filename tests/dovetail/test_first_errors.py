@@ -24,9 +24,10 @@ from dovetail.cli.options.painting import Painting
 from dovetail.cli.options.source import Source
 from dovetail.cli.options.weights import WeightFiles
 from dovetail.cli.output.figures import document_of, line_of
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.memory import Memory
 from dovetail.conventions.request import Request, tell_unused_split
 from dovetail.convert import plan_conversion
 from dovetail.draw.page.page import Page

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DoesNotFitError, UsageError, WeightError
 from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
 from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.placement import rows
 from testbed.pipelines.tiny_pipelines import paint, wide_flux

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.devices.rig import Rig
 
 collect_ignore_glob = [] if any(not one.is_host for one in Rig.detect(())) else ["test_*.py"]

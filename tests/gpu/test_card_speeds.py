@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.compiler.spec.cards import card_of
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.speeds import of_card
+from dovetail.compiler.devices.cards import card_of
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import of_card
 from dovetail.runtime.devices.card_speeds import measure_card, measure_peer, measured_cards
 from testbed.gpu import accelerators, groups
 

@@ -19,11 +19,11 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.annotate import annotate
 from dovetail.compiler.ir.program import HERE, Program, weight_name
 from dovetail.compiler.ir.signature import Signature, TensorLeaf
 from dovetail.compiler.ir.weight import Weight
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.runtime import sim

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.ir.aliasing import Alias, alias_class
 from dovetail.compiler.ir.program import Program, placement_of, tensors_of, weight_name
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Run, Schedule, Step, ValueRef
 from dovetail.compiler.ir.state import Split
-from dovetail.compiler.spec.devices import Device
 
 MOVES = ("dovetail.transfer.default", "dovetail.reshard.default")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Device
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.placement.assignment import arranged

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.split import crossing_bytes
-from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule

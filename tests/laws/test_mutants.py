@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.ir.aliasing import storages_of, writes
 from dovetail.compiler.ir.program import Program, place_node, placement_of
@@ -26,7 +27,6 @@ from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Destination, Fr
 from dovetail.compiler.ir.split import maker_of, pieces, source_of, split_of
 from dovetail.compiler.ir.state import WHOLE, Partial, Split
 from dovetail.compiler.ir.weight import Weight
-from dovetail.compiler.spec.devices import Device
 from dovetail.passes.placement.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim, steps, transport

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import MIB
+from dovetail.compiler.units import MIB
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.runtime import sim

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.part import Part
@@ -14,10 +16,9 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import MIB
 from dovetail.compiler.text.printer import print_program
+from dovetail.compiler.units import MIB
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import lowered, parse_passes

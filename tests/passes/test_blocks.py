@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, weight_name
-from dovetail.compiler.spec.devices import Rig
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.rewrites.simplify import Simplify

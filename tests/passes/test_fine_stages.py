@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.schedule import Lifetime, Load, Run
 from dovetail.compiler.ir.staging import aligned
 from dovetail.compiler.ir.weight import Weight
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.analysis import stages

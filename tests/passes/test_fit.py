@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
 from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.spec.devices import Rig
-from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import GIB, KIB, MIB, format_bytes
 from dovetail.compiler.text.printer import print_program
+from dovetail.compiler.units import GIB, KIB, MIB, format_bytes
 from dovetail.passes.analysis.memory_needs import needs_of
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
-from dovetail.compiler.spec.units import KIB, MIB
+from dovetail.compiler.units import KIB, MIB
 from dovetail.passes.analysis.liveness import peak_bytes
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.placement.blocks import FindBlocks

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
 from dovetail.compiler.checkpoints.unpacking import scratch_bytes, sizes_on
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, origin_of, value_of
 from dovetail.compiler.ir.value import TensorType
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.memory import Memory
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import LINEAR
@@ -19,8 +21,6 @@ from dovetail.compiler.ir.schedule import Allocate, Copy, Run
 from dovetail.compiler.ir.split import gathers, members, part_of, pieces, source_of, type_on, weight_on
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.memory import Memory
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep

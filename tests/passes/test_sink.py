@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import overwrites
 from dovetail.compiler.ir.program import Program, device_of, place_node, tensors_of
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager

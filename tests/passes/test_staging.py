@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import ProgramTextError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Await, Lifetime, Load, Release, Run, Schedule
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

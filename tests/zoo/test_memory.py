@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

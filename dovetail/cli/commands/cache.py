@@ -9,7 +9,7 @@ import typer
 
 from ...cache import folder
 from ...compiler.errors import UsageError
-from ...compiler.spec.units import counted, format_bytes
+from ...compiler.units import counted, format_bytes
 from ..options.shared import Debug, Json
 from ..output.results import print_json, print_table
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...compiler.errors import UsageError
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where

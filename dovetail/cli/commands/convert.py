@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..options.shared import Debug, Json
 from ..output.progress import progress
 from ..output.results import check_writable, print_json, print_table

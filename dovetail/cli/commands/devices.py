@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ...compiler.devices.cards import CARDS, Card
+from ...compiler.devices.device import Device
+from ...compiler.devices.memory import Memory
+from ...compiler.devices.rig import Rig as Devices
 from ...compiler.errors import UsageError
-from ...compiler.spec.cards import CARDS, Card
-from ...compiler.spec.devices import Device
-from ...compiler.spec.devices import Rig as Devices
-from ...compiler.spec.memory import Memory
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ..options.shared import Debug, Json, Rig
 from ..output.results import print_json, print_table
 

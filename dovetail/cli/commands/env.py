@@ -7,8 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from ... import __version__
-from ...compiler.spec.devices import Rig
-from ...compiler.spec.units import format_bytes
+from ...compiler.devices.rig import Rig
+from ...compiler.units import format_bytes
 from ..options.shared import Debug, Json
 from ..output.results import print_json, print_table
 from .devices import facts

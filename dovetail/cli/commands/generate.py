@@ -33,7 +33,7 @@ from .plan import print_plan
 from .profile import profiled
 
 if TYPE_CHECKING:
-    from ...compiler.spec.devices import Rig
+    from ...compiler.devices.rig import Rig
 
 
 def generate(

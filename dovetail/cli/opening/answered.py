@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...compiler.spec.devices import Rig
+from ...compiler.devices.rig import Rig
 from ..options.call import Sample
 from ..options.inputs import NO_INPUTS, Inputs
 from ..options.shared import Where

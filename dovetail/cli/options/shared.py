@@ -11,10 +11,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ...compiler.devices.rig import Rig as Devices
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
 from ...compiler.spec import with_cpu_flags, with_offload_flag
-from ...compiler.spec.devices import Rig as Devices
 from ...conventions.request import Request
 from ...conventions.spellings import Settings
 from ...planning.tiling import parse_tiling

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ...progress.phases import READING, Phases
 
 if TYPE_CHECKING:
-    from ...compiler.spec.devices import Device
+    from ...compiler.devices.device import Device
     from ...pipelines.pipeline import CompiledPipeline
 
 _ORDER = ("loading", "planning", "conditioning", "reading", "sampling", "decoding", "writing")

@@ -114,8 +114,8 @@ PICTURES = ("svg", "mermaid", "dot")
 
 def trace(scene: Scene) -> str:
     """The predicted time line of one call of each program, one after another, as Perfetto opens it."""
-    from ...compiler.spec.devices import Rig
-    from ...compiler.spec.speeds import speeds_of
+    from ...compiler.devices.rig import Rig
+    from ...compiler.devices.speeds import speeds_of
     from ...profile.chrome import trace_of
     from ...profile.sides import predicted_slices
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from torch import nn
 
+from ...compiler.devices.device import Device, canonical_name
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.weight import Weight
-from ...compiler.spec.devices import Device, canonical_name
 from ...compiler.spec.residency import Residency
 from ...lora.adapters import plain_name
 from ...passes.placement.assignment import Assigned, Assignment

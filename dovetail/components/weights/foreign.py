@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import WeightError
 from ...compiler.frontend.refusals import foreign_library
-from ...compiler.spec.devices import Device
 from ...runtime.devices.wrapped import is_wrapped
 
 

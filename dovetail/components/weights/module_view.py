@@ -15,9 +15,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 import torch
 from torch import nn
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
-from ...compiler.spec.devices import Device
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...lora.adapters import plain_name
 from ...runtime.store.fetching import is_in_file

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Block, Program, Segment, origin_of, placement_of
-from ...compiler.spec.devices import Device
 
 Depth: TypeAlias = Literal["segments", "blocks", "nodes"]
 DEPTHS: tuple[Depth, ...] = ("segments", "blocks", "nodes")

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.errors import PassError
 from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.split import first_reader, maker_of, original, sent
-from ...compiler.spec.devices import Device
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from .alike import text_of
 from .folding import repeats
 from .grouping import Group, UnitFinder, by_block, by_device, by_segment, unit_finder

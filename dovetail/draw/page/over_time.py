@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.split import pieces
-from ...compiler.spec.devices import Device
 from ...passes.simulate.memory import Usage
 from ...passes.simulate.profile import Moments, Profile
 from ...passes.simulate.timeline import Span, Timeline

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ...compiler.atomic_write import written_beside
+from ...compiler.devices.speeds import Speeds
+from ...compiler.durations import duration
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
-from ...compiler.spec.durations import duration
-from ...compiler.spec.speeds import Speeds
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
 from ...planning.parts import Part

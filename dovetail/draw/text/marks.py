@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ...compiler.ir.eligibility import marks_by_name
 from ...compiler.ir.program import Program
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 
 
 def lines_of_marks(programs: Mapping[str, Program]) -> Iterator[str]:

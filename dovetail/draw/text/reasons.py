@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...compiler.spec.devices import Rig
+from ...compiler.devices.rig import Rig
 from ...compiler.spec.residency import Residency
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ...planning.parts import Part, Row
 from ...planning.table import Account
 

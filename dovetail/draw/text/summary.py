@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import bytes_held
-from ...compiler.spec.devices import Device
-from ...compiler.spec.units import format_bytes
+from ...compiler.units import format_bytes
 from ...passes.simulate.memory import Usage, simulate
 from ..outline.outline import Outline, Part, outline
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.checkpoints.names import check_names
+from ...compiler.devices.rig import Rig
 from ...compiler.errors import NoWeightsError, UsageError, WeightError
 from ...compiler.spec.budget import MaxMemory
-from ...compiler.spec.devices import Rig
 from ...compiler.spec.roles import role_of, role_of_component
 from ...conventions import libraries
 from ...conventions.checked import NAMED_FILES, SOURCE, checked

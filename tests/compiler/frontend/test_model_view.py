@@ -11,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dovetail
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import TraceError, VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
-from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

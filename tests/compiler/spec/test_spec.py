@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     ROLES,
@@ -17,8 +19,7 @@ from dovetail.compiler.spec import (
     with_cpu_flags,
     with_offload_flag,
 )
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.units import GIB, MIB
+from dovetail.compiler.units import GIB, MIB
 
 PIPELINE = {"transformer": "diffusion", "text_encoder": "te", "text_encoder_2": "te", "vae": "vae"}
 RIG = Rig.parse("cuda0=24GiB,cuda1=16GiB,xpu0=8GiB,cpu=64GiB")

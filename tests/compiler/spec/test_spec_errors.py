@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     parse_backend,
@@ -12,7 +13,6 @@ from dovetail.compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
-from dovetail.compiler.spec.devices import Rig
 
 PIPELINE = {"transformer": "diffusion", "text_encoder": "te", "text_encoder_2": "te", "vae": "vae"}
 RIG = Rig.parse("cuda0=24GiB,cuda1=16GiB")

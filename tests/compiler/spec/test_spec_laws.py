@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import (
     MODES,
@@ -23,7 +24,6 @@ from dovetail.compiler.spec import (
     parse_split_mode,
     parse_tensor_split,
 )
-from dovetail.compiler.spec.devices import Rig
 
 COMPONENTS = {
     "transformer": "diffusion",

@@ -17,7 +17,7 @@ from dovetail.cache import answers, folder
 from dovetail.cache.answers import Answer, CannotBeKeptError, key_of, plain
 from dovetail.cli.app import app
 from dovetail.cli.opening.loading import Loading
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.devices.rig import Rig
 
 RIG = ("--rig", "sim0=64MiB,sim1=48MiB,cpu=2GiB", "--steps", "2")
 KEPT = Answer({"a": [1, "b"]}, (("dovetail.x", "slow"),))

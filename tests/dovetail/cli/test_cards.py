@@ -7,7 +7,7 @@ import json
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
-from dovetail.compiler.spec.cards import CARDS
+from dovetail.compiler.devices.cards import CARDS
 
 
 def test_the_cards_are_listed_within_eighty_columns() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.placement.assignment import Assigned, Assignment
 from dovetail.runtime import sim

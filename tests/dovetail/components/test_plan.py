@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.components.plan import ComponentPlan
 from dovetail.pipelines.plan import PipelinePlan

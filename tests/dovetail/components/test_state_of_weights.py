@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.devices.device import Device
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.components.weights.weight_stamp import WeightStamp
 from dovetail.runtime import sim

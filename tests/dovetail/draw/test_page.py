@@ -12,9 +12,9 @@ import pytest
 
 import dovetail
 from dovetail import demo
+from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.schedule import Lifetime, Load
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.draw import page
 from dovetail.draw.page.nodes import graph_of
 from dovetail.draw.page.over_time import LAYERS, of_call

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dovetail import demo, load_pipeline
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.fakes import has_numbers
-from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
 from dovetail.draw.text.reasons import reason_for
 from dovetail.pipelines.dryrun import DryPipeline

@@ -16,7 +16,7 @@ from dovetail import demo, load_pipeline
 from dovetail.compiler.errors import DoesNotFitError, SpecError
 from dovetail.compiler.spec import parse_params_backend
 from dovetail.compiler.spec.residency import Residency, evenly
-from dovetail.compiler.spec.units import MIB
+from dovetail.compiler.units import MIB
 from tests.cases import slow_but
 
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.explain.what_if import with_more_memory
 from dovetail.fitting import decide
 from dovetail.fitting.decide import Decision, _longer, joined, why_not_used, why_used

@@ -11,8 +11,8 @@ import torch
 
 import dovetail
 from dovetail.cli.output.figures import document_of, line_of
-from dovetail.compiler.spec import probe
-from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.devices import probe
+from dovetail.compiler.devices.device import Device
 from dovetail.pipelines.bounded import bounded
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import SimAccelerator, StreamAccelerator, accelerator_of

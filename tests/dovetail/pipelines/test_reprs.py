@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dovetail
-from dovetail.compiler.spec.devices import Rig
+from dovetail.compiler.devices.rig import Rig
 from testbed.pipelines import tiny_pipelines
 
 IDLE = "diffusion=sim0&sim1&sim2&sim3&sim4&sim5&sim6&sim7&sim8,te=sim0,vae=sim0"

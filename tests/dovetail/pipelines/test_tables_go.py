@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dovetail.cli.app import app
 from dovetail.compiler.errors import DoesNotFitError, WeightError
-from dovetail.compiler.spec.units import format_bytes
+from dovetail.compiler.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from testbed.pipelines import tiny_pipelines

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
-from dovetail.compiler.spec.durations import seconds_text
+from dovetail.compiler.durations import seconds_text
 from dovetail.compiler.spec.residency import Residency
 from dovetail.explain.sentences import explain_plan
 from dovetail.fitting.decide import Decision

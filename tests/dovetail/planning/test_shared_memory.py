@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.units import GIB, MIB
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.units import GIB, MIB
 from dovetail.conventions.request import Request
 from dovetail.fitting.asked import budgets_of
 from dovetail.pipelines.dryrun import DryPipeline

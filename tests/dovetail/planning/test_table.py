@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.spec.units import format_bytes
+from dovetail.compiler.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.generation import Generation, told_apart
 from dovetail.planning.table import Account, _blocks

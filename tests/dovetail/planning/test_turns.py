@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail import compile_pipeline
-from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.devices.device import Device
 from dovetail.planning.turns import turns_of
 from testbed.pipelines import tiny_pipelines
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.speeds import Speed, Speeds
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.explain.sentences import explain_plan
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.table import Account

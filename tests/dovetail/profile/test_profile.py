@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 import dovetail
 from dovetail.cli.app import app
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.measured_speeds import measured_host
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.errors import UsageError
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Load, Run
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.measured_speeds import measured_host
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.components.compiled import CompiledModule
 from dovetail.fitting.decide import speeds_here, speeds_rehearsed
 from dovetail.profile.chrome import MEASURED, PREDICTED, Slice, read_trace, trace_of

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.spec.devices import Device
 from dovetail.passes.analysis.scratch import scratch_bytes
 
 SHAPES = [

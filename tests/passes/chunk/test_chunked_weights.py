@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Run
-from dovetail.compiler.spec.devices import Rig
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

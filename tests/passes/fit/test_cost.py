@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dovetail.compiler.devices.speeds import Speed
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.speeds import Speed
 from dovetail.passes.fit.chain import Chain, chain_of
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.spec.devices import Device
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.fitting.chains import chain_of_trace
 from dovetail.passes.fit.lacking import lacking
 from dovetail.passes.fit.machine import Machine

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.spec.devices import Device
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.spec.residency import Amounts, Residency
-from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.options import Option, option, options_of, proportional

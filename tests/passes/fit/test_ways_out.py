@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.units import parse_bytes
+from dovetail.compiler.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, peaks, search
 from dovetail.passes.fit.ways_out import Outcome, Trial, WayOut, best_first, line_of, refusal, said_of, ways_out

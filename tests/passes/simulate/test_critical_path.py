@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.simulate.critical_path import critical_path
 from dovetail.passes.simulate.timeline import timeline
 from tests.passes.simulate.test_timeline import ahead, program, speeds

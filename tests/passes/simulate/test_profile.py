@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.ir.layouts import is_plain
 from dovetail.compiler.ir.value import TensorType
-from dovetail.compiler.spec.speeds import speeds_of
 from dovetail.passes.simulate.cost import _nbytes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.profile import profile

@@ -7,8 +7,8 @@ from dataclasses import astuple
 
 import pytest
 
-from dovetail.compiler.spec.cards import card_of
-from dovetail.compiler.spec.speeds import SPREAD
+from dovetail.compiler.devices.cards import card_of
+from dovetail.compiler.devices.speeds import SPREAD
 from dovetail.passes.rewrites.simplify import Simplify
 from testbed.seconds.compared import costs_of, off_by, read_work, summary
 from testbed.seconds.parts import PARTS

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Await, Load, Release, Run, Schedule, Step
-from dovetail.compiler.spec.devices import Device, Rig
 from dovetail.compiler.spec.residency import Residency
-from dovetail.compiler.spec.speeds import Speed, Speeds
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.cost import cost_of

@@ -20,9 +20,9 @@ from dovetail.cache import entry, folder, traces
 from dovetail.cache.head import NoEntry
 from dovetail.cache.key import Key, key_of
 from dovetail.cli.app import app
+from dovetail.compiler.devices.device import HOST
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.spec.devices import HOST
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.verify.types import verify_types

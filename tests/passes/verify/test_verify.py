@@ -13,6 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.memory import Memory
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import base_of, writes
@@ -21,8 +23,6 @@ from dovetail.compiler.ir.schedule import Await, Copy, Destination, Free, Instru
 from dovetail.compiler.ir.split import source_of, split_of
 from dovetail.compiler.ir.state import Split
 from dovetail.compiler.ir.value import TensorType
-from dovetail.compiler.spec.devices import Device
-from dovetail.compiler.spec.memory import Memory
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.lowering.verification import Verify

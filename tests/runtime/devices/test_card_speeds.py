@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.measured_speeds import measured_before
-from dovetail.compiler.spec.memory import Memory
-from dovetail.compiler.spec.speeds import Speed
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.measured_speeds import measured_before
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import Speed
 from dovetail.runtime import sim
 from dovetail.runtime.devices import card_speeds
 from dovetail.runtime.devices.card_speeds import key_of, labels_here, measure_card, measure_peer, measured_cards, scaled

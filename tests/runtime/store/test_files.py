@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import WeightError
 from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.weight import Weight
-from dovetail.compiler.spec.devices import Rig
 from dovetail.runtime import sim
 from dovetail.runtime.store.origin import FileOrigin, MergedOrigin
 from dovetail.runtime.store.program_weights import ProgramWeights

@@ -18,8 +18,8 @@ from torch import nn
 import dovetail
 from dovetail.compiler.checkpoints.entries import StoredFile
 from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.devices.probe import probe_host
 from dovetail.compiler.errors import WeightError
-from dovetail.compiler.spec.probe import probe_host
 from dovetail.runtime import sim
 from dovetail.runtime.devices.host_memory import host_memory
 from dovetail.runtime.store import page_cache, readahead

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.compiler.checkpoints.index import WeightIndex
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.ir.weight import Weight
-from dovetail.compiler.spec.devices import Rig
 from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim
 from dovetail.runtime.store.program_weights import ProgramWeights

@@ -2,9 +2,10 @@
 
 import pytest
 
+from dovetail.compiler.devices.device import Device, canonical_name
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_backend
-from dovetail.compiler.spec.devices import Device, Rig, canonical_name
 from dovetail.conventions.request import Request
 from dovetail.fitting.asked import budgets_of
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dovetail.compiler.devices import measured_speeds
+from dovetail.compiler.devices.cards import CARDS, Card, card_of, card_of_size, joined_name
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import HOST_SPEED, Speed, of_card, speeds_of
 from dovetail.compiler.errors import SpecError
-from dovetail.compiler.spec import measured_speeds
-from dovetail.compiler.spec.cards import CARDS, Card, card_of, card_of_size, joined_name
-from dovetail.compiler.spec.devices import Device, Rig
-from dovetail.compiler.spec.measured_speeds import keep_speed, measured_before, measured_host, read_speeds
-from dovetail.compiler.spec.memory import Memory
-from dovetail.compiler.spec.speeds import HOST_SPEED, Speed, of_card, speeds_of
 
 
 @pytest.fixture(autouse=True)

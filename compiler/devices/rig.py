@@ -1,8 +1,4 @@
-"""Devices, and the rig: the set of devices that a program is compiled for.
-
-Names are canonical here and nowhere else: `cuda:0`, `CUDA0` and `cuda` all are `cuda0`. What a kind of device means
-(which one is the host, which one is simulated) is asked of a `Device`, so that no other code spells a kind.
-"""
+"""The rig: the set of devices that a program is compiled for, with what each of them has."""
 
 from __future__ import annotations
 
@@ -13,111 +9,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..errors import SpecError
+from ..spans import Span
+from ..units import exact_bytes, format_bytes, parse_bytes
 from .cards import CARDS, NVLINK, Card, card_of, peer_of, way_of
+from .device import HOST, SIM, Device, canonical_name, device_in, no_device
 from .memory import Memory
-from .other_names import KINDS_ELSEWHERE, told_of
+from .other_names import told_of
 from .probe import Probed, probe_accelerators, probe_host
 from .rig_items import rig_items
-from .spans import Span
-from .units import exact_bytes, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch
 
-HOST, SIM = "cpu", "sim"
-KINDS = (HOST, "cuda", "xpu", "mps", SIM)
-_SINGLE = (HOST, "mps")
 _UNIFIED = ("mps",)
-_EXAMPLES = "a device such as cuda0, xpu0, mps, cpu or sim0; of another process 1/cuda0"
 _SIZED = "devices and their sizes, such as cuda0=16GiB,cuda1=10GiB, or cards, such as 2x RTX 3090,64GiB"
 _CONTEXT = 6 * 2**30 // 10
 PROCESS = 2 * 2**30
 """Bytes of the host's memory that Python, PyTorch, diffusers and the drivers take themselves."""
-_LACKING = {
-    "mps": frozenset({"float64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
-}
-_SPELLING = re.compile(r"(?:([0-9]{1,4})/)?([a-z]+):?([0-9]{1,4})?")
-
-
-def canonical_name(name: str | int | torch.device | Device) -> str:
-    """The one spelling of a device's name; a name of no known kind comes back in lower case.
-
-    >>> canonical_name("cuda:1"), canonical_name("ROCm0"), canonical_name("sim"), canonical_name("1/CPU")
-    ('cuda1', 'cuda0', 'sim0', '1/cpu')
-    """
-    text = str(name).strip().lower()
-    return str(_read(text) or text)
-
-
-def _read(text: str) -> Device | None:
-    """The device of a spelling in lower case, if it is one: a process before a slash, a kind, a number."""
-    match = _SPELLING.fullmatch(text)
-    kind = KINDS_ELSEWHERE.get(match[2], match[2]) if match else ""
-    if not match or kind not in KINDS:
-        return None
-    index = int(match[3] or 0)
-    return None if index and kind in _SINGLE else Device(kind, index, int(match[1] or 0))
-
-
-@dataclass(frozen=True)
-class Device:
-    """The identity of a place where tensors live and ops run: its kind, its number, and the process it belongs to.
-
-    What it has free is not said here but in a `Rig`, so that the same device is equal everywhere.
-    """
-
-    kind: str
-    index: int = 0
-    process: int = 0
-
-    @classmethod
-    def named(cls, name: str) -> Device:
-        """The device of a name in any spelling; raises SpecError for a name of no known kind."""
-        device = _read(name.strip().lower())
-        if device is None:
-            raise _unknown(Span.whole(name), _EXAMPLES)
-        return device
-
-    def __repr__(self) -> str:
-        return f"<Device {self.name}>"
-
-    @cached_property
-    def name(self) -> str:
-        """How specs and dumps spell the device."""
-        where = f"{self.process}/" if self.process else ""
-        return f"{where}{self.kind}" if self.kind in _SINGLE else f"{where}{self.kind}{self.index}"
-
-    @cached_property
-    def torch(self) -> torch.device:
-        """PyTorch's device; for a simulated one the simulation must have been switched on before."""
-        import torch
-
-        return torch.device(self.kind) if self.is_host else torch.device(self.kind, self.index)
-
-    @property
-    def traced_as(self) -> str:
-        """The kind that a model sees while it is traced for this device: simulated ones compute as the host does."""
-        return HOST if self.is_simulated else self.kind
-
-    @property
-    def lacks(self) -> frozenset[str]:
-        """The names of the dtypes of which no tensor can lie on this device."""
-        return _LACKING.get(self.kind, frozenset())
-
-    @property
-    def is_host(self) -> bool:
-        """Whether this is the CPU with the host's memory."""
-        return self.kind == HOST
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether this device is made of host memory, and so exists wherever it is asked for."""
-        return self.kind == SIM
-
-    def __str__(self) -> str:
-        """The name, which is how specs and dumps spell a device."""
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -171,7 +79,7 @@ class Rig:
             SpecError: the text is not a rig.
         """
         span = Span.whole(text)
-        items = rig_items(span, lambda name: str(_read(name.strip().lower()) or ""))
+        items = rig_items(span, lambda name: str(device_in(name.strip().lower()) or ""))
         if not items:
             raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
         memory: dict[Device, Memory] = {}
@@ -281,9 +189,9 @@ class Rig:
         if matches:
             raise span.error(f"{span.value!r} may be {' or '.join(matches)}", "a name that begins one device only")
         if told_of(text):
-            raise _unknown(span, self.told)
+            raise no_device(span, self.told)
         expected = f"{', '.join((*also, f'one of {self.told}'))}, or a simulated one (sim0)"
-        asked = _read(text)
+        asked = device_in(text)
         if self.present and asked is not None:
             none = "" if self.gpus else "; PyTorch sees no GPU on this machine"
             expected += f"{none}; dovetail plan --rig {asked.name}=24GiB plans for one that is not here"
@@ -294,14 +202,6 @@ class Rig:
 
 
 _HOST = Device(HOST)
-
-
-def _unknown(span: Span, expected: str) -> SpecError:
-    """The error for what is no device's name; that of another program, or a device map, is named as such."""
-    problem, way = told_of(span.value) or (f"{span.value!r} is not the name of a device", expected)
-    digits = re.search(r"(?<![0-9])[0-9]{1,2}$", span.value)  # a longer number is that of a card
-    number = digits[0] if digits else ""
-    return span.error(problem, way, [kind if kind in _SINGLE else f"{kind}{number}" for kind in KINDS])
 
 
 def _on_demand(text: str) -> Device | None:
@@ -377,9 +277,9 @@ def _check_exists(span: Span, memory: Mapping[Device, Memory]) -> None:
 def _read_device(text: Span, place: Span) -> tuple[Device, Memory]:
     """The device and memory of an item such as `cuda0=24GiB@RTX 3090`, which was typed at a place."""
     key, size = text.partition("=")
-    device = _read(key.value.strip().lower())
+    device = device_in(key.value.strip().lower())
     if device is None:
-        raise _unknown(key, _SIZED)
+        raise no_device(key, _SIZED)
     if size is not None:
         size, card = size.partition("@")
         alone = card_of(size.value) if card is None else None

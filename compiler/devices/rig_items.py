@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from itertools import count
 from typing import TypeAlias
 
+from ..spans import Span
+from ..units import NUMBER
 from .cards import CARDS, Card, card_of, joined_name, way_of
-from .spans import Span
-from .units import NUMBER
 
 _COUNT = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
 _SIZE = re.compile(rf"{NUMBER}\s*(?:[kmgt]i?b?|b)(?:/{NUMBER}\s*(?:[kmgt]i?b?|b))?", re.IGNORECASE)

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .cards import SINGLE, Card, card_of, card_of_size, peer_of
-from .devices import Device, Rig
+from .device import Device
 from .memory import Memory
+from .rig import Rig
 
 TERA, GIGA = 1e12, 1e9
 REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}

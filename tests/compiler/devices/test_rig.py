@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler.devices.device import Device, canonical_name
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.probe import Probed, probe_host
+from dovetail.compiler.devices.rig import Rig, _found, reserve_of
 from dovetail.compiler.errors import SpecError
 from dovetail.compiler.spec import parse_backend, parse_budget
-from dovetail.compiler.spec.devices import Device, Rig, _found, canonical_name, reserve_of
-from dovetail.compiler.spec.memory import Memory
-from dovetail.compiler.spec.probe import Probed, probe_host
-from dovetail.compiler.spec.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
+from dovetail.compiler.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
 from dovetail.conventions.request import Request, one_backend
 
 TWO_CARDS = Rig.parse("cuda0=24GiB,cuda1=16GiB")

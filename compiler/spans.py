@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import SpecError
+from .errors import SpecError
 
 
 @dataclass(frozen=True)

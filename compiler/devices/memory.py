@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .units import format_bytes
+from ..units import format_bytes
 
 
 @dataclass(frozen=True)
