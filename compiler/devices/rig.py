@@ -13,6 +13,7 @@ from ..spans import Span
 from ..units import exact_bytes, format_bytes, parse_bytes
 from .cards import CARDS, NVLINK, Card, card_of, peer_of, way_of
 from .device import HOST, SIM, Device, canonical_name, device_in, no_device
+from .links import NO_LINKS, Links, parse_links
 from .memory import Memory
 from .other_names import told_of
 from .probe import Probed, probe_accelerators, probe_host
@@ -32,11 +33,12 @@ PROCESS = 2 * 2**30
 class Rig:
     """The devices a program is compiled for, in order, with their memory; `present` says whether it can run here.
 
-    `str(rig)` is the text that `Rig.parse` reads.
+    ``links`` has what is said of how they reach one another. `str(rig)` is the text that `Rig.parse` reads.
     """
 
     memory: Mapping[Device, Memory] = field(default_factory=dict, hash=False)
     present: bool = field(default=True, compare=False)
+    links: Links = NO_LINKS
 
     @classmethod
     def of(cls, **sizes: int | tuple[int, int]) -> Rig:
@@ -72,13 +74,13 @@ class Rig:
         card: `24GiB@RTX 3090`, behind which its way to others of its kind may stand: `NVLink`, `P2P` (through the slot)
         or `no P2P` (through the host). The same is reserved of it as of a device that is found. Cards may stand without
         the names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they
-        get what this host has. A rig can run here if each of its devices is the host, simulated, or found here and as
-        large.
+        get what this host has. Behind semicolons stand the ways of pairs, shared roots and networks, see `links`. A rig
+        can run here if each of its devices is the host, simulated, or found here and as large.
 
         Raises:
             SpecError: the text is not a rig.
         """
-        span = Span.whole(text)
+        span, *links = Span.whole(text).split(";")
         items = rig_items(span, lambda name: str(device_in(name.strip().lower()) or ""))
         if not items:
             raise span.error("the rig has no devices", "devices with their memory, such as cuda0=24GiB,cuda1=16GiB")
@@ -89,11 +91,12 @@ class Rig:
                 raise item.place.error(f"{device.name} stands twice in the rig", "each device once")
             memory[device] = size
         _check_exists(span, memory)
-        return cls(memory, _are_here(memory))
+        return cls(memory, _are_here(memory), parse_links(links, {one: size.label for one, size in memory.items()}))
 
     def __str__(self) -> str:
         """The text form."""
-        return ",".join(f"{device.name}={_memory_text(memory)}" for device, memory in self.memory.items())
+        devices = ",".join(f"{device.name}={_memory_text(memory)}" for device, memory in self.memory.items())
+        return f"{devices}{self.links}"
 
     @property
     def told(self) -> str:
@@ -138,7 +141,11 @@ class Rig:
 
     def only(self, devices: Iterable[Device]) -> Rig:
         """The rig of some devices of this one, in their order."""
-        return Rig({device: self[device] for device in devices}, self.present)
+        return self.having({device: self[device] for device in devices})
+
+    def having(self, memory: Mapping[Device, Memory]) -> Rig:
+        """The rig of some devices of this one with this memory, and their links among themselves."""
+        return Rig(memory, self.present, self.links.only(memory) if self.links else NO_LINKS)
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -175,7 +182,7 @@ class Rig:
         if device in self.memory:
             return self
         added = {device: memory or self[device]}
-        return Rig({**self.memory, **added}, self.present and _are_here(added))
+        return Rig({**self.memory, **added}, self.present and _are_here(added), self.links)
 
     def _by_number(self, text: str) -> Device | None:
         return self.gpus[int(text)] if re.fullmatch("[0-9]{1,4}", text) and int(text) < len(self.gpus) else None

@@ -12,11 +12,12 @@ takes. A time that rests on figures is right within `SPREAD` of it at best, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .cards import SINGLE, Card, card_of, card_of_size, peer_of
 from .device import Device
+from .links import Pair, Processes, Way
 from .memory import Memory
 from .rig import Rig
 
@@ -80,10 +81,17 @@ class Speed:
 
 @dataclass(frozen=True)
 class Speeds:
-    """The speeds of all devices of a rig, and of the disk."""
+    """The speeds of all devices of a rig, of the disk, and of the links that a rig says.
+
+    ``ways`` are the bytes a second between two devices, 0 where that is by the host, ``networks`` those between two
+    processes, and ``roots`` names that of each device whose way to the host others share.
+    """
 
     devices: Mapping[Device, Speed] = field(hash=False)
     disk: float = DISK
+    ways: Mapping[Pair, float] = field(default_factory=dict, hash=False)
+    networks: Mapping[Processes, float] = field(default_factory=dict, hash=False)
+    roots: Mapping[Device, str] = field(default_factory=dict, hash=False)
 
     def __getitem__(self, device: Device) -> Speed:
         return self.devices[device]
@@ -94,13 +102,30 @@ class Speeds:
 
     def crossing(self, source: Device, target: Device) -> float:
         """Bytes a second from one device to another: by their own way, or by the host's memory, there and back."""
-        ends = [self[one] for one in (source, target) if not one.is_host]
-        if len(ends) < 2:
-            return ends[0].link if ends else self[source].link
-        ways = [one.link if one.peer is None else one.peer for one in ends]
-        if all(ways) and source.process == target.process:
-            return min(ways) if ends[0].label == ends[1].label else min(one.link for one in ends)
-        return 1 / sum(1 / one.link for one in ends)
+        own = self.way(source, target)
+        if own:
+            return own
+        ends = [self[one].link for one in (source, target) if not one.is_host] or [self[source].link]
+        network = self.networks.get(frozenset((source.process, target.process)))
+        return float(1 / sum(1 / one for one in (*ends, *([network] if network else ()))))
+
+    def way(self, source: Device, target: Device) -> float:
+        """Bytes a second from one device to another that do not go by the host; 0 where they do."""
+        said = self.ways.get(frozenset((source, target)))
+        if said is not None or source.is_host or target.is_host or source.process != target.process:
+            return said or 0.0
+        one, other = self[source], self[target]
+        ways = [end.link if end.peer is None else end.peer for end in (one, other)]
+        if not all(ways):
+            return 0.0
+        return min(ways) if one.label == other.label else min(one.link, other.link)
+
+    def lanes(self, source: Device, target: Device) -> list[str]:
+        """What a copy from one device to another takes of roots that others share, each in its direction."""
+        if self.way(source, target):
+            return []
+        up, down = self.roots.get(source), self.roots.get(target)
+        return [*([f"from {up}"] if up else []), *([f"to {down}"] if down else [])]
 
     def spread(self, devices: Iterable[Device]) -> float:
         """The part of a time on some devices that it may be off by; 0 where all of them were measured."""
@@ -130,7 +155,15 @@ def speeds_of(
         device: _by_way(known.get(device) or _speed(device, memory, own), memory)
         for device, memory in rig.memory.items()
     }
-    return Speeds({rig.host: own, **named}, disk)
+    links = rig.links
+    ways = {pair: _rate(way, [rig[one].label for one in pair]) for pair, way in links.ways.items()}
+    networks = {pair: way.rate * GIGA for pair, way in links.networks.items()}
+    return Speeds({rig.host: own, **named}, disk, ways, networks, links.roots)
+
+
+def _rate(way: Way, labels: Sequence[str]) -> float:
+    """Bytes a second of a way between two cards: what was typed, or what is reached of their makers' figures."""
+    return (way.gigabytes(labels) or 0.0) * GIGA * (REACHED["link"] if way.name else 1)
 
 
 def _by_way(speed: Speed, memory: Memory) -> Speed:

@@ -131,7 +131,7 @@ class Request:
             over = memory.free - within(host).free if memory.integrated else 0
             why = f"the host keeps {format_bytes(over)} of the memory that they share"
             found[device] = memory.less(max(0, over), why)
-        return Rig(found, self.rig.present)
+        return self.rig.having(found)
 
     def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
         """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""

@@ -55,14 +55,16 @@ def _alike(decision: Decision) -> list[list[Device]]:
 
 
 def with_links(speeds: Speeds, times: float) -> Speeds:
-    """The speeds with links between devices and the host so many times as fast."""
+    """The speeds with links between devices, the host and processes so many times as fast."""
     devices: Mapping[Device, Speed] = {
         device: speed
         if device.is_host
         else replace(speed, link=times * speed.link, peer=speed.peer and times * speed.peer)
         for device, speed in speeds.devices.items()
     }
-    return replace(speeds, devices=devices)
+    ways = {pair: times * rate for pair, rate in speeds.ways.items()}
+    networks = {pair: times * rate for pair, rate in speeds.networks.items()}
+    return replace(speeds, devices=devices, ways=ways, networks=networks)
 
 
 def _said(what: str, now: float, then: float | None) -> Iterator[str]:

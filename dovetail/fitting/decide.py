@@ -13,7 +13,7 @@ from typing import TypeVar
 from ..compiler.devices.device import Device
 from ..compiler.devices.measured_speeds import measured_host
 from ..compiler.devices.rig import Rig
-from ..compiler.devices.speeds import Speed, Speeds, speeds_of
+from ..compiler.devices.speeds import Speeds, speeds_of
 from ..compiler.durations import seconds_text
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
@@ -22,7 +22,7 @@ from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
 from ..passes.fit.lacking import lacking, problem_of
-from ..passes.fit.machine import Machine
+from ..passes.fit.machine import Kind, Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off
@@ -207,7 +207,7 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     used = {device for way in solution.ways.values() for device in way.devices}
     kinds = machine.kinds(budgets)
-    behind: dict[tuple[tuple[Speed, int], tuple[str, ...]], list[Device]] = defaultdict(list)
+    behind: dict[tuple[Kind, tuple[str, ...]], list[Device]] = defaultdict(list)
     for device in () if heavy.asked.devices else solution.ways[heavy.name].devices[1:]:
         if device != machine.host:
             asked = tuple(load.name for load in loads if device in load.asked.devices)
@@ -233,11 +233,11 @@ def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, bu
     used = {device for way in solution.ways.values() for device in way.devices}
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     others = [one for one in machine.devices if one not in solution.ways[heavy.name].devices and one != machine.host]
-    known: dict[tuple[Speed, int, bool], str] = {}
+    known: dict[tuple[Kind, bool], str] = {}
     kinds = machine.kinds(budgets)
     told: dict[tuple[bool, str], list[Device]] = defaultdict(list)
     for device in () if heavy.asked.devices else others:
-        kind = *kinds[device], device in used
+        kind = kinds[device], device in used
         if kind not in known:
             known[kind] = _why(device, heavy, solution, loads, machine, budgets)
         told[device in used, known[kind]].append(device)

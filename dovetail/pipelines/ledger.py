@@ -54,7 +54,7 @@ class Ledger:
         }
         beside = self._beside(component, staged) - held_now  # which is not left
         kept = {device: replace(memory, beside=beside[device]) for device, memory in left.items()}
-        return Rig(kept, component.rig.present)
+        return component.rig.having(kept)
 
     def _all(self) -> list[tuple[str, Component]]:
         return list(self._components.items())

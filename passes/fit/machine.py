@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speed, Speeds
 from .workload import Budgets
 
 T = TypeVar("T")
+
+Kind: TypeAlias = tuple[Speed, int, Device | None]
 
 _LISTS = 32  # of several devices that are tried for one component
 _COUNTS = 16  # of devices in a list
@@ -28,16 +30,20 @@ class Machine:
     speeds: Speeds
     host: Device
 
-    def kinds(self, budgets: Budgets) -> dict[Device, tuple[Speed, int]]:
-        """The kind of each card: its speed, and how many kinds of that speed may use more memory."""
-        found: dict[Device, tuple[Speed, int]] = {}
+    def kinds(self, budgets: Budgets) -> dict[Device, Kind]:
+        """The kind of each card: its speed, how many kinds of that speed may use more memory, and its own ways.
+
+        One that has a way of its own to another card is of a kind for itself.
+        """
+        found: dict[Device, Kind] = {}
         largest: dict[Speed, tuple[int, int]] = {}
+        linked = frozenset[Device]().union(*self.speeds.ways)
         for card in sorted((one for one in self.devices if one != self.host), key=budgets.of, reverse=True):
             speed, nbytes = self.speeds[card], budgets.of(card)
             number, most = largest.get(speed, (-1, 0))
             if number < 0 or nbytes < _ALIKE * most:
                 number, most = number + 1, nbytes
-            found[card], largest[speed] = (speed, number), (number, most)
+            found[card], largest[speed] = (speed, number, card if card in linked else None), (number, most)
         return found
 
     def lists(self, budgets: Budgets) -> list[tuple[Device, ...]]:
@@ -49,15 +55,34 @@ class Machine:
         kinds = self.kinds(budgets)
         cards = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], self.devices.index(one)))
         counts = sorted({-(-len(cards) * part // _COUNTS) for part in range(1, _COUNTS + 1) if cards})
-        several = [_by_main(cards, count, kinds) for count in counts if count > 1]
-        with_host = [((*order, self.host) for order in _by_main(cards, count, kinds)) for count in counts]
+        several = [self._by_main(cards, count, kinds) for count in counts if count > 1]
+        with_host = [((*order, self.host) for order in self._by_main(cards, count, kinds)) for count in counts]
         return [*((one,) for one in self.devices), *islice(_in_turns([*several, *with_host]), _LISTS)]
 
+    def _by_main(
+        self, cards: Sequence[Device], count: int, alike: Mapping[Device, object]
+    ) -> Iterator[tuple[Device, ...]]:
+        """Orders of so many of the cards; those of each main device take turns."""
+        mains = [one for (one,) in self._orders(cards, 1, alike)]
+        return _in_turns([self._orders(cards, count - 1, alike, (main,)) for main in mains])
 
-def _by_main(cards: Sequence[Device], count: int, alike: Mapping[Device, object]) -> Iterator[tuple[Device, ...]]:
-    """Orders of so many of the cards; those of each main device take turns."""
-    mains = [one for (one,) in _orders(cards, 1, alike)]
-    return _in_turns([_orders(cards, count - 1, alike, (main,)) for main in mains])
+    def _orders(
+        self, cards: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
+    ) -> Iterator[tuple[Device, ...]]:
+        """Orders of so many of the cards, the one with the best way of its own to the card before it first.
+
+        Of orders that differ in cards that are alike there is only the first one.
+        """
+        if count == 0:
+            yield taken
+            return
+        ways = self.speeds.ways
+        first_of_kind = {alike[one]: one for one in reversed(cards) if one not in taken}
+        for one in sorted(
+            first_of_kind.values(),
+            key=lambda card: (-ways.get(frozenset((*taken[-1:], card)), 0.0), cards.index(card)),
+        ):
+            yield from self._orders(cards, count - 1, alike, (*taken, one))
 
 
 def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
@@ -68,15 +93,3 @@ def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:
             yield one
             left.append(left[0])
         left.popleft()
-
-
-def _orders(
-    devices: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
-) -> Iterator[tuple[Device, ...]]:
-    """Orders of so many of the devices, of those that differ in devices that are alike only the first one."""
-    if count == 0:
-        yield taken
-        return
-    first_of_kind = {alike[one]: one for one in reversed(devices) if one not in taken}
-    for one in sorted(first_of_kind.values(), key=devices.index):
-        yield from _orders(devices, count - 1, alike, (*taken, one))

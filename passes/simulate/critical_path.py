@@ -117,11 +117,12 @@ class _Causes(ClockWalk):
         if load.lifetime is Lifetime.STAGE:
             self.by[load] = len(self.work) - 1
 
-    def take(self, lane: str, what: str, ready: float, seconds: float) -> float:
-        """A lane does one thing after another."""
-        self.by[lane] = self.begin(lane, (*self.begins_after, lane))
+    def take(self, lane: str, what: str, ready: float, seconds: float, roots: Sequence[str] = ()) -> float:
+        """A lane does one thing after another, and so does a root."""
+        begun = self.begin(lane, (*self.begins_after, lane, *roots))
+        self.by.update(dict.fromkeys((lane, *roots), begun))
         self.work[-1].seconds = seconds
-        return super().take(lane, what, ready, seconds)
+        return super().take(lane, what, ready, seconds, roots)
 
     def begin(self, lane: str, clocks: Sequence[Hashable]) -> int:
         """Notes a piece of work that begins when all of some clocks have come so far; returns its number."""

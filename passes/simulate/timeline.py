@@ -2,10 +2,10 @@
 
 One walk over the instructions, in the order in which they take effect. Each device computes one operation after
 another. Beside it a lane brings weights to it, one load after another in the order of the schedule, and the copies
-from one device to another follow each other on a lane of their own. A load begins where it stands, as soon as its lane
-is free and the slot that it lands in was released: on a device that is launched from the host that may be long before
-the operations that were issued earlier have run. On the host, and on simulated devices, which compute as they are
-issued, it is not.
+from one device to another follow each other on a lane of their own. Devices of one root take turns on their way to the
+host, and on that from it. A load begins where it stands, as soon as its lane is free and the slot that it lands in was
+released: on a device that is launched from the host that may be long before the operations that were issued earlier
+have run. On the host, and on simulated devices, which compute as they are issued, it is not.
 
 What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
 once and not in every step.
@@ -14,6 +14,7 @@ once and not in every step.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -174,7 +175,8 @@ class ClockWalk:
             return
         made = max(self.computed[copy.source], self.issued)
         seconds = nbytes / self.speeds.crossing(copy.source, copy.target)
-        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds)
+        roots = self.speeds.lanes(copy.source, copy.target)
+        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds, roots)
 
     def load(self, load: Load) -> None:
         """Weights come from where each rests, when the lane and the slot are free."""
@@ -185,7 +187,8 @@ class ClockWalk:
                 self.bringing[load.device] += seconds
             return
         ready = max(self.issued, self.slots[load.device, load.slot])
-        self.arrived[load] = self.take(f"loads to {load.device}", f"load {load.number}", ready, seconds)
+        roots = self.speeds.lanes(self.program.rig.host, load.device)
+        self.arrived[load] = self.take(f"loads to {load.device}", f"load {load.number}", ready, seconds, roots)
 
     def loading(self, name: str, device: Device) -> float:
         """The seconds in which a weight comes from the host's memory or from disk."""
@@ -193,9 +196,9 @@ class ClockWalk:
         from_disk = self.program.residency.get(weight.whole) is Residency.DISK
         return weight.nbytes / self.speeds.loading(device, from_disk)
 
-    def take(self, lane: str, what: str, ready: float, seconds: float) -> float:
-        """Takes a lane for some seconds, from when both it and the work are ready; returns the end."""
-        start = max(ready, self.free[lane])
-        self.free[lane] = start + seconds
+    def take(self, lane: str, what: str, ready: float, seconds: float, roots: Sequence[str] = ()) -> float:
+        """Takes a lane for some seconds, from when it, ``roots`` beside it and the work are ready; returns the end."""
+        start = max(ready, *(self.free[one] for one in (lane, *roots)))
+        self.free.update(dict.fromkeys((lane, *roots), start + seconds))
         self.spans.append(Span(lane, what, start, start + seconds))
         return start + seconds

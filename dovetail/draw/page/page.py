@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -130,7 +131,7 @@ def _weights(programs: Mapping[str, Program], account: Account | None) -> int:
 def _speeds(program: Program, account: Account | None) -> Speeds:
     """The speeds of the plan, and of devices of a program that the plan does not know those of its rig."""
     own = speeds_here(program.rig)
-    return own if account is None else Speeds({**own.devices, **account.speeds.devices}, account.speeds.disk)
+    return own if account is None else replace(account.speeds, devices={**own.devices, **account.speeds.devices})
 
 
 def _devices(

@@ -161,6 +161,16 @@ def test_cards_that_differ_by_next_to_nothing_work_together_in_any_order() -> No
         assert len(found([one], given, on).ways["diffusion"].devices) == 4, sizes
 
 
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2), (1, 3), (2, 3)])
+def test_cards_that_are_joined_work_together(pair: tuple[int, int]) -> None:
+    cards = tuple(Device("cuda", index) for index in range(4))
+    joined = frozenset(cards[index] for index in pair)
+    speeds = Speeds({**dict.fromkeys(cards, machine().speeds[FAST]), CPU: machine().speeds[CPU]}, 1e8, {joined: 1e12})
+    one = load("diffusion", 12, 20, live=2, times=20)
+    given = Budgets({**dict.fromkeys(cards, 130 * MIB), CPU: 1000 * MIB}, CPU)
+    assert {*found([one], given, Machine((*cards, CPU), speeds, CPU)).ways["diffusion"].devices} == joined
+
+
 def test_many_cards_are_many_lists_and_no_more() -> None:
     cards = tuple(Device("cuda", index) for index in range(64))
     on = Machine((*cards, CPU), Speeds(dict.fromkeys((*cards, CPU), machine().speeds[CPU]), 1e8), CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -96,6 +98,18 @@ def test_loads_ahead_of_their_stages_overlap_computing(computing_rate: float) ->
     known = speeds(one, computing=computing_rate)
     load, run = NBYTES / 1e9, computing(one, known) / BLOCKS
     assert timeline(ahead(one, 2), known).seconds == pytest.approx(load + run + (BLOCKS - 1) * max(load, run))
+
+
+@pytest.mark.parametrize("rests", ["cpu", "disk"])
+def test_devices_of_a_root_take_turns_on_their_way_to_the_host(rests: str) -> None:
+    one = program("cuda0=1GiB,cuda1=1GiB", rests)
+    known = replace(speeds(one, computing=1e15), disk=1e9)
+    roots = dict.fromkeys(one.devices, "root0")
+    apart, shared = timeline(one, known), timeline(one, replace(known, roots=roots))
+    crossing = WIDTH * 4 / 1e9
+    assert apart.seconds == pytest.approx(BLOCKS / 2 * NBYTES / 1e9 + 2 * crossing, rel=1e-3)
+    assert shared.seconds == pytest.approx(BLOCKS * NBYTES / 1e9 + crossing, rel=1e-3)  # there while weights still come
+    assert shared.busy("loads to cuda1") == pytest.approx(apart.busy("loads to cuda1"))
 
 
 def test_the_host_issues_nothing_ahead_of_what_it_computes() -> None:

@@ -1,0 +1,154 @@
+"""How the devices of a rig reach one another, as its text says it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.links import Links, Way
+from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import speeds_of
+from dovetail.compiler.errors import SpecError
+
+TWO = "cuda0=24GiB@RTX 3090,cuda1=24GiB@RTX 3090"
+CARDS = [Device("cuda", index, process) for process in (0, 1) for index in (0, 1, 2)]
+FIRST, SECOND, THIRD, FAR = CARDS[0], CARDS[1], CARDS[2], CARDS[3]
+
+ways = st.sampled_from(["NVLink", "P2P", "no P2P"]).map(Way) | st.floats(1e-3, 1e5).map(lambda rate: Way(rate=rate))
+
+
+@st.composite
+def rigs(draw: st.DrawFn) -> Rig:
+    """Six cards of two processes, some of whose pairs have ways, and some of which share roots."""
+    pairs = draw(st.lists(st.sampled_from(list(combinations(CARDS, 2))), unique=True, max_size=5))
+    roots = {one: draw(st.sampled_from(["a", "b"])) for one in CARDS} if draw(st.booleans()) else {}
+    network = {frozenset((0, 1)): Way(rate=draw(st.floats(1e-3, 1e3)))} if draw(st.booleans()) else {}
+    links = Links({frozenset(pair): draw(ways) for pair in pairs}, network, roots)
+    return Rig({one: Memory(2**34, 2**34, label="RTX 3090") for one in CARDS}, links=links.only(CARDS))
+
+
+@given(rigs())
+def test_a_rig_with_links_reads_back(rig: Rig) -> None:
+    assert Rig.parse(str(rig)) == rig
+    assert str(Rig.parse(str(rig))) == str(rig)
+
+
+@given(rigs(), st.sets(st.sampled_from(CARDS), min_size=1))
+def test_a_part_of_a_rig_has_the_links_within_it(rig: Rig, some: set[Device]) -> None:
+    part = rig.only(sorted(some, key=CARDS.index))
+    assert part.links.ways == {pair: way for pair, way in rig.links.ways.items() if pair <= some}
+    assert set(part.links.roots) <= some
+    assert all(list(part.links.roots.values()).count(root) > 1 for root in part.links.roots.values())
+    assert Rig.parse(str(part)) == part
+
+
+@given(rigs())
+def test_a_way_is_the_same_in_both_directions_and_none_is_slower_than_by_the_host(rig: Rig) -> None:
+    known = speeds_of(rig)
+    for one, other in combinations(CARDS, 2):
+        assert known.crossing(one, other) == known.crossing(other, one) > 0
+        said = rig.links.ways.get(frozenset((one, other)))
+        if said is not None and said.rate:
+            assert known.crossing(one, other) == pytest.approx(said.rate * 1e9)
+
+
+@given(st.text("cuda01-+=@;,r NVLinkP2GBbits/s.5", max_size=40))
+def test_any_text_is_a_rig_or_gets_an_error_of_ours(text: str) -> None:
+    try:
+        rig = Rig.parse(f"{TWO};{text}")
+    except SpecError:
+        return
+    assert Rig.parse(str(rig)) == rig
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("cuda1-cuda0=nvlink", "cuda0-cuda1=NVLink"),
+        ("CUDA:0 - cuda:1 = no p2p", "cuda0-cuda1=no P2P"),
+        ("cuda0-cuda1=10Gbit", "cuda0-cuda1=1.25GB/s"),
+        ("cuda0-cuda1=10 gbit/s", "cuda0-cuda1=1.25GB/s"),
+        ("cuda0-cuda1=1GiB/s", "cuda0-cuda1=1.073741824GB/s"),
+        ("cuda0 & cuda1 @ Root0", "cuda0+cuda1@root0"),
+        ("", ""),
+        (";;", ""),
+    ],
+)
+def test_spellings(typed: str, written: str) -> None:
+    assert str(Rig.parse(f"{TWO};{typed}")) == TWO + (f";{written}" if written else "")
+
+
+@pytest.mark.parametrize(
+    ("links", "problem"),
+    [
+        ("x", "'x' is no link"),
+        ("cuda0-cuda2=P2P", "the rig has no cuda2"),
+        ("cuda0-gpu7=P2P", "'gpu7' is not the name of a device"),
+        ("cuda0-cuda0=P2P", "are no two devices"),
+        ("cuda0-cuda1-cuda0=P2P", "are no two devices"),
+        ("cuda0=P2P", "are no two devices"),
+        ("cuda0-cpu=1GB/s", "the rig has no cpu"),
+        ("cuda0-cuda1=P2P;cuda1-cuda0=NVLink", "stands twice"),
+        ("cuda0-cuda1=fast", "'fast' is no way"),
+        ("cuda0-cuda1=", "'' is no way"),
+        ("cuda0-cuda1=0GB/s", "no link has 0GB/s"),
+        ("cuda0-cuda1=1e300TB/s", "no link has"),
+        ("r0-r1=10Gbit", "no device of the rig is of process 1"),
+        ("r0-r0=10Gbit", "are no two processes"),
+        ("r0-r0=NVLink", "are no two processes"),
+        ("cuda0@root0", "a root is shared by two"),
+        ("cuda0+cuda0@root0", "a root is shared by two"),
+        ("cuda0+cuda1@", "is no name of a root"),
+        ("cuda0+cuda1@a;cuda0+cuda1@b", "stands twice among the roots"),
+    ],
+)
+def test_what_is_no_link_is_refused_in_our_words(links: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        Rig.parse(f"{TWO};{links}")
+
+
+def test_a_network_is_a_rate() -> None:
+    with pytest.raises(SpecError, match="NVLink joins no two processes"):
+        Rig.parse("cuda0=24GiB,1/cuda0=24GiB;r0-r1=NVLink")
+
+
+def test_a_host_has_no_way_of_its_own() -> None:
+    with pytest.raises(SpecError, match="the way to the host is that of a card's slot"):
+        Rig.parse(f"{TWO},cpu=64GiB;cuda0-cpu=10GB/s")
+
+
+@pytest.mark.parametrize("cards", ["cuda0=24GiB,cuda1=24GiB", "cuda0=24GiB@RTX 4090,cuda1=24GiB@RTX 4090"])
+def test_a_bridge_that_cards_do_not_have_is_refused(cards: str) -> None:
+    with pytest.raises(SpecError, match="it is not known how fast NVLink is between"):
+        Rig.parse(f"{cards};cuda0-cuda1=NVLink")
+
+
+def test_a_pair_is_joined_and_others_are_not() -> None:
+    known = speeds_of(Rig.parse(f"{TWO},cuda2=24GiB@RTX 3090;cuda0-cuda1=NVLink"))
+    assert known.crossing(FIRST, SECOND) == pytest.approx(0.76 * 56.2e9)
+    assert known.crossing(FIRST, THIRD) == pytest.approx(known[FIRST].link / 2)  # there and back by the host
+
+
+def test_no_p2p_goes_by_the_host() -> None:
+    known = speeds_of(Rig.parse("2x H100;cuda0-cuda1=no P2P"))
+    assert known.way(FIRST, SECOND) == 0
+    assert known.crossing(FIRST, SECOND) == pytest.approx(known[FIRST].link / 2)
+
+
+def test_processes_are_joined_by_their_network() -> None:
+    without, known = (speeds_of(Rig.parse(f"cuda0=24GiB,1/cuda0=24GiB{end}")) for end in ("", ";r0-r1=10Gbit"))
+    assert 1 / known.crossing(FIRST, FAR) == pytest.approx(1 / without.crossing(FIRST, FAR) + 1 / 1.25e9)
+
+
+def test_devices_of_a_root_share_their_way_to_the_host() -> None:
+    rig = Rig.parse(f"{TWO},cuda2=24GiB@RTX 3090;cuda0+cuda1@root0;cuda0-cuda1=P2P")
+    known = speeds_of(rig)
+    assert known.lanes(rig.host, FIRST) == known.lanes(rig.host, SECOND) == ["to root0"]
+    assert known.lanes(FIRST, rig.host) == ["from root0"]
+    assert known.lanes(rig.host, THIRD) == known.lanes(FIRST, SECOND) == []
+    assert known.lanes(FIRST, THIRD) == ["from root0"]
