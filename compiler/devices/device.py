@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..errors import SpecError
+from ..errors import NotHereError, SpecError
 from ..spans import Span
 from .other_names import KINDS_ELSEWHERE, told_of
 
@@ -79,10 +79,21 @@ class Device:
 
     @cached_property
     def torch(self) -> torch.device:
-        """PyTorch's device; for a simulated one the simulation must have been switched on before."""
+        """PyTorch's device; for a simulated one the simulation must have been switched on before.
+
+        Raises NotHereError for a device of another process: PyTorch's device says nothing of processes, and would be
+        that of this one.
+        """
         import torch
 
+        if not self.is_of_here:
+            raise NotHereError(f"{self} is a device of process {self.process}, whose tensors this process cannot have")
         return torch.device(self.kind) if self.is_host else torch.device(self.kind, self.index)
+
+    @property
+    def is_of_here(self) -> bool:
+        """Whether it is a device of this process."""
+        return not self.process
 
     @property
     def traced_as(self) -> str:

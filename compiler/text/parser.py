@@ -268,9 +268,9 @@ class _Reader:
 
     def _group(self, node: Node, line: Line) -> tuple[Device, ...]:
         """The devices behind an @, with a + between them."""
-        found = [self._device(line.take())]
+        found = [self._device(line.device_name())]
         while line.accept("+"):
-            found.append(self._device(line.take()))
+            found.append(self._device(line.device_name()))
         if len(set(found)) < len(found) or (len(found) > 1 and node.op != "call_function"):
             raise TextError(f"%{node.name} cannot be on {'+'.join(map(str, found))}")
         return tuple(found)

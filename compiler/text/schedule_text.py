@@ -237,7 +237,7 @@ class _Reader:
         return ValueRef(known(self.nodes, token[1:], f"there is no {token}"))
 
     def _device(self, line: Line) -> Device:
-        name = line.take()
+        name = line.device_name()
         return known(self.devices, name, f"the program has no device {name}")
 
 

@@ -83,6 +83,11 @@ class Line:
             raise TextError(f"expected text in quotes, found {token}")
         return unquoted(token)
 
+    def device_name(self) -> str:
+        """The name of a device, which may be of another process: two tokens more, as in ``1/cuda0``."""
+        name = self.take()
+        return f"{name}/{self.take()}" if name.isdecimal() and self.accept("/") else name
+
     def count(self) -> int:
         """The next token, which is a whole number of at most 64 bits and not negative."""
         token = self.take()

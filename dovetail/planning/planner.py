@@ -268,7 +268,8 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.main = handle.main.torch
         run.again = partial(self.trace, handle, replace(asked, strict=False))
-        run.room = {one: memory.free for one, memory in handle.granted.memory.items() if one.torch in run.before}
+        granted = handle.granted.memory
+        run.room = {one: granted[one].free for one in here if one in granted and one.torch in run.before}
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         kept: ContainersAsBefore | None = None
         try:

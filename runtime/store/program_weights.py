@@ -244,7 +244,7 @@ class ProgramWeights(WeightSource):
             one.check(weight)
             return store.fetch(one, weight, device)
         home = self._home(weight)
-        if program.stages(weight, next((d for d in program.devices if d.torch == device), home)):
+        if program.stages(weight, next((d for d in program.devices if d.is_of_here and d.torch == device), home)):
             if (weight.name, device) in self._staying:
                 return store.stay(one, weight, device)
             return store.stage(one, weight, device, keeps=program.keeps_staged)

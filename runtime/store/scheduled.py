@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
 
@@ -24,17 +25,23 @@ def readers(program: Program) -> dict[str, list[Device]]:
 
 
 def staying(program: Program) -> frozenset[tuple[str, torch.device]]:
-    """The weights that the schedule keeps for the program, with the device of each."""
-    loads = (one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM)
+    """The weights that the schedule keeps for the program on devices of this process, with the device of each."""
+    loads = _loads(program, Lifetime.PROGRAM)
     return frozenset((name, load.device.torch) for load in loads for name in load.weights)
 
 
 def kept(program: Program) -> dict[str, set[tuple[Part | None, torch.device]]]:
-    """The parts that the schedule keeps for a phase of each weight, by the name of the whole, with the device."""
+    """The parts that the schedule keeps here for a phase of each weight, by the name of the whole, with the device."""
     known = pieces(program)
     found: dict[str, set[tuple[Part | None, torch.device]]] = defaultdict(set)
-    for load in program.schedule or ():
-        if isinstance(load, Load) and load.lifetime is Lifetime.PHASE:
-            for weight in (known[name][0] for name in load.weights):
-                found[weight.whole].add((weight.which, load.device.torch))
+    for load in _loads(program, Lifetime.PHASE):
+        for weight in (known[name][0] for name in load.weights):
+            found[weight.whole].add((weight.which, load.device.torch))
     return found
+
+
+def _loads(program: Program, lifetime: Lifetime) -> Iterator[Load]:
+    """The loads to devices of this process that last so long."""
+    for one in program.schedule or ():
+        if isinstance(one, Load) and one.lifetime is lifetime and one.device.is_of_here:
+            yield one

@@ -11,7 +11,7 @@ from dovetail.compiler.devices.device import Device, canonical_name
 from dovetail.compiler.devices.memory import Memory
 from dovetail.compiler.devices.probe import Probed, probe_host
 from dovetail.compiler.devices.rig import Rig, _found, reserve_of
-from dovetail.compiler.errors import SpecError
+from dovetail.compiler.errors import NotHereError, SpecError
 from dovetail.compiler.spec import parse_backend, parse_budget
 from dovetail.compiler.units import GIB, MIB, exact_bytes, format_bytes, parse_bytes
 from dovetail.conventions.request import Request, one_backend
@@ -177,6 +177,12 @@ def test_the_automatic_device_is_a_gpu_then_an_integrated_one_then_the_host() ->
     assert rig.auto == card
     assert rig.only((host, chip)).auto == chip
     assert rig.only((host,)).auto == host
+
+
+@pytest.mark.parametrize("name", ["1/cuda0", "2/cpu", "1/sim3"])
+def test_a_device_of_another_process_has_no_torch_device_here(name: str) -> None:
+    with pytest.raises(NotHereError, match=f"{name} is a device of process {name[0]}"):
+        _ = Device.named(name).torch
 
 
 def test_a_device_knows_its_torch_device() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DovetailError, NotHereError, PlanFileError, WeightError
 
 
@@ -67,6 +68,27 @@ def test_saving_and_loading_gives_the_same_program_and_schedule(module: Rope, pl
     assert str(loaded) == str(compiled)
     assert str(loaded.schedule) == str(compiled.schedule)
     assert loaded.rig == compiled.rig
+
+
+@pytest.mark.parametrize(
+    ("backend", "rig"),
+    [
+        ("sim0&1/sim0", "sim0=1GiB,1/sim0=1GiB;r0-r1=10Gbit"),
+        ("1/cuda0&cuda1&2/cpu", "1/cuda0=1GiB,cuda1=1GiB,2/cpu=1GiB"),
+        ("cuda0&cuda1", "2x RTX 3090;cuda0-cuda1=NVLink;cuda0+cuda1@root0"),
+    ],
+)
+def test_a_plan_for_devices_of_other_processes_and_their_links_reads_back(
+    module: Rope, tmp_path: Path, backend: str, rig: str
+) -> None:
+    compiled = dovetail.compile(module, (X,), backend=backend, rig=rig)
+    compiled.save(tmp_path / "plan.json")
+    loaded = dovetail.load(tmp_path / "plan.json")
+    assert (str(loaded), str(loaded.schedule)) == (str(compiled), str(compiled.schedule))
+    assert loaded.rig == compiled.rig == Rig.parse(rig)
+    assert loaded.program.rig.links == compiled.program.rig.links
+    with pytest.raises(NotHereError):
+        loaded(X)
 
 
 def test_saving_twice_gives_the_same_bytes_with_one_node_a_line(module: Rope, plan: Path, tmp_path: Path) -> None:

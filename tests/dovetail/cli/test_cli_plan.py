@@ -32,6 +32,18 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     assert float(took[1]) < float(took[2])
 
 
+def test_cards_of_two_processes_are_planned_with_the_network_between_them() -> None:
+    seconds = []
+    for network in ("10Gbit", "1Mbit"):
+        rig = f"sim0=24MiB,1/sim0=24MiB,cpu=2GiB;r0-r1={network}"
+        done = run("--rig", rig, "--backend", "diffusion=sim0&1/sim0,sim0", "--json")
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        seconds.append(document["seconds"])
+        assert set(document["devices"]) == {"sim0", "1/sim0"}
+    assert seconds[1] > 2 * seconds[0]
+
+
 def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:
     picture = tmp_path / "begin.png"
     Image.new("RGB", (64, 32), "red").save(picture)
