@@ -1,12 +1,13 @@
 """Where the time goes from a command to the first step, cold and at a second start: ``python -m benchmarks.start``.
 
-    python -m benchmarks.start [demo] [sd15] [flux] [--folder DIR]
+    python -m benchmarks.start [demo] [sd15] [flux] [planned] [explained] [shown] [refused] [--folder DIR]
 
 *demo* paints with the model that comes with the package; *sd15* with Stable Diffusion 1.5's sizes and random weights in
 bfloat16, 256x256; *flux* plans full-size FLUX.1-dev at 1024x1024 over sparse files for a card of 24 GiB and one of 16
-(``dovetail compile``), for which nothing is read. Each is started twice in processes of its own over a new folder of
-the cache: *cold*, and *second*. Seconds by part; a part does not
-count what another part does within it:
+(``dovetail compile``), for which nothing is read; *planned*, *explained* and *shown* are what `dovetail plan`,
+`explain` and `show` say of it on cards of 16 and 10 GiB; *refused* asks for all its weights there, three quarters on
+the first. Each is started twice in processes of its own over a new folder of the cache: *cold*, and *second*.
+Seconds by part; a part does not count what another part does within it:
 
 - *imports*: executing modules, of Python and of libraries;
 - *building*: making the modules on meta, and the pipeline of them;
@@ -51,6 +52,9 @@ _TIMED = {
         "CompiledModule.__call__": "steps",
     },
 }
+_FLUX = ("--rig", "cuda0=16GiB@RTX 4080,cuda1=10GiB@RTX 3080,cpu=64GiB", "--size", "1024", "--steps", "28")
+_REFUSED = ("--backend", "cuda0+cuda1", "--tensor-split", "3,1", "--params-backend", "device")
+_OF_FLUX = ("planned", "explained", "shown", "refused")
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "demo": lambda folder: ["generate", "a red circle", "--steps", "2", "-o", str(folder / "out.png")],
     "sd15": lambda folder: [
@@ -61,6 +65,10 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         "compile", str(folder / "flux"), "--rig", "cuda0=24GiB,cuda1=16GiB", "--backend", "cuda0&cuda1",
         "--size", "1024",
     ],
+    "planned": lambda folder: ["plan", str(folder / "flux"), *_FLUX],
+    "explained": lambda folder: ["explain", str(folder / "flux"), *_FLUX],
+    "shown": lambda folder: ["show", str(folder / "flux"), *_FLUX],
+    "refused": lambda folder: ["plan", str(folder / "flux"), *_FLUX, *_REFUSED],
 }  # fmt: skip
 
 
@@ -156,6 +164,7 @@ def started(name: str, folder: Path, cache: Path) -> dict[str, Pair]:
 
 def _made(name: str, folder: Path) -> None:
     """Writes the folder of a pipeline, in a process of its own, unless it is there."""
+    name = "flux" if name in _OF_FLUX else name
     if name == "demo" or (folder / name).is_dir():
         return
     code = f"from pathlib import Path; from testbed import folders; folders.{name}_folder(Path({str(folder / name)!r}))"
