@@ -347,14 +347,20 @@ class PlacedPipeline(Deciding):
     def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
         traced.keeps_staged = self._keeps(component)  # until its phase ends
         component.sites.place(module, traced)
-        program = traced.copy()
-        if not self._phases.keeps(component.name):
-            let_tables_go(program)
+        keeps = self._phases.keeps(component.name)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         plan = component.plan
         mode = "layer" if component.sites.settled else plan.mode
         steps = given or default_passes(plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor)
         kept = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
-        PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
+
+        def run(program: Program) -> Program:
+            if not keeps:
+                let_tables_go(program)
+            return PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
+
+        is_repeatable = not (given or kept or self._callbacks or plan.inductor)  # others' passes may do more than lower
+        how = tuple(steps), keeps
+        program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())
         component.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

@@ -42,6 +42,7 @@ from .isolated import is_called_back, isolated
 from .kinds import kind_of
 from .known import Known, Met, adopted_by
 from .lasting import Lasting
+from .lowerings import Lowerings
 from .making import Making, PlanRequest, as_before_on_error
 from .own_code import kept_around, own_code
 from .plannable import Phased, Plannable, SetAside
@@ -68,6 +69,7 @@ class Planner:
         self._values: dict[str, Counter[Device]] = {}
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
+        self.lowerings = Lowerings()
         self.planned = 0
         """How many plans were made."""
         self.is_lowering = False
@@ -141,7 +143,10 @@ class Planner:
                 self.tiles.put_back()
             self.planned += 1
             handle.measure()
-            return self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+            try:
+                return self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+            finally:
+                self.lowerings.forget()
 
     def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | None:
         """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
