@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError
@@ -18,12 +18,13 @@ from ..fitting.eased import elsewhere, first_that_fits, tell_of_places
 from ..fitting.fitted import fitted
 from ..fitting.refused import Tried, explained
 from ..passes.infra.base import Pass
-from ..planning.generation import Generation
 from .neighbour import Neighbour
 from .phases import Phases
 from .plan import PipelinePlan, planned
 from .set_aside import EarlierCalls
 from .sharing import OfAllFaces
+
+T = TypeVar("T")
 
 STAYS = (
     "; its components stay where earlier calls have placed them, for other pipelines use them too, or memory ran out "
@@ -53,12 +54,12 @@ class Deciding(Neighbour):
         def _free_host(self) -> None: ...
         def _whole_on(self, main: Device) -> Device: ...
 
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], T], keeps: Callable[[T], bool]) -> T:
         """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
 
         On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
         their files. Raises DoesNotFitError as lowering does, and where the search finds nothing; what was left open
-        stays so then.
+        stays so then, and for what is not to be kept.
         """
         refused: DoesNotFitError | None = None
         if not self._is_open:
@@ -68,33 +69,41 @@ class Deciding(Neighbour):
                 if self.programs or not self._request.auto_fit:
                     raise
                 refused = error
-        return self._fitted(run, lower, refused)
+        return self._fitted(run, lower, keeps, refused)
 
     def _fitted(
-        self, run: DryRun, lower: Callable[[Decision | None], Generation], refused: DoesNotFitError | None
-    ) -> Generation:
+        self,
+        run: DryRun,
+        lower: Callable[[Decision | None], T],
+        keeps: Callable[[T], bool],
+        refused: DoesNotFitError | None,
+    ) -> T:
         """What lowering makes of calls once it is decided what was left open, or what does not fit as was asked."""
-        asked, was_open = self._request, self._is_open
+        asked, was_open, decision = self._request, self._is_open, self.decision
 
-        def searched(request: Request) -> Generation:
-            found, self.decision = fitted(self.name, self.components, request, self._phases, run, self._place, lower)
+        def searched(request: Request) -> T:
+            nonlocal decision
+            found, decision = fitted(self.name, self.components, request, self._phases, run, self._place, lower)
             return found
 
-        def placed(request: Request) -> Generation:
+        def placed(request: Request) -> T:
             self._place(request)
             return lower(None)
 
         roles, in_files = self._kinds()
-        self._is_open = False
+        self._is_open = is_kept = False
         try:
-            generation = first_that_fits(asked, roles, in_files, searched, placed, refused)
-        except BaseException:
-            self._is_open = was_open
-            self._place(asked)
-            raise
-        self._settle()
-        tell_of_places(self.name, asked, self._request, roles)
-        return generation
+            found = first_that_fits(asked, roles, in_files, searched, placed, refused)
+            is_kept = keeps(found)
+        finally:
+            if not is_kept:
+                self._is_open = was_open
+                self._place(asked)
+        if is_kept:
+            self.decision = decision
+            self._settle()
+            tell_of_places(self.name, asked, self._request, roles)
+        return found
 
     @property
     def has_earlier(self) -> bool:

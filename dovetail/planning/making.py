@@ -22,22 +22,14 @@ from ..passes.fit.ways_out import Outcome
 from ..passes.fit.workload import excess_of
 from .generation import Generation
 from .plannable import Plannable
-from .quicker import (
-    TILES,
-    WORTH,
-    NotQuickerError,
-    QuickerInTilesError,
-    is_quicker,
-    slow_on_the_host,
-    tell_of_quicker,
-)
+from .quicker import TILES, WORTH, InTiles, NotQuicker, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
 from .table import Account
 from .tiles import tell_of_tiles
 from .tiling import AUTO, OFF, Tile
 
 if TYPE_CHECKING:
-    from .planner import Planner
+    from .planner import Found, Planner
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +90,7 @@ class Making:
 
             def attempt(some: Mapping[str, Tile]) -> None:
                 try:
-                    self._attempt(some, False)
+                    self._tried(some, False)
                 except DoesNotFitError as error:
                     in_tiles.append(error)
                     raise
@@ -114,22 +106,31 @@ class Making:
         """The plan in which VAEs decode whole, as all is placed already; raises DoesNotFitError."""
         return self._attempt({})
 
-    def _attempt(self, tiles: Mapping[str, Tile], keeps: bool = True) -> Generation | None:
-        """The plan with some tiles, which stay for the call; see `Planner.attempt`."""
+    def _attempt(self, tiles: Mapping[str, Tile]) -> Generation | None:
+        """The plan with some tiles, which stay for the call; raises DoesNotFitError."""
+        found = self._tried(tiles)
+        assert not isinstance(found, (InTiles, NotQuicker)), "it is compared with nothing"
+        return found
+
+    def _tried(self, tiles: Mapping[str, Tile], keeps: bool = True) -> Found | None:
+        """What an attempt with some tiles gives, which stay for the call where it is a plan that is kept."""
         self._tiles.put(self._handle, tiles)
 
-        def lower(run: DryRun, decision: Decision | None) -> Generation:
-            if decision is not None and self._compares:
-                self._compare(run, decision)
+        def lower(run: DryRun, decision: Decision | None) -> Found:
+            quicker = self._compared(run, decision) if decision is not None and self._compares else None
+            if quicker is not None:
+                return quicker
             if self._most < (decision.solution.seconds if decision is not None else math.inf):
-                raise NotQuickerError
+                return NotQuicker()
             return self._planner.lower(self._handle, run, keeps)
 
+        found: Found | None = NotQuicker()
         try:
-            return self._planner.attempt(self._handle, self._asked, lower, keeps, self._note)
-        except BaseException:
-            self._tiles.put_back()
-            raise
+            found = self._planner.attempt(self._handle, self._asked, lower, keeps, self._note)
+            return found
+        finally:
+            if not keeps or isinstance(found, (InTiles, NotQuicker)):
+                self._tiles.put_back()
 
     def _note(self, run: DryRun) -> None:
         self._first = self._first or run
@@ -137,34 +138,42 @@ class Making:
     def _whole_or_quicker(self) -> Generation | None:
         """The plan in which VAEs decode whole, or that in tiles where a picture is much quicker so."""
         try:
-            return self._attempt({})
-        except QuickerInTilesError as quicker:
-            with contextlib.suppress(DoesNotFitError, NotQuickerError):
-                return self._quicker(quicker)
-            self._unfit = 1 + quicker.size
-            return self._whole_or_quicker()
+            found = self._tried({})
+            while isinstance(found, InTiles):
+                in_tiles = self._quicker(found)
+                if not isinstance(in_tiles, NotQuicker):
+                    return in_tiles
+                self._unfit = 1 + found.size
+                found = self._tried({})
         finally:
             self._compares = False
+        assert not isinstance(found, NotQuicker), "the whole is compared with nothing"
+        return found
 
-    def _quicker(self, quicker: QuickerInTilesError) -> Generation | None:
-        """The plan in tiles in which a picture is quicker; raises NotQuickerError where it is not, once lowered."""
+    def _quicker(self, quicker: InTiles) -> Generation | NotQuicker | None:
+        """The plan in tiles in which a picture is quicker; NotQuicker where that is not so once lowered, or refused."""
         self._compares, self._most = False, quicker.seconds
         try:
-            generation = self._attempt(quicker.tiles)
-            tell_of_quicker(self._name, quicker.tiles)
-            return generation
+            found = self._tried(quicker.tiles)
+        except DoesNotFitError:
+            return NotQuicker()
         finally:
             self._compares, self._most = True, math.inf
+        assert not isinstance(found, InTiles), "it is compared with nothing"
+        if not isinstance(found, NotQuicker):
+            tell_of_quicker(self._name, quicker.tiles)
+        return found
 
-    def _compare(self, run: DryRun, decision: Decision) -> None:
-        """Raises QuickerInTilesError where a plan has a VAE decode on the host, and in tiles a picture is quicker."""
+    def _compared(self, run: DryRun, decision: Decision) -> InTiles | None:
+        """Tiles in which a picture is quicker than with a plan that has a VAE decode on the host, if there are any."""
         slow = [one for one in run.calls.values() if one.component.name in slow_on_the_host(decision, "vae")]
         for size, tiles in list(enumerate(self._tiles.steps(self._handle, slow)[:TILES]))[self._unfit :]:
             self._tiles.put(self._handle, tiles)
             in_tiles = self._planner.trace(self._handle, replace(self._asked, strict=False))
             if is_quicker(decision, tiles, calls_of(in_tiles)):
-                raise QuickerInTilesError(tiles, size, WORTH * decision.solution.seconds)
+                return InTiles(tiles, size, WORTH * decision.solution.seconds)
         self._tiles.put_back()
+        return None
 
     def _apart(self, refused: DoesNotFitError) -> Generation | None:
         """The plan in which components of one phase leave before the next one's weights come, or None.
@@ -231,7 +240,7 @@ class Making:
         None where it is refused, and not for a number of bytes.
         """
         try:
-            generation = self._planner.try_out(self._handle, run)
+            generation = self._planner.lower(self._handle, run, False)
             if self._is_to_be_seen(run) and run.again is not None:
                 run.again()
         except DoesNotFitError as error:
@@ -278,10 +287,7 @@ class Making:
             return ()
 
         def attempt(tiles: Mapping[str, Tile]) -> None:
-            try:
-                self._attempt(tiles, False)
-            finally:
-                self._tiles.put_back()
+            self._tried(tiles, False)
 
         found = self._tiles.found(self._handle, run.calls.values(), attempt, AUTO)
         return ("decoding in tiles (--vae-tiling auto)",) if found else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
@@ -14,8 +14,7 @@ from ..components.dry import DryRun
 from ..fitting.decide import Decision
 from ..fitting.refused import Tried
 
-if TYPE_CHECKING:
-    from .generation import Generation
+T = TypeVar("T")
 
 
 class SetAside(Protocol):
@@ -68,10 +67,10 @@ class Plannable(Protocol):
     def granted(self) -> Rig:
         """These devices and the host, each with no more free memory than its budget."""
 
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], Generation]) -> Generation:
+    def decided(self, run: DryRun, lower: Callable[[Decision | None], T], keeps: Callable[[T], bool]) -> T:
         """What lowering makes of the calls of a dry run, once devices that were left open are decided.
 
-        ``lower`` takes the decision if there was one.
+        ``lower`` takes the decision if there was one, and ``keeps`` says whether that stays for what was made so.
         """
 
     @property

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 from ..cache.patched import replaced_method
 from ..compiler.devices.device import Device
@@ -43,12 +43,16 @@ from .kinds import kind_of
 from .known import Known, Met, adopted_by
 from .lasting import Lasting
 from .lowerings import Lowerings
-from .making import Making, PlanRequest, as_before_on_error
+from .making import Making, PlanRequest
 from .own_code import kept_around, own_code
 from .plannable import Phased, Plannable, SetAside
-from .tiles import FitsError, Tiles
+from .quicker import InTiles, NotQuicker
+from .tiles import Tiles
 
 logger = logging.getLogger(__name__)
+
+Found: TypeAlias = Generation | InTiles | NotQuicker
+"""A plan, or what was found in the place of one."""
 
 _KEPT = 64
 """So many plans of different kinds of calls are remembered."""
@@ -198,46 +202,57 @@ class Planner:
         self,
         handle: Plannable,
         asked: PlanRequest,
-        lower: Callable[[DryRun, Decision | None], Generation],
+        lower: Callable[[DryRun, Decision | None], Found],
         keeps: bool,
         note: Callable[[DryRun], None],
-    ) -> Generation | None:
-        """One plan of a call, with tiles as they are now; what is refused leaves nothing behind.
+    ) -> Found | None:
+        """One plan of a call, with tiles as they are now, or what is found in its place.
+
+        Nothing is left behind by what is refused, and by what is no plan or is not to be kept.
 
         Args:
             handle: the pipeline.
             asked: the call.
             lower: lowers a dry run, as was decided if anything was.
-            keeps: whether the programs are kept; FitsError is raised in place of a result if not.
+            keeps: whether the plan is kept.
             note: is given the dry run.
         """
-        components = list(handle.components.values())
-        before = dict(self._values)
-        with as_before_on_error(components):
+        with self._taken_back(handle) as undone:
             run, main = self.traced_somewhere(handle, asked)
             self.phase_of.follow(called_in(run))
             note(run)
 
-            def lowered(decision: Decision | None) -> Generation:
+            def lowered(decision: Decision | None) -> Found:
                 nonlocal run, main
                 if handle.main not in (main, handle.rig.host):
                     run, main = self.trace(handle, asked), handle.main  # with its own tensors where they will be
                 return lower(run, decision)
 
-            try:
-                generation = handle.decided(run, lowered)
-            except BaseException:
-                self._values = before
-                raise
-        if not generation.calls:
+            found = handle.decided(run, lowered, lambda one: keeps and isinstance(one, Generation))
+            if not keeps or not isinstance(found, Generation):
+                return found
+            undone.pop_all()
+        if not found.calls:
             return None
+        self._remember(handle, asked, run, found)
+        return found
+
+    def _remember(self, handle: Plannable, asked: PlanRequest, run: DryRun, generation: Generation) -> None:
+        """Has later calls of the kind take this plan."""
         generation.tiles = self.tiles.all
         met = [Met.of(one) for one in run.calls.values()]
         adopted = adopted_by(handle.components.values())
         self._known[asked.kind] = Known(generation, met, self.tiles.now, self.phase_of.turns, adopted)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
-        return generation
+
+    def _taken_back(self, handle: Plannable) -> contextlib.ExitStack:
+        """Takes back at its end what was decided of weights and counted of values meanwhile; `pop_all` keeps it."""
+        undone, before = contextlib.ExitStack(), dict(self._values)
+        undone.callback(lambda: setattr(self, "_values", before))
+        for one in handle.components.values():
+            undone.callback(one.decisions())
+        return undone
 
     def traced_somewhere(self, handle: Plannable, asked: PlanRequest) -> tuple[DryRun, Device]:
         """A dry run with the pipeline's own tensors on its main device, or on the host where they do not fit there."""
@@ -318,10 +333,10 @@ class Planner:
         return kept
 
     def lower(self, handle: Plannable, run: DryRun, keeps: bool) -> Generation:
-        """Makes the programs of what was traced, and checks them together; keeps none of them on an error.
+        """Makes the programs of what was traced, and checks them together.
 
-        Raises FitsError in place of a result where nothing is to be kept of a plan that fits, and the first refusal
-        where it fits in no order.
+        Keeps none of them, and nothing that was decided for them, on an error, and where they are not to be kept.
+        Raises the first refusal where they fit in no order.
         """
         calls = [one for one in run.calls.values() if one.key not in one.call.programs]
         first, *others = _orders(calls)
@@ -334,59 +349,51 @@ class Planner:
             raise
 
     def _lower(self, handle: Plannable, run: DryRun, calls: Sequence[DryCall], keeps: bool) -> Generation:
-        """Does that in an order; an error leaves no program and no decision behind."""
-        before = dict(self._values)
-        try:
-            with as_before_on_error(list(handle.components.values())):
-                return self._made(handle, run, calls, keeps)
-        except BaseException:
-            self._values = before
-            raise
+        """Does that in an order."""
+        with self._taken_back(handle) as undone:
+            generation = self._made(handle, run, calls, undone)
+            if keeps:
+                self._note_held(handle, run)
+                undone.pop_all()
+            return generation
 
-    def _made(self, handle: Plannable, run: DryRun, calls: Sequence[DryCall], keeps: bool) -> Generation:
-        made: list[DryCall] = []
-        self.is_lowering = True
-        try:
-            for one in calls:
-                made.append(one)
-                self.refused = one.component.name
-                held = self._lowered = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
-                there = one.component.sites.main_of(one.call.module)
-                one.traced.given = given_in(run, (one.call, one.key), there, handle.rig, handle.placed_main)
-                try:
-                    compiled = one.component.finish(one.call, one.key, one.traced)
-                except DoesNotFitError as error:
-                    error.component = self.refused if error.own else ""
-                    raise
-                values = Counter(values_of(compiled.program)) + held
-                self._values[one.component.name] = self._values.get(one.component.name, Counter()) | values
-            self.refused = ""
-            generation = self._generation(handle, run)
-            generation.check()
-            if not keeps:
-                raise FitsError(generation)
-        except BaseException:
-            for one in made:
-                one.component.take_back(one.call, one.key)
-            raise
-        finally:
-            self.is_lowering = False
-            self._lowered = None
+    def _note_held(self, handle: Plannable, run: DryRun) -> None:
+        """Notes what the pipeline holds at the calls of a dry run."""
         for one in run.calls.values():
             held = held_in(run, (one.call, one.key), handle.rig, handle.placed_main)
             self._held[one.component.name] = self._held.get(one.component.name, Counter()) | held
+
+    def _made(
+        self, handle: Plannable, run: DryRun, calls: Sequence[DryCall], undone: contextlib.ExitStack
+    ) -> Generation:
+        """The programs of calls, which ``undone`` takes back."""
+        self.is_lowering = True
+        try:
+            for one in calls:
+                undone.callback(one.component.take_back, one.call, one.key)
+                self._finish(handle, run, one)
+            self.refused = ""
+            generation = self._generation(handle, run)
+            generation.check()
+        finally:
+            self.is_lowering = False
+            self._lowered = None
         return generation
 
-    def try_out(self, handle: Plannable, run: DryRun) -> Generation:
-        """What lowering makes of what was traced, of which nothing is kept; raises DoesNotFitError as it does."""
-        before = dict(self._values)
+    def _finish(self, handle: Plannable, run: DryRun, one: DryCall) -> None:
+        """Makes the program of a call, and counts its values."""
+        component, key = one.component, (one.call, one.key)
+        self.refused = component.name
+        held = self._lowered = held_in(run, key, handle.rig, handle.placed_main)
+        there = component.sites.main_of(one.call.module)
+        one.traced.given = given_in(run, key, there, handle.rig, handle.placed_main)
         try:
-            with as_before_on_error(list(handle.components.values())):
-                return self.lower(handle, run, False)
-        except FitsError as fits:
-            return cast("Generation", fits.plan)
-        finally:
-            self._values = before
+            compiled = component.finish(one.call, one.key, one.traced)
+        except DoesNotFitError as error:
+            error.component = self.refused if error.own else ""
+            raise
+        values = Counter(values_of(compiled.program)) + held
+        self._values[component.name] = self._values.get(component.name, Counter()) | values
 
     def _generation(self, handle: Plannable, run: DryRun) -> Generation:
         planned = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..fitting.chains import joined_chain
 from ..fitting.decide import Decision, TracedCall
@@ -25,21 +25,21 @@ TILES = 4
 """So many sizes of tiles are tried, the largest first; small ones take long."""
 
 
-class QuickerInTilesError(Exception):
-    """Ends an attempt whose picture is much quicker in tiles.
+@dataclass(frozen=True)
+class InTiles:
+    """What an attempt finds whose picture is much quicker in tiles.
 
     ``tiles`` are those by component, ``size`` is their number among the sizes, ``seconds`` a picture may take then.
     """
 
-    def __init__(self, tiles: Mapping[str, Tile], size: int, seconds: float) -> None:
-        super().__init__("a picture is quicker in tiles")
-        self.tiles = tiles
-        self.size = size
-        self.seconds = seconds
+    tiles: Mapping[str, Tile]
+    size: int
+    seconds: float
 
 
-class NotQuickerError(Exception):
-    """Ends an attempt in tiles that fits and is not quicker; weights are not tried elsewhere for it."""
+@dataclass(frozen=True)
+class NotQuicker:
+    """What an attempt in tiles finds that may fit and is not quicker; weights are not tried elsewhere for it."""
 
 
 def slow_on_the_host(decision: Decision, role: str) -> list[str]:

@@ -18,14 +18,6 @@ logger = logging.getLogger(__name__)
 _VAE, _DECODE = "vae", "_decode"
 
 
-class FitsError(Exception):
-    """Ends an attempt that fits and of which nothing is to be kept; ``plan`` is what it would have given."""
-
-    def __init__(self, plan: Any = None) -> None:
-        self.plan = plan
-        super().__init__()
-
-
 class HasComponents(Protocol):
     """Something with components, each with its module."""
 
@@ -121,7 +113,7 @@ class Tiles:
         Args:
             handle: the pipeline.
             calls: the calls of a dry run, in which VAEs decode whole.
-            attempt: plans with tiles; raises FitsError where they fit, DoesNotFitError where not.
+            attempt: plans with tiles, and keeps nothing; raises DoesNotFitError where they do not fit.
             asked: in the place of what was asked for.
         """
         steps = self.steps(handle, calls) if (asked or self.asked) == AUTO else []
@@ -161,8 +153,6 @@ def _tell_of_larger(name: str, asked: Asked, tile: Tile) -> None:
 def _fits(attempt: Callable[[Mapping[str, Tile]], object], tiles: Mapping[str, Tile]) -> bool:
     try:
         attempt(tiles)
-    except FitsError:
-        return True
     except DoesNotFitError:
         return False
     return True

@@ -48,7 +48,7 @@ def given_to_passes(draw: st.DrawFn) -> dict[str, object]:
     where = draw(st.sampled_from([Residency.HOST, Residency.DISK]))
     return {
         "rig": rig,
-        "home": {name: rig.devices[-1] for name in names} if draw(st.booleans()) else {},
+        "home": dict.fromkeys(names, rig.devices[-1]) if draw(st.booleans()) else {},
         "residency": dict.fromkeys(names, where) if draw(st.booleans()) else {},
         "keeps_staged": draw(st.booleans()),
         "given": draw(st.sampled_from([frozenset(), frozenset({0})])),
