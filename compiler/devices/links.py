@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TypeAlias, TypeVar
 
 from ..spans import Span
@@ -18,9 +19,9 @@ from .device import Device, device_in, no_device
 
 T = TypeVar("T")
 
-GIGA = 1e9
-_RATE = re.compile(rf"({NUMBER})\s*([kmgt])(i?)(b|bit)(?:/s)?", re.IGNORECASE)
-_MOST = 1e6
+_RATE = re.compile(rf"({NUMBER})\s*([kmgtKMGT])(i?)(B|[bB][iI][tT])(?:/[sS])?")
+_OF_EITHER = re.compile(rf"{NUMBER}\s*[kmgt]i?b(?:/s|ps)?", re.IGNORECASE)
+_LEAST, _MOST = 1e-6, 10**6
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _PROCESS = re.compile(r"r([0-9]{1,4})")
 _ROOT = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -45,9 +46,12 @@ class Way:
         """Gigabytes a second between two cards by their makers' figures; 0 by the host, None where it is not known."""
         if not self.name:
             return self.rate
+        if self.name == "no P2P":
+            return 0.0
         cards = [card for card in map(card_of, labels) if card is not None]
         rates = [rate for card in cards if (rate := peer_of(card, self.name)) is not None]
-        return min(rates) if len(rates) == len(labels) else 0.0 if self.name == "no P2P" else None
+        is_known = len(rates) == len(labels) and (self.name == "P2P" or len(set(cards)) == 1)
+        return min(rates) if is_known else None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,11 @@ def _pair_of(ends: Span, known: Collection[Device]) -> Pair:
         raise ends.error(f"{ends.value!r} are no two devices", "two of them, such as cuda0-cuda1")
     if any(one.is_host for one in found):
         raise ends.error("the way to the host is that of a card's slot", "a way between two other devices")
+    if found[0].process != found[1].process:
+        one, other = sorted(device.process for device in found)
+        raise ends.error(
+            "devices of two processes are joined by their network", f"its rate, such as r{one}-r{other}=10Gbit"
+        )
     return frozenset(found)
 
 
@@ -178,11 +187,14 @@ def _named(text: Span) -> str:
 
 def _rated(text: Span) -> Way:
     match = _RATE.fullmatch(text.value)
+    if match is None and _OF_EITHER.fullmatch(text.value):
+        raise text.error(f"{text.value} may mean bits or bytes", "10Gbit for bits, 10GB/s for bytes")
     if match is None:
         raise text.error(f"{text.value!r} is no way between two devices", _RATES, WAYS)
-    factor = (1024 if match[3] else 1000) ** _POWERS[match[2].lower()]
-    rate = float(match[1]) * factor / (8 if match[4].lower() == "bit" else 1) / GIGA
-    if not 0 < rate < _MOST:
+    factor = Fraction((1024 if match[3] else 1000) ** _POWERS[match[2].lower()], 10**9)
+    exact = Fraction(match[1]) * factor / (8 if match[4].lower() == "bit" else 1)
+    rate = float(min(exact, Fraction(_MOST)))
+    if not _LEAST <= rate < _MOST:
         raise text.error(f"no link has {text.value}", "a rate such as 50GB/s or 10Gbit")
     return Way(rate=rate)
 
@@ -193,9 +205,10 @@ def _join(roots: dict[Device, str], members: Span, root: Span, known: Collection
     if not _ROOT.fullmatch(name):
         raise root.error(f"{root.value!r} is no name of a root", "a word such as root0")
     found = [_device(one, known) for one in members.split("+&")]
-    if len(set(found)) < 2 or any(one.is_host for one in found):
+    if len(set(found)) < 2 or any(one.is_host for one in found) or len({one.process for one in found}) > 1:
         raise members.error(
-            "a root is shared by two devices or more beside the host", "devices and a name, such as cuda0+cuda1@root0"
+            "a root is shared by two devices or more of a process, beside the host",
+            "a root such as cuda0+cuda1@root0",
         )
     for one in found:
         if one in roots or name in (roots[other] for other in roots if other not in found):

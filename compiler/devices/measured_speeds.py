@@ -171,7 +171,7 @@ def measure_host() -> Speed:
         bandwidth = 3 * large.nbytes / best_of(lambda: torch.add(large, large, out=out))
         small = torch.ones(1)
         launch = best_of(lambda: [small + small for _ in range(100)]) / 100
-    return Speed(flops, bandwidth, bandwidth / 2, max(launch, LAUNCH_ON_HOST), "measured")
+    return Speed(flops, bandwidth, bandwidth / 2, max(launch, LAUNCH_ON_HOST), "measured", peer=0.0)
 
 
 def best_of(work: Callable[[], object], times: int = 3, wait: Callable[[], object] = lambda: None) -> float:

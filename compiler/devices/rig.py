@@ -211,6 +211,14 @@ class Rig:
 _HOST = Device(HOST)
 
 
+def joined_links(rigs: Iterable[Rig]) -> Links:
+    """The links of several rigs of one machine."""
+    links = [rig.links for rig in rigs]
+    ways = {pair: way for one in links for pair, way in one.ways.items()}
+    networks = {pair: way for one in links for pair, way in one.networks.items()}
+    return Links(ways, networks, {device: root for one in links for device, root in one.roots.items()})
+
+
 def _on_demand(text: str) -> Device | None:
     return Device.named(text) if text == HOST or re.fullmatch(rf"{SIM}[0-9]{{1,4}}", text) else None
 

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 _PREFIXES = ("DOVETAIL_", "HF_", "CUDA_", "OMP_", "MKL_")
 _MOST_FILES = 10_000
+_PARTS = (".safetensors", ".gguf", ".json", ".bin", ".pt", ".pth", ".ckpt")
+"""The endings of files that lead to others beside them, and of those."""
 _SHARE = 8
 """An answer that takes more than this part of all that may be kept is not."""
 
@@ -57,20 +59,22 @@ class Answer:
         if not self.made:
             return ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.made))
-        return f"planned on {when}, and kept since nothing has changed ({folder.SWITCH}=0 plans anew)"
+        return f"This was planned on {when}, and kept since nothing has changed ({folder.SWITCH}=0 plans anew)."
 
 
-def key_of(asked: object, places: Iterable[Path]) -> str:
+def key_of(asked: object, places: Iterable[Path], files: Iterable[Path] = ()) -> str:
     """The key of an answer: equal where all is equal that it depends on.
 
     Args:
         asked: what was typed and what of this machine counts: plain values, paths, and dataclasses of such.
-        places: the files and folders that are read.
+        places: the folders of models that are read, whole.
+        files: files that are read, with those that lie beside them: an index or a part of several leads to others.
 
     Raises CannotBeKeptError for a value that has no content, and for places with code, or with too many files.
     """
     around = [(name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES)]
-    told = (plain(asked), [list(_stamps(place)) for place in places], _sources(), surroundings(), sorted(around))
+    stamps = [list(_of_model(place)) for place in places], [list(_beside(file)) for file in files]
+    told = plain(asked), stamps, _sources(), surroundings(), sorted(around)
     return hashlib.blake2b(repr(told).encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
@@ -88,6 +92,8 @@ def plain(value: object) -> object:
         return "mapping", *((plain(key), plain(one)) for key, one in value.items())
     if isinstance(value, (list, tuple)):
         return "sequence", *map(plain, value)
+    if isinstance(value, (set, frozenset)):
+        return "set", *sorted(map(plain, value), key=repr)
     raise CannotBeKeptError(f"a {type(value).__name__} says nothing that could be compared")
 
 
@@ -131,7 +137,7 @@ def _read(path: Path) -> Answer:
         raise NoEntry("it is damaged")
     try:
         told, warnings, made = json.loads(body)
-        return Answer(told, tuple((str(name), str(text)) for name, text in warnings), float(made))
+        return Answer(told, tuple((str(name), str(text)) for name, text in warnings), min(float(made), time.time()))
     except (ValueError, TypeError) as error:
         raise NoEntry("it cannot be read") from error
 
@@ -140,29 +146,42 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=20).hexdigest().encode()
 
 
-def _stamps(place: Path, *, is_code: bool = False) -> Iterator[tuple[object, ...]]:
-    """Each file at a place with its size and times; of code the Python files alone, of all else no such file at all."""
-    files = sorted(itertools.islice(_files(place, ".py" if is_code else ""), _MOST_FILES + 1))
+def _of_model(place: Path) -> Iterator[tuple[object, ...]]:
+    """Each file of a model's folder with its size and times, where none of them is code."""
+    for file in _files(place):
+        if file.endswith(".py"):
+            raise CannotBeKeptError(f"{file} is code, which may look at anything")
+        yield _stamp(file)
+
+
+def _beside(file: Path) -> Iterator[tuple[object, ...]]:
+    """A file, or all in a folder, and weights that lie beside it, each with its size and times."""
+    if file.is_dir():
+        yield from map(_stamp, _files(file))
+        return
+    names = itertools.islice(os.scandir(file.parent), _MOST_FILES)
+    others = sorted(one.path for one in names if one.name.endswith(_PARTS) and one.is_file())
+    yield from map(_stamp, [os.fspath(file), *others])
+
+
+def _stamp(file: str) -> tuple[object, ...]:
+    found = os.stat(file)
+    return os.path.abspath(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _files(place: Path) -> list[str]:
+    """All files of a folder; raises CannotBeKeptError for very many."""
+    walked = (os.path.join(at, name) for at, _, names in os.walk(place, followlinks=True) for name in names)
+    files = sorted(itertools.islice((one for one in walked if "__pycache__" not in one), _MOST_FILES + 1))
     if len(files) > _MOST_FILES:
         raise CannotBeKeptError(f"{place} has more than {_MOST_FILES} files")
-    for file in files:
-        if file.endswith(".py") and not is_code:
-            raise CannotBeKeptError(f"{file} is code, which may look at anything")
-        found = os.stat(file)
-        yield file, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-
-def _files(place: Path, ending: str) -> Iterator[str]:
-    if not place.is_dir():
-        yield os.path.abspath(place)
-    for at, _, names in os.walk(place, followlinks=True):
-        yield from (os.path.join(at, name) for name in names if name.endswith(ending))
+    return files
 
 
 def _sources() -> list[list[tuple[object, ...]]]:
-    """The Python files of dovetail and of the libraries that have the models' code, each with its size and times."""
+    """The files of dovetail and of the libraries that have the models' code, each with its size and times."""
     face = Path(__file__).parents[1]
     own = [face / name if (face / name).is_dir() else face.parent / name for name in ("compiler", "passes", "runtime")]
     specs = (find_spec(name) for name in _LIBRARIES)
     places = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]
-    return [list(_stamps(place, is_code=True)) for place in (face, *own, *places)]
+    return [[_stamp(file) for file in _files(place)] for place in (face, *own, *places)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ TRACE, ANSWER = "trace", "answer"
 """The kinds of entries, which are the endings of their files."""
 
 _SIZE, _EXAMPLE = "512MiB", "a number and a unit, such as 512MiB"
+_ENTRY, _DRAFT = re.compile(r"[0-9a-f]{40}"), re.compile(r"\.[0-9a-f]{16}\.[0-9a-f]{40}")
 _ABANDONED = 3600.0
 """Seconds after which a draft is what a process left that was killed."""
 
@@ -117,7 +119,7 @@ def shrink(most: int) -> None:
         total += entry.nbytes
         if total > most:
             entry.path.unlink(missing_ok=True)
-    for draft in _files(".*"):
+    for draft in _files(_DRAFT):
         if time.time() - _used(draft) > _ABANDONED:
             draft.unlink(missing_ok=True)
 
@@ -127,7 +129,7 @@ def clear() -> tuple[int, int]:
     found = entries()
     for entry in found:
         entry.path.unlink(missing_ok=True)
-    for draft in _files(".*"):
+    for draft in _files(_DRAFT):
         draft.unlink(missing_ok=True)
     return len(found), sum(entry.nbytes for entry in found)
 
@@ -139,13 +141,14 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _files(name: str) -> Iterator[Path]:
+def _files(name: re.Pattern[str]) -> Iterator[Path]:
+    """The files of ours whose names are of a form; what else lies in the folder is somebody's own."""
     for kind in (TRACE, ANSWER):
-        yield from place().glob(f"{name}.{kind}")
+        yield from (one for one in place().glob(f"*.{kind}") if name.fullmatch(one.stem) and one.is_file())
 
 
 def _entries() -> Iterator[Entry]:
-    for path in _files("[!.]*"):
+    for path in _files(_ENTRY):
         try:
             found = path.stat()
         except OSError:  # another process has removed it

@@ -82,6 +82,7 @@ class CompiledModule:
     @property
     def _executor(self) -> Executor:
         if self._made is None:
+            self._refuse_elsewhere()
             with self._loading:
                 self._made = self._made or Executor(self.program, self.schedule)
         return self._made
@@ -156,17 +157,20 @@ class CompiledModule:
             stack.enter_context(autocast_set(kind, None))
         return stack
 
+    def _refuse_elsewhere(self) -> None:
+        if not self.rig.present:
+            raise NotHereError(
+                f"{self.program.name} was compiled for {self.rig.told}, which is not this machine: it can be printed, "
+                "verified and saved here, and called where those devices are"
+            )
+
     def load(self) -> None:
         """Brings every weight to its device; the first call does it otherwise.
 
         The weights are there when this returns, for every stream and thread.
         Raises NotHereError when the rig is not this machine, or weights have no data.
         """
-        if not self.rig.present:
-            raise NotHereError(
-                f"{self.program.name} was compiled for {self.rig.told}, which is not this machine: it can be printed, "
-                "verified and saved here, and called where those devices are"
-            )
+        self._refuse_elsewhere()
         weights = self._weights_with_data()
         with self._loading:
             if self._executor.is_bound:  # another thread has brought them meanwhile

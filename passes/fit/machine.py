@@ -14,7 +14,7 @@ from .workload import Budgets
 
 T = TypeVar("T")
 
-Kind: TypeAlias = tuple[Speed, int, Device | None]
+Kind: TypeAlias = tuple[Speed, int, tuple[float, ...]]
 
 _LISTS = 32  # of several devices that are tried for one component
 _COUNTS = 16  # of devices in a list
@@ -31,19 +31,15 @@ class Machine:
     host: Device
 
     def kinds(self, budgets: Budgets) -> dict[Device, Kind]:
-        """The kind of each card: its speed, how many kinds of that speed may use more memory, and its own ways.
-
-        One that has a way of its own to another card is of a kind for itself.
-        """
+        """The kind of each card: its speed, how many kinds of that speed may use more memory, and its links."""
         found: dict[Device, Kind] = {}
         largest: dict[Speed, tuple[int, int]] = {}
-        linked = frozenset[Device]().union(*self.speeds.ways)
         for card in sorted((one for one in self.devices if one != self.host), key=budgets.of, reverse=True):
             speed, nbytes = self.speeds[card], budgets.of(card)
             number, most = largest.get(speed, (-1, 0))
             if number < 0 or nbytes < _ALIKE * most:
                 number, most = number + 1, nbytes
-            found[card], largest[speed] = (speed, number, card if card in linked else None), (number, most)
+            found[card], largest[speed] = (speed, number, self.speeds.links_of(card)), (number, most)
         return found
 
     def lists(self, budgets: Budgets) -> list[tuple[Device, ...]]:
@@ -69,20 +65,22 @@ class Machine:
     def _orders(
         self, cards: Sequence[Device], count: int, alike: Mapping[Device, object], taken: tuple[Device, ...] = ()
     ) -> Iterator[tuple[Device, ...]]:
-        """Orders of so many of the cards, the one with the best way of its own to the card before it first.
+        """Orders of so many of the cards, of those that differ in cards that are alike only the first one.
 
-        Of orders that differ in cards that are alike there is only the first one.
+        Where some cards have links of their own, the first is the one that the card before it reaches quickest.
         """
         if count == 0:
             yield taken
             return
-        ways = self.speeds.ways
-        first_of_kind = {alike[one]: one for one in reversed(cards) if one not in taken}
-        for one in sorted(
-            first_of_kind.values(),
-            key=lambda card: (-ways.get(frozenset((*taken[-1:], card)), 0.0), cards.index(card)),
-        ):
+        nearest: dict[object, Device] = {}
+        for one in sorted((one for one in cards if one not in taken), key=lambda one: self._far(taken, one)):
+            nearest.setdefault(alike[one], one)
+        for one in nearest.values():
             yield from self._orders(cards, count - 1, alike, (*taken, one))
+
+    def _far(self, taken: tuple[Device, ...], card: Device) -> float:
+        """The seconds in which a byte comes from the card before; 0 where all ways between cards are alike."""
+        return 1 / self.speeds.crossing(taken[-1], card) if taken and self.speeds.ways else 0.0
 
 
 def _in_turns(some: Sequence[Iterable[T]]) -> Iterator[T]:

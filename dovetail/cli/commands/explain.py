@@ -39,10 +39,11 @@ def explain(
         programs = {name: part.program for name, part in parts.items()}
         return list(explain_plan(parts.account) if parts.account else explain_programs(programs))
 
-    told = asked.answered(("explain",), make)
+    answer = asked.answered(("explain",), make)
     if json:
-        print_json(told)
+        print_json(answer.told)
         return
+    told = [*answer.told, *filter(None, [answer.kept])]
     print("\n\n".join(textwrap.fill(one, width(), break_on_hyphens=False) for one in told))
 
 

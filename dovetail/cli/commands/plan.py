@@ -74,7 +74,7 @@ def print_plan(
     from ...planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
-        print_json(told["document"])
+        print_json({**told["document"], "kept": bool(kept)})
         return
     for warning in told["warnings"]:
         print(f"warning: {printable(warning)}\n")
@@ -82,5 +82,5 @@ def print_plan(
     print()
     print_table(HEAD_OF_DEVICES, told["devices"], RIGHT_OF_DEVICES)
     print()
-    remarks = [*map(printable, told["remarks"]), *filter(None, [kept])]
-    print(*remarks, generate_line(model, told["settings"], words, prompt), sep="\n")
+    remarks = [*told["remarks"], *filter(None, [kept])]
+    print(*map(printable, remarks), generate_line(model, told["settings"], words, prompt), sep="\n")

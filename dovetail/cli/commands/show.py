@@ -92,4 +92,4 @@ def show(
         return FORMS[told_as](scene)
 
     write = put_page if told_as == "html" else put
-    write(asked.answered(("show", told_as, depth, subject, width()), make), output)
+    write(asked.answered(("show", told_as, depth, subject, width()), make).told, output)

@@ -42,12 +42,13 @@ class Question:
     def answered(self, make: Callable[[], Any]) -> Answer:
         """The answer that was kept, with its warnings once more; else that which ``make`` gives, as JSON takes it.
 
-        Answers are kept of devices that --rig names, for on others something else is free at every moment, and taken
-        where nobody asked for a log of how they came about.
+        Answers are kept of devices that --rig names, the host among them, for on others something else is free at
+        every moment; not of passes that others may have written. They are taken where nobody asked for a log.
         """
         from ...cache import answers
 
-        key = self._key() if self.where.rig else ""
+        is_lasting = self.where.rig and self.rig.host in self.rig.memory and not self.where.passes
+        key = self._key() if is_lasting else ""
         found = answers.read(key) if key and not _ours.isEnabledFor(logging.INFO) else None
         if found is not None:
             for name, text in found.warnings:
@@ -67,16 +68,19 @@ class Question:
 
         try:
             speeds = speeds_here(self.rig.with_device(self.rig.host))
-            return answers.key_of((self, speeds), self._places())
+            return answers.key_of((self, speeds), [self._folder()], self._files())
         except (answers.CannotBeKeptError, OSError) as why:
             logger.info("the answer is not kept: %s", str(why))
             return ""
 
-    def _places(self) -> Iterator[Path]:
-        """The files and folders that are read."""
+    def _folder(self) -> Path:
+        """The folder of the model, or of its configs."""
+        return Path(located(self.pipeline, with_weights=False).place)
+
+    def _files(self) -> Iterator[Path]:
+        """The files that are read besides, and folders of such."""
         if self.pipeline.file:
             yield Path(self.pipeline.file)
-        yield Path(located(self.pipeline, with_weights=False).place)
         for files in (self.weights.given(self.pipeline) or {}).values():
             yield from map(Path, files)
         named = (self.inputs.image, self.inputs.mask, self.inputs.control_image, self.inputs.control_net)

@@ -22,6 +22,7 @@ from .answered import Question
 from .loading import Loading
 
 if TYPE_CHECKING:
+    from ...cache.answers import Answer
     from ...compiler.ir.program import Program
     from ...components.compiled import CompiledModule
     from ...planning.table import Account
@@ -70,11 +71,13 @@ class Wanted:
             )
             return _plan(loading, self.component, given, rests_in_files)
 
-    def answered(self, form: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    def answered(self, form: tuple[object, ...], make: Callable[[], Any]) -> Answer:
         """What ``make`` says of these, or said before of the same pipeline, as JSON takes it."""
+        from ...cache.answers import Answer
+
         if self.question is None:
-            return make()
-        return replace(self.question, form=(*form, self.component)).answered(make).told
+            return Answer(make(), ())
+        return replace(self.question, form=(*form, self.component)).answered(make)
 
 
 def wanted(

@@ -114,12 +114,13 @@ PICTURES = ("svg", "mermaid", "dot")
 
 def trace(scene: Scene) -> str:
     """The predicted time line of one call of each program, one after another, as Perfetto opens it."""
-    from ...compiler.devices.rig import Rig
+    from ...compiler.devices.rig import Rig, joined_links
     from ...compiler.devices.speeds import speeds_of
     from ...profile.chrome import trace_of
     from ...profile.sides import predicted_slices
 
-    rig = Rig({device: memory for one in scene.programs.values() for device, memory in one.rig.memory.items()})
+    rigs = [one.rig for one in scene.programs.values()]
+    rig = Rig({device: memory for one in rigs for device, memory in one.memory.items()}, links=joined_links(rigs))
     speeds = scene.account.speeds if scene.account else speeds_of(rig)
     return json_text(trace_of(predicted_slices(scene.programs, speeds)), 2)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.links import Links, Way
 from dovetail.compiler.devices.memory import Memory
-from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.rig import Rig, joined_links
 from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.errors import SpecError
 
@@ -25,8 +25,9 @@ ways = st.sampled_from(["NVLink", "P2P", "no P2P"]).map(Way) | st.floats(1e-3, 1
 @st.composite
 def rigs(draw: st.DrawFn) -> Rig:
     """Six cards of two processes, some of whose pairs have ways, and some of which share roots."""
-    pairs = draw(st.lists(st.sampled_from(list(combinations(CARDS, 2))), unique=True, max_size=5))
-    roots = {one: draw(st.sampled_from(["a", "b"])) for one in CARDS} if draw(st.booleans()) else {}
+    within = [(one, other) for one, other in combinations(CARDS, 2) if one.process == other.process]
+    pairs = draw(st.lists(st.sampled_from(within), unique=True, max_size=5))
+    roots = {one: f"{draw(st.sampled_from('ab'))}{one.process}" for one in CARDS} if draw(st.booleans()) else {}
     network = {frozenset((0, 1)): Way(rate=draw(st.floats(1e-3, 1e3)))} if draw(st.booleans()) else {}
     links = Links({frozenset(pair): draw(ways) for pair in pairs}, network, roots)
     return Rig({one: Memory(2**34, 2**34, label="RTX 3090") for one in CARDS}, links=links.only(CARDS))
@@ -45,6 +46,11 @@ def test_a_part_of_a_rig_has_the_links_within_it(rig: Rig, some: set[Device]) ->
     assert set(part.links.roots) <= some
     assert all(list(part.links.roots.values()).count(root) > 1 for root in part.links.roots.values())
     assert Rig.parse(str(part)) == part
+
+
+@given(rigs(), st.sets(st.sampled_from(CARDS), min_size=1))
+def test_links_of_several_rigs_are_joined(rig: Rig, some: set[Device]) -> None:
+    assert joined_links([rig.only(sorted(some, key=CARDS.index)), rig]) == rig.links
 
 
 @given(rigs())
@@ -97,6 +103,9 @@ def test_spellings(typed: str, written: str) -> None:
         ("cuda0-cuda1=fast", "'fast' is no way"),
         ("cuda0-cuda1=", "'' is no way"),
         ("cuda0-cuda1=0GB/s", "no link has 0GB/s"),
+        ("cuda0-cuda1=1e-310GB/s", "no link has"),
+        ("cuda0-cuda1=10Gb/s", "10Gb/s may mean bits or bytes"),
+        ("cuda0-cuda1=100 gbps", "may mean bits or bytes"),
         ("cuda0-cuda1=1e300TB/s", "no link has"),
         ("r0-r1=10Gbit", "no device of the rig is of process 1"),
         ("r0-r0=10Gbit", "are no two processes"),
@@ -112,6 +121,12 @@ def test_what_is_no_link_is_refused_in_our_words(links: str, problem: str) -> No
         Rig.parse(f"{TWO};{links}")
 
 
+@pytest.mark.parametrize("link", ["cuda0-1/cuda0=50GB/s", "cuda0+1/cuda0@root0"])
+def test_devices_of_two_processes_have_a_network_and_nothing_else(link: str) -> None:
+    with pytest.raises(SpecError, match=r"by their network|of a process"):
+        Rig.parse(f"cuda0=24GiB,1/cuda0=24GiB;{link}")
+
+
 def test_a_network_is_a_rate() -> None:
     with pytest.raises(SpecError, match="NVLink joins no two processes"):
         Rig.parse("cuda0=24GiB,1/cuda0=24GiB;r0-r1=NVLink")
@@ -122,7 +137,14 @@ def test_a_host_has_no_way_of_its_own() -> None:
         Rig.parse(f"{TWO},cpu=64GiB;cuda0-cpu=10GB/s")
 
 
-@pytest.mark.parametrize("cards", ["cuda0=24GiB,cuda1=24GiB", "cuda0=24GiB@RTX 4090,cuda1=24GiB@RTX 4090"])
+@pytest.mark.parametrize(
+    "cards",
+    [
+        "cuda0=24GiB,cuda1=24GiB",
+        "cuda0=24GiB@RTX 4090,cuda1=24GiB@RTX 4090",
+        "cuda0=80GiB@H100,cuda1=80GiB@A100",  # which have NVLink, and none between them
+    ],
+)
 def test_a_bridge_that_cards_do_not_have_is_refused(cards: str) -> None:
     with pytest.raises(SpecError, match="it is not known how fast NVLink is between"):
         Rig.parse(f"{cards};cuda0-cuda1=NVLink")

@@ -73,10 +73,17 @@ def test_what_is_asked_again_is_not_planned_again(cache: Path, model: str, plans
         plans.clear()
         first = done(command, model, *RIG, *form)
         second = done(command, model, *RIG, *form)
-        told = [line for line in second.splitlines() if not line.startswith("planned on ")]
-        assert told == first.splitlines()
-        assert len(plans) == (0 if "--json" in form else 1), f"{command} {form}"  # that is told of the plan as well
-        assert (second != first) == (command == "plan" and not form)  # which says that it is kept
+        if form == ["--json"]:
+            then, now = json.loads(first), json.loads(second)
+            assert then.pop("kept")  # when it was made for a table
+            assert now.pop("kept")
+            assert then == now
+            continue
+        assert first.splitlines() == second.partition("This was planned on ")[0].rstrip().splitlines() + (
+            second.splitlines()[-1:] if command == "plan" else []
+        )
+        assert len(plans) == 1, f"{command} {form}"
+        assert ("and kept since nothing has changed" in second) == (command != "show")
 
 
 def _grow(model: str) -> None:
@@ -154,10 +161,56 @@ def test_a_model_with_code_of_its_own_is_planned_each_time(cache: Path, model: s
     assert not list(cache.glob("*.answer"))
 
 
-def test_the_devices_of_this_machine_are_planned_each_time(cache: Path, asked: list[None]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--backend", "cpu"),
+        ("--rig", "cuda0=24GiB"),  # whose host is this machine's
+        (*RIG, "--passes", "simplify,quantize,blocks,lora,place,pin,hoist,sink,cut,reuse,reorder,schedule,verify"),
+    ],
+    ids=" ".join,
+)
+def test_what_may_be_another_thing_at_the_next_moment_is_planned_each_time(
+    cache: Path, asked: list[None], words: tuple[str, ...]
+) -> None:
     for _ in range(2):
-        done("plan", "--backend", "cpu", "--steps", "1", "--json")
+        done("plan", *words, "--json")
     assert len(asked) == 2
+    assert not list(cache.glob("*.answer"))
+
+
+def test_a_rig_with_links_is_kept_too(cache: Path, asked: list[None]) -> None:
+    links = "2x RTX 3090,64GiB;cuda0-cuda1=NVLink"
+    for rig in (links, links, f"{links};cuda0+cuda1@root0", links.replace("NVLink", "P2P")):
+        done("plan", "--rig", rig, "--json")
+    assert len(asked) == 3
+
+
+def test_parts_beside_a_file_of_weights_are_part_of_the_key(cache: Path, tmp_path: Path) -> None:
+    index, part = tmp_path / "x.safetensors.index.json", tmp_path / "b.safetensors"
+    index.write_text("{}")
+    part.write_text("")
+    keys = [key_of("asked", [], [index])]
+    (tmp_path / "notes.txt").write_text("")
+    keys.append(key_of("asked", [], [index]))
+    part.unlink()
+    keys.append(key_of("asked", [], [index]))
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_style_sheet_of_the_page_is_part_of_the_key() -> None:
+    endings = {Path(str(name)).suffix for files in answers._sources() for name, *_ in files}
+    assert {".py", ".css"} <= endings
+
+
+@pytest.mark.parametrize("name", ["quiz.answer", "notes.trace", ".my.answer"])
+def test_files_of_somebody_else_are_neither_listed_nor_removed(cache: Path, name: str) -> None:
+    answers.keep("a" * 40, "plan of it", KEPT)
+    (cache / name).write_text("mine")
+    (cache / f"{'b' * 40}.answer").mkdir()
+    assert "1 entry" in done("cache")
+    assert "removed 1 entry" in done("cache", "clear")
+    assert (cache / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("level", ["-v", "--debug"])
@@ -197,7 +250,7 @@ def test_an_answer_reads_back(cache: Path) -> None:
     found = answers.read("a" * 40)
     assert found is not None
     assert (found.told, found.warnings) == (KEPT.told, KEPT.warnings)
-    assert found.kept.startswith("planned on 20")
+    assert found.kept.startswith("This was planned on 20")
     assert not KEPT.kept
 
 
@@ -284,4 +337,4 @@ def test_the_library_of_a_model_is_not_imported_for_a_kept_answer(
 
     monkeypatch.setattr("dovetail.cli.commands.plan.called", refuse)
     monkeypatch.setattr("dovetail.cli.options.subject.quiet_libraries", refuse)
-    assert done("plan", model, *RIG, "--json") == first
+    assert json.loads(done("plan", model, *RIG, "--json")) == {**json.loads(first), "kept": True}

@@ -185,11 +185,12 @@ def test_the_entries_used_longest_ago_leave_first(load: Load, cache: Path, monke
 
 def test_what_a_killed_process_left_is_removed(load: Load, cache: Path) -> None:
     cache.mkdir()
-    for name, age in ((".0.old.trace", 1), (".0.new.trace", None)):
+    old, new = (f".{number * 16}.{'a' * 40}.trace" for number in "01")
+    for name, age in ((old, 1), (new, None)):
         (cache / name).write_text("half")
         os.utime(cache / name, (age, age) if age else None)
     compiled(load().Model())
-    assert sorted(one.name for one in cache.glob(".*")) == [".0.new.trace"]
+    assert sorted(one.name for one in cache.glob(".*")) == [new]
 
 
 def test_an_interrupted_write_leaves_nothing(cache: Path) -> None:

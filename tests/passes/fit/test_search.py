@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.devices.device import Device
-from dovetail.compiler.devices.speeds import Speed, Speeds
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import Speed, Speeds, speeds_of
 from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.machine import Machine
@@ -169,6 +170,26 @@ def test_cards_that_are_joined_work_together(pair: tuple[int, int]) -> None:
     one = load("diffusion", 12, 20, live=2, times=20)
     given = Budgets({**dict.fromkeys(cards, 130 * MIB), CPU: 1000 * MIB}, CPU)
     assert {*found([one], given, Machine((*cards, CPU), speeds, CPU)).ways["diffusion"].devices} == joined
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("pair", ["cuda0-cuda1", "cuda2-cuda3"])
+@pytest.mark.parametrize("way", ["1GB/s", "no P2P"])
+def test_a_slow_way_between_two_cards_can_be_avoided(pair: str, way: str, count: int) -> None:
+    rig = Rig.parse(f"{count}x H100,64GiB;{pair}={way}")
+    slow = {Device.named(name) for name in pair.split("-")}
+    lists = Machine(rig.devices, speeds_of(rig), CPU).lists(Budgets(rig.free, CPU))
+    whole = [order for order in lists if len(order) == count and CPU not in order]
+    assert any(all(set(two) != slow for two in itertools.pairwise(order)) for order in whole)
+
+
+def test_sixteen_cards_that_are_joined_in_pairs_are_of_one_kind() -> None:
+    links = "".join(f";cuda{index}-cuda{index + 1}=NVLink" for index in range(0, 16, 2))
+    rig = Rig.parse(f"16x RTX 3090,64GiB{links}")
+    on = Machine(rig.devices, speeds_of(rig), CPU)
+    assert len({kind for card, kind in on.kinds(Budgets(rig.free, CPU)).items() if card != CPU}) == 1
+    two = next(order for order in on.lists(Budgets(rig.free, CPU)) if len(order) == 2 and CPU not in order)
+    assert two[0].index // 2 == two[1].index // 2, "joined ones"
 
 
 def test_many_cards_are_many_lists_and_no_more() -> None:
