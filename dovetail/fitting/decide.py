@@ -25,7 +25,7 @@ from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off
+from ..passes.fit.workload import TRIES, Budgets, Load, Over, excess_of, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
@@ -270,7 +270,7 @@ def _why(
     device: Device, heavy: Load, solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets
 ) -> str:
     devices = (*solution.ways[heavy.name].devices, device)
-    forced = [replace(one, asked=Asked(devices, chunks=one.asked.chunks)) if one is heavy else one for one in loads]
+    forced = [replace(one, asked=replace(one.asked.opened, devices=devices)) if one is heavy else one for one in loads]
     other = search(forced, machine, budgets)
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:

@@ -93,7 +93,7 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
     if anywhere != load.asked:
         changed = _changed(loads, load, anywhere)
-        opened = [replace(one, asked=Asked(chunks=one.asked.chunks)) for one in loads]
+        opened = [replace(one, asked=one.asked.opened) for one in loads]
         alone, every = _with(decision, changed), _with(decision, opened)
         if every and not (alone and alone.seconds <= every.seconds / _MUCH):
             yield every.seconds, line_of(settings_of(every, opened))

@@ -138,7 +138,7 @@ def _larger(
     """
 
     def first(some: Sequence[Load], tries: Trial) -> WayOut | None:
-        opened = [_with(load, Asked(chunks=load.asked.chunks)) for load in some]
+        opened = [_with(load, load.asked.opened) for load in some]
         asked = [some] if is_kept_to else [some, opened]
         return next(filter(None, (_within_more(one, machine, budgets, free, tries) for one in asked)), None)
 
@@ -243,7 +243,7 @@ def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
         lambda asked: replace(asked, devices=(), shares=(), rows=False),
         lambda asked: replace(asked, residency=None, amounts=ALIKE),
         lambda asked: replace(asked, tiled=None),
-        lambda asked: Asked(chunks=asked.chunks),
+        lambda asked: asked.opened,
     ]
     for what, change in zip(_PLACEMENTS, changes, strict=True):
         for some in _groups(loads):

@@ -46,6 +46,11 @@ class Asked:
         """Whether it is spread over several devices as was said."""
         return bool(self.shares or self.rows) or len(self.devices) > 1
 
+    @property
+    def opened(self) -> Asked:
+        """The same with its devices, their shares, and where its weights rest left free."""
+        return Asked(chunks=self.chunks)
+
 
 @dataclass(frozen=True)
 class Load:
