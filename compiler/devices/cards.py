@@ -290,6 +290,27 @@ def way_of(text: str) -> str:
     return next((way for way in WAYS if plain_name(text).endswith(f" {way.lower()}")), "")
 
 
+_BESIDE = re.compile(
+    r"nvidia|geforce|amd|radeon|instinct|intel|tesla|quadro|graphics|gpu|card|laptop|corporation|series|edition|"
+    r"founders|r|tm|c|pcie?[0-9]?|sxm[0-9]?|hbm[0-9]?e?|[0-9]+(?:g|gb|gib)?"
+)
+"""The words that may stand beside the name of a card: its maker's, how it is built, and its memory."""
+
+
+def odd_word(text: str) -> str:
+    """The first word beside the name of a card and its way to others that means nothing; empty where none does.
+
+    >>> odd_word("RTX 3090 NVLnk"), odd_word("NVIDIA GeForce RTX 3090 24GB NVLink"), odd_word("rtx3090")
+    ('nvlnk', '', '')
+    """
+    card, way = card_of(text), way_of(text)
+    known = {*plain_name(card.name).split(), joined_name(card.name)} if card is not None else set()
+    words = [word for word in plain_name(text).split() if word not in plain_name(way).split()]
+    if joined_name("".join(words)) == joined_name(card.name if card is not None else ""):
+        return ""
+    return next((word for word in words if word not in known and not _BESIDE.fullmatch(word)), "")
+
+
 def peer_of(card: Card, way: str) -> float | None:
     """GB/s in one direction to another card of the model by a way; None for a bridge that it cannot have."""
     bridge = card.peer if card.peer > card.link else NVLINK.get(card.name)

@@ -19,8 +19,9 @@ from .device import Device, device_in, no_device
 
 T = TypeVar("T")
 
-_RATE = re.compile(rf"({NUMBER})\s*([kmgtKMGT])(i?)(B|[bB][iI][tT])(?:/[sS])?")
+_RATE = re.compile(rf"({NUMBER})\s*([kmgt])(i?)((?-i:B)|bit)(?:/s|ps)?", re.IGNORECASE)
 _OF_EITHER = re.compile(rf"{NUMBER}\s*[kmgt]i?b(?:/s|ps)?", re.IGNORECASE)
+_LONGEST = 40
 _LEAST, _MOST = 1e-6, 10**6
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _PROCESS = re.compile(r"r([0-9]{1,4})")
@@ -131,7 +132,7 @@ def _is_of_processes(ends: Span) -> bool:
 def _processes_of(ends: Span, known: Collection[int]) -> Processes:
     found = [int(one.value[1:]) for one in ends.split("-")]
     if len(set(found)) != 2 or len(found) != 2:
-        raise ends.error(f"{ends.value!r} are no two processes", "two of them, such as r0-r1")
+        raise ends.error(f"{ends.value!r} does not name two processes", "two of them, such as r0-r1")
     for one in found:
         if one not in known:
             raise ends.error(f"no device of the rig is of process {one}", f"a device of it, such as {one}/cuda0=24GiB")
@@ -141,7 +142,7 @@ def _processes_of(ends: Span, known: Collection[int]) -> Processes:
 def _pair_of(ends: Span, known: Collection[Device]) -> Pair:
     found = [_device(one, known) for one in ends.split("-")]
     if len(found) != 2 or len(set(found)) != 2:
-        raise ends.error(f"{ends.value!r} are no two devices", "two of them, such as cuda0-cuda1")
+        raise ends.error(f"{ends.value!r} does not name two devices", "two of them, such as cuda0-cuda1")
     if any(one.is_host for one in found):
         raise ends.error("the way to the host is that of a card's slot", "a way between two other devices")
     if found[0].process != found[1].process:
@@ -186,8 +187,9 @@ def _named(text: Span) -> str:
 
 
 def _rated(text: Span) -> Way:
-    match = _RATE.fullmatch(text.value)
-    if match is None and _OF_EITHER.fullmatch(text.value):
+    is_short = len(text.value) < _LONGEST
+    match = _RATE.fullmatch(text.value) if is_short else None
+    if match is None and is_short and _OF_EITHER.fullmatch(text.value):
         raise text.error(f"{text.value} may mean bits or bytes", "10Gbit for bits, 10GB/s for bytes")
     if match is None:
         raise text.error(f"{text.value!r} is no way between two devices", _RATES, WAYS)

@@ -17,7 +17,7 @@ from .links import NO_LINKS, Links, parse_links
 from .memory import Memory
 from .other_names import told_of
 from .probe import Probed, probe_accelerators, probe_host
-from .rig_items import rig_items
+from .rig_items import refuse_odd_words, rig_items
 
 if TYPE_CHECKING:
     import torch
@@ -321,6 +321,7 @@ def _card(span: Span) -> tuple[Card, str]:
     if card is None:
         expected = "a card such as RTX 3090, or iGPU for an integrated one; dovetail devices --cards lists them"
         raise span.error(f"no card is known as {span.value!r}", expected, [one.name for one in CARDS])
+    refuse_odd_words(span, span.value)
     if peer_of(card, way) is None:
         raise span.error(f"no NVLink joins two {card.name}", f"P2P, no P2P, or a card that has it: {', '.join(NVLINK)}")
     return card, way

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from ..spans import Span
 from ..units import NUMBER
-from .cards import CARDS, Card, card_of, joined_name, way_of
+from .cards import CARDS, WAYS, Card, card_of, joined_name, odd_word, way_of
 
-_COUNT = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(?=\S)", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]{1,9})(?:\s*[x×*]\s*(?=\S)|\s+(?=[a-z]{2}))", re.IGNORECASE)
 _SIZE = re.compile(rf"{NUMBER}\s*(?:[kmgt]i?b?|b)(?:/{NUMBER}\s*(?:[kmgt]i?b?|b))?", re.IGNORECASE)
 _CARD_SIZE = re.compile(rf"(.*\S)[\s(@:]+({_SIZE.pattern})\)?", re.IGNORECASE)
 _SIZE_CARD = re.compile(rf"({_SIZE.pattern})\s*@\s*(\S.*)", re.IGNORECASE)
@@ -98,8 +98,19 @@ def _card_or_size(span: Span) -> tuple[str, str] | None:
     card = card_of(name)
     if card is None:
         return None
+    refuse_odd_words(span, name)
     size = behind[1] if behind else sized[2] if sized else f"{card.memory:g}GiB"
     return _kind(card), f"{size}@{card.name} {way_of(name)}".strip()
+
+
+def refuse_odd_words(span: Span, name: str) -> None:
+    """Raises SpecError where a card's name in a text has a word beside it that means nothing."""
+    odd = odd_word(name)
+    at = span.value.lower().find(odd)
+    if odd and at >= 0:
+        word = Span(span.text, span.start + at, span.start + at + len(odd))
+        problem = f"{word.value!r} means nothing beside the name of a card"
+        raise word.error(problem, "the card alone, or its way to others: NVLink, P2P, no P2P", WAYS)
 
 
 def _refuse_what_is_nearly_one(span: Span, many: int, has_name: bool) -> None:

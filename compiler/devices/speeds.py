@@ -120,11 +120,9 @@ class Speeds:
             return 0.0
         return min(ways) if one.label == other.label else min(one.link, other.link)
 
-    def links_of(self, device: Device) -> tuple[float, ...]:
-        """What is said of a device's links: how many share its root, and the rates of its ways, in no order."""
-        root = self.roots.get(device)
-        sharing = sum(one == root for one in self.roots.values()) if root else 0
-        return sharing, *sorted(rate for pair, rate in self.ways.items() if device in pair)
+    def links_of(self, device: Device) -> tuple[object, ...]:
+        """What is said of a device's links: its root, and the rates of its ways, in no order."""
+        return self.roots.get(device), *sorted(rate for pair, rate in self.ways.items() if device in pair)
 
     def lanes(self, source: Device, target: Device) -> list[str]:
         """What a copy from one device to another takes of roots that others share, each in its direction."""

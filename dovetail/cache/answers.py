@@ -159,9 +159,8 @@ def _beside(file: Path) -> Iterator[tuple[object, ...]]:
     if file.is_dir():
         yield from map(_stamp, _files(file))
         return
-    names = itertools.islice(os.scandir(file.parent), _MOST_FILES)
-    others = sorted(one.path for one in names if one.name.endswith(_PARTS) and one.is_file())
-    yield from map(_stamp, [os.fspath(file), *others])
+    named = (one.path for one in os.scandir(file.parent) if one.name.endswith(_PARTS) and one.is_file())
+    yield from map(_stamp, [os.fspath(file), *_few(named, file.parent)])
 
 
 def _stamp(file: str) -> tuple[object, ...]:
@@ -172,10 +171,15 @@ def _stamp(file: str) -> tuple[object, ...]:
 def _files(place: Path) -> list[str]:
     """All files of a folder; raises CannotBeKeptError for very many."""
     walked = (os.path.join(at, name) for at, _, names in os.walk(place, followlinks=True) for name in names)
-    files = sorted(itertools.islice((one for one in walked if "__pycache__" not in one), _MOST_FILES + 1))
-    if len(files) > _MOST_FILES:
+    return _few((one for one in walked if "__pycache__" not in one), place)
+
+
+def _few(files: Iterable[str], place: Path) -> list[str]:
+    """The names of files in order; raises CannotBeKeptError for very many."""
+    found = sorted(itertools.islice(files, _MOST_FILES + 1))
+    if len(found) > _MOST_FILES:
         raise CannotBeKeptError(f"{place} has more than {_MOST_FILES} files")
-    return files
+    return found
 
 
 def _sources() -> list[list[tuple[object, ...]]]:

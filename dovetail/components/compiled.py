@@ -82,10 +82,14 @@ class CompiledModule:
     @property
     def _executor(self) -> Executor:
         if self._made is None:
-            self._refuse_elsewhere()
             with self._loading:
                 self._made = self._made or Executor(self.program, self.schedule)
         return self._made
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether weights were brought for it."""
+        return self._made is not None and self._made.is_bound
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the program on the arguments of the module's own forward.
@@ -107,7 +111,7 @@ class CompiledModule:
             )
         if self._weights and self._weights.is_changed():
             self._renew(self._weights)
-        if not self._executor.is_bound:
+        if not self._is_bound:
             self._load_once()
         if self._weights:
             self._weights.check()
@@ -210,7 +214,7 @@ class CompiledModule:
     def _load_once(self) -> None:
         """Loads, unless another thread has done it by now."""
         with self._loading:
-            if not self._executor.is_bound:
+            if not self._is_bound:
                 self.load()
 
     def _renew(self, weights: ProgramWeights) -> None:
@@ -224,12 +228,13 @@ class CompiledModule:
         if self._weights is None:
             self._weights = ProgramWeights.of_tensors({}, self.program)
         exchanged = self._weights.adapters.exchange(adapters)
-        if exchanged and self._executor.is_bound:
+        if exchanged and self._is_bound:
             self._executor.rebind(exchanged)
 
     def unload(self) -> None:
         """Lets go of the weights; the next call loads them again."""
-        self._executor.unbind()
+        if self._made is not None:
+            self._made.unbind()
         if self._weights:
             self._weights.forget()
 

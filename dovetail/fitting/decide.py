@@ -218,10 +218,9 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
         without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((devices[-1], *idle), 0)})
         other = search(loads, machine, without)
         longer = _longer(other.seconds / solution.seconds, "take about as long") if other else ""
-        alone = [*devices, *idle] if len(devices) == 1 else idle
-        names = [joined(sorted(alone, key=machine.devices.index))] if alone else []
-        names += [f"one of {joined(devices)}"] if len(devices) > 1 else []
-        notes.append(f"without {' and '.join(names)} {f'a picture would {longer}' if longer else 'nothing fits'}")
+        one_less = f"one of {joined(devices)}" if len(devices) > 1 else str(devices[0])
+        others = f", and without {joined(sorted(idle, key=machine.devices.index))} in its place," if idle else ""
+        notes.append(f"without {one_less}{others} {f'a picture would {longer}' if longer else 'nothing fits'}")
     return notes
 
 

@@ -79,7 +79,8 @@ class Deciding(Neighbour):
         refused: DoesNotFitError | None,
     ) -> T:
         """What lowering makes of calls once it is decided what was left open, or what does not fit as was asked."""
-        asked, was_open, decision = self._request, self._is_open, self.decision
+        asked, was_open, before = self._request, self._is_open, self.decision
+        decision = before
 
         def searched(request: Request) -> T:
             nonlocal decision
@@ -94,16 +95,16 @@ class Deciding(Neighbour):
         self._is_open = is_kept = False
         try:
             found = first_that_fits(asked, roles, in_files, searched, placed, refused)
-            is_kept = keeps(found)
+            if keeps(found):
+                self.decision = decision
+                self._settle()
+                tell_of_places(self.name, asked, self._request, roles)
+                is_kept = True
+            return found
         finally:
             if not is_kept:
-                self._is_open = was_open
+                self._is_open, self.decision = was_open, before
                 self._place(asked)
-        if is_kept:
-            self.decision = decision
-            self._settle()
-            tell_of_places(self.name, asked, self._request, roles)
-        return found
 
     @property
     def has_earlier(self) -> bool:

@@ -359,7 +359,8 @@ class PlacedPipeline(Deciding):
                 let_tables_go(program)
             return PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
 
-        is_repeatable = not (given or kept or self._callbacks or plan.inductor)  # others' passes may do more than lower
+        is_own = not (given or kept or self._callbacks or plan.inductor)  # passes of others may do more than lower
+        is_repeatable = is_own and self._planner.is_lowering
         how = tuple(steps), keeps
         program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())
         component.assigned.note(module, program, planning=True)

@@ -74,6 +74,8 @@ class Planner:
         self._held: dict[str, Counter[Device]] = {}
         self._lowered: Counter[Device] | None = None
         self.lowerings = Lowerings()
+        self._undone = contextlib.ExitStack()
+        """What takes back what the attempt that goes on has done."""
         self.planned = 0
         """How many plans were made."""
         self.is_lowering = False
@@ -217,7 +219,7 @@ class Planner:
             keeps: whether the plan is kept.
             note: is given the dry run.
         """
-        with self._taken_back(handle) as undone:
+        with self._taken_back(handle) as self._undone:
             run, main = self.traced_somewhere(handle, asked)
             self.phase_of.follow(called_in(run))
             note(run)
@@ -231,7 +233,7 @@ class Planner:
             found = handle.decided(run, lowered, lambda one: keeps and isinstance(one, Generation))
             if not keeps or not isinstance(found, Generation):
                 return found
-            undone.pop_all()
+            self._undone.pop_all()
         if not found.calls:
             return None
         self._remember(handle, asked, run, found)
@@ -248,8 +250,12 @@ class Planner:
 
     def _taken_back(self, handle: Plannable) -> contextlib.ExitStack:
         """Takes back at its end what was decided of weights and counted of values meanwhile; `pop_all` keeps it."""
-        undone, before = contextlib.ExitStack(), dict(self._values)
-        undone.callback(lambda: setattr(self, "_values", before))
+        undone, values, held = contextlib.ExitStack(), dict(self._values), dict(self._held)
+
+        def restore() -> None:
+            self._values, self._held = values, held
+
+        undone.callback(restore)
         for one in handle.components.values():
             undone.callback(one.decisions())
         return undone
@@ -354,7 +360,7 @@ class Planner:
             generation = self._made(handle, run, calls, undone)
             if keeps:
                 self._note_held(handle, run)
-                undone.pop_all()
+                self._undone.push(undone.pop_all())  # until the attempt is done
             return generation
 
     def _note_held(self, handle: Plannable, run: DryRun) -> None:

@@ -173,7 +173,7 @@ class Account:
         """
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
-        return [*warnings, takes, *self._withheld(), *self.notes]
+        return [*warnings, takes, *self._rehearsed(), *self._withheld(), *self.notes]
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""
@@ -181,6 +181,15 @@ class Account:
             return ""
         whole = "" if self.planned is None else f" of the {seconds_text(self.planned)} s that planning took"
         return f"; the search took {self.searched:.2f} s{whole}"
+
+    def _rehearsed(self) -> Iterator[str]:
+        """What of the plan cannot run as it is timed: devices of several processes, and simulated ones."""
+        used = list(self.generation.peaks())
+        if any(not one.is_of_here for one in used):
+            yield "devices of several processes can be planned for, and not run yet"
+        labels = {self.speeds[one].label for one in used if one.is_simulated}
+        if labels:
+            yield f"seconds are those of cards {' and '.join(sorted(labels))} in the place of simulated devices"
 
     def _withheld(self) -> Iterator[str]:
         """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more.
@@ -191,7 +200,8 @@ class Account:
             memory = self.generation.rig[device]
             rest = memory.total - memory.reserve - memory.free
             if rest >= memory.total / 100 and not memory.integrated:
-                yield f"{device}: {format_bytes(rest)} of it are in use, or kept back by a budget"
+                why = "in use, or kept back by a budget" if self.generation.rig.present else "kept back by a budget"
+                yield f"{format_bytes(rest)} of {device} are {why}"
 
     def told(self) -> Told:
         """All that is said of the plan."""

@@ -14,7 +14,7 @@ from .workload import Budgets
 
 T = TypeVar("T")
 
-Kind: TypeAlias = tuple[Speed, int, tuple[float, ...]]
+Kind: TypeAlias = tuple[Speed, int, tuple[object, ...]]
 
 _LISTS = 32  # of several devices that are tried for one component
 _COUNTS = 16  # of devices in a list

@@ -174,6 +174,11 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
 
 
 def _check_here(rig: Rig) -> None:
+    if any(not one.is_of_here for one in rig):
+        raise NotHereError(
+            f"nothing can run on {rig.told} yet: devices of several processes can be planned for, with dovetail plan, "
+            "compile, show or verify"
+        )
     if not rig.present:
         raise NotHereError(
             f"nothing can run on {rig.told}: it is not this machine; plan for it with dovetail plan, compile, show or "

@@ -42,13 +42,11 @@ class Question:
     def answered(self, make: Callable[[], Any]) -> Answer:
         """The answer that was kept, with its warnings once more; else that which ``make`` gives, as JSON takes it.
 
-        Answers are kept of devices that --rig names, the host among them, for on others something else is free at
-        every moment; not of passes that others may have written. They are taken where nobody asked for a log.
+        They are taken where nobody asked for a log.
         """
         from ...cache import answers
 
-        is_lasting = self.where.rig and self.rig.host in self.rig.memory and not self.where.passes
-        key = self._key() if is_lasting else ""
+        key = self._key() if self._is_lasting else ""
         found = answers.read(key) if key and not _ours.isEnabledFor(logging.INFO) else None
         if found is not None:
             for name, text in found.warnings:
@@ -60,6 +58,16 @@ class Question:
         if key:
             answers.keep(key, f"{self.form[0]} of {self.pipeline.file or self.pipeline.place}", answer)
         return answer
+
+    @property
+    def _is_lasting(self) -> bool:
+        """Whether the answer is the same at the next moment: all devices are named, and nobody else's passes run.
+
+        Of this machine's cards, and of its host where that is not named, something else is free then.
+        """
+        is_named = bool(self.where.rig) and self.rig.host in self.rig.memory
+        cards = [one for one in self.rig if not one.is_host and not one.is_simulated]
+        return is_named and not (cards and self.rig.present) and not self.where.passes
 
     def _key(self) -> str:
         """The key of this question on this machine as it is now; nothing where what it depends on cannot be told."""

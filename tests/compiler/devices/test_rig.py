@@ -393,3 +393,22 @@ def test_a_card_in_the_place_of_a_size_has_its_own() -> None:
     assert Rig.parse("xpu0=iGPU,cpu=32GiB")[Device("xpu")].integrated
     with pytest.raises(SpecError, match="'RTX 4095' is not a size"):
         Rig.parse("cuda0=RTX 4095")
+
+
+@pytest.mark.parametrize(
+    ("text", "odd"),
+    [
+        ("2x RTX 3090 NVLnk,64GiB", "NVLnk"),
+        ("cuda0=24GiB@RTX 3090 NVLnk", "NVLnk"),
+        ("4x RTX 3090 banana NVLink", "banana"),
+        ("RTX 3090 Super", "Super"),
+    ],
+)
+def test_a_word_beside_a_card_that_means_nothing_is_refused(text: str, odd: str) -> None:
+    with pytest.raises(SpecError, match=f"'{odd}' means nothing beside the name of a card"):
+        Rig.parse(text)
+
+
+@pytest.mark.parametrize("text", ["2 RTX 3090,64GiB", "2x RTX 3090,64GiB", "2 × NVIDIA GeForce RTX 3090 24GiB,64GiB"])
+def test_a_number_before_a_card_is_how_many_there_are(text: str) -> None:
+    assert Rig.parse(text) == Rig.parse("cuda0=24GiB@RTX 3090,cuda1=24GiB@RTX 3090,cpu=64GiB")

@@ -198,6 +198,32 @@ def test_parts_beside_a_file_of_weights_are_part_of_the_key(cache: Path, tmp_pat
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_a_card_that_is_here_is_planned_each_time(
+    cache: Path, asked: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.compiler.devices.rig._are_here", lambda memory: True)
+    for _ in range(2):
+        done("plan", "--rig", "cuda0=24GiB,cpu=8GiB", "--json")
+    assert len(asked) == 2
+    assert not list(cache.glob("*.answer"))
+
+
+def test_weights_beside_a_file_count_in_a_full_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_MOST_FILES", 3)
+    monkeypatch.setattr(answers, "_sources", list)
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text("")
+    (tmp_path / "a-00001-of-00002.gguf").write_text("")
+    (tmp_path / "a-00002-of-00002.gguf").write_text("")
+    before = key_of("asked", [], [tmp_path / "a-00001-of-00002.gguf"])
+    (tmp_path / "a-00002-of-00002.gguf").write_text("more")
+    assert key_of("asked", [], [tmp_path / "a-00001-of-00002.gguf"]) != before
+    for number in range(4):
+        (tmp_path / f"{number}.json").write_text("")
+    with pytest.raises(CannotBeKeptError, match="more than 3 files"):
+        key_of("asked", [], [tmp_path / "a-00001-of-00002.gguf"])
+
+
 def test_a_style_sheet_of_the_page_is_part_of_the_key() -> None:
     endings = {Path(str(name)).suffix for files in answers._sources() for name, *_ in files}
     assert {".py", ".css"} <= endings

@@ -42,6 +42,11 @@ def test_cards_of_two_processes_are_planned_with_the_network_between_them() -> N
         seconds.append(document["seconds"])
         assert set(document["devices"]) == {"sim0", "1/sim0"}
     assert seconds[1] > 2 * seconds[0]
+    told = run("--rig", rig, "--backend", "diffusion=sim0&1/sim0,sim0").stdout
+    assert "devices of several processes can be planned for, and not run yet" in told
+    assert "seconds are those of cards like " in told
+    refused = CliRunner().invoke(app, ["generate", "a cat", "--rig", rig, "--backend", "sim0"])
+    assert "devices of several processes can be planned for" in str(refused.stderr)
 
 
 def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:

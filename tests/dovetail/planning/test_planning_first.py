@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail import demo
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.components import call_compiler
 from dovetail.runtime.store import store as stores
@@ -145,3 +146,28 @@ def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
     for _ in range(3):
         paint(pipe, call)
     assert pipe.dovetail._planner.planned == 1
+
+
+@pytest.mark.parametrize("where", ["_settle", "_remember"])
+def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    pipe = dovetail.load_pipeline(demo.folder(), rig="sim0=64MiB,sim1=64MiB,cpu=4GiB")
+    placed = pipe.dovetail
+    call = {**demo.CALL_DEFAULTS, "num_inference_steps": 1}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    owner = {"_settle": type(placed), "_remember": type(placed._planner)}[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            placed.plan("a circle", **call)
+    if where == "_settle":
+        assert not placed.programs
+        assert placed._is_open
+        assert placed.decision is None
+        assert not placed._planner._held
+    assert not placed._planner.is_lowering
+    assert placed.plan("a circle", **call) is not None
+    assert placed.programs
+    pipe.dovetail.undo()
