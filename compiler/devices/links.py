@@ -7,6 +7,7 @@ or a rate such as `50GB/s`), `cuda0+cuda1@root0` (their ways to the host are one
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -73,8 +74,8 @@ class Links:
         ways = {pair: way for pair, way in self.ways.items() if pair <= there}
         networks = {pair: way for pair, way in self.networks.items() if pair <= processes}
         roots = {one: root for one, root in self.roots.items() if one in there}
-        shared = [root for root in roots.values() if list(roots.values()).count(root) > 1]
-        return Links(ways, networks, {one: root for one, root in roots.items() if root in shared})
+        members = Counter(roots.values())
+        return Links(ways, networks, {one: root for one, root in roots.items() if members[root] > 1})
 
     def __str__(self) -> str:
         """The text form, with a semicolon before each link."""
@@ -111,7 +112,8 @@ def parse_links(items: Sequence[Span], labels: Mapping[Device, str]) -> Links:
         if way is not None and _is_of_processes(ends):
             _put(networks, _processes_of(ends, {one.process for one in labels}), _network(way), item)
         elif way is not None:
-            _put(ways, _pair_of(ends, labels), _way(way, [labels[one] for one in _pair_of(ends, labels)]), item)
+            pair = _pair_of(ends, labels)
+            _put(ways, pair, _way(way, [labels[one] for one in pair]), item)
         elif root is not None:
             _join(roots, members, root, labels)
         else:

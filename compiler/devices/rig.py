@@ -123,7 +123,7 @@ class Rig:
     @property
     def _shared_memory(self) -> Memory | None:
         """The host's memory where a rig does not say it, and a device has the same memory: that of this."""
-        shared = [one for device, one in self.memory.items() if one.integrated and not device.process]
+        shared = [one for device, one in self.memory.items() if one.integrated and device.is_of_here]
         if not shared:
             return None
         most = max(shared, key=lambda one: one.free)

@@ -232,7 +232,7 @@ def _tell_alone(attribute: str, device: str, what: str) -> None:
 
 def switch_on(rig: Rig) -> None:
     """Makes the simulated devices of a rig exist, with their capacities."""
-    ours = ((device, memory) for device, memory in rig.memory.items() if not device.process)
+    ours = ((device, memory) for device, memory in rig.memory.items() if device.is_of_here)
     simulated = {device.index: memory.total for device, memory in ours if device.is_simulated}
     if simulated:
         from ..runtime import sim

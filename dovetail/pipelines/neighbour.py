@@ -190,7 +190,7 @@ def _lessened(asked: Rig, own: Mapping[torch.device, int]) -> Rig:
 
 
 def _less(device: Device, memory: Memory, own: Mapping[torch.device, int]) -> Memory:
-    if device.is_host or device.process:
+    if device.is_host or not device.is_of_here:
         return memory
     room = accelerator_of(device.torch).room()
     if room is None or room + own.get(device.torch, 0) >= memory.free - memory.total // _SLACK:

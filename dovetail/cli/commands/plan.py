@@ -10,10 +10,8 @@ from ...compiler.errors import UsageError
 from ...compiler.printable import printable
 from ...conventions.copied import PROMPT, generate_line
 from ..opening.answered import Question
-from ..opening.loading import Loading
 from ..options.call import Sample
 from ..options.inputs import Inputs
-from ..options.painting import called
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
 from ..options.subject import Whole, find_pipeline, is_plan, refuse_config
@@ -54,8 +52,7 @@ def plan(
 
     def make() -> Told:
         with progress("tracing and planning"):
-            cls, given = called(pipeline, inputs, sample.call())
-            loading = Loading(pipeline, where, weights, dtype, pipeline_class=cls, components=inputs.components)
+            loading, given = question.loading()
             return loading.account(given).told()
 
     answer = question.answered(make)

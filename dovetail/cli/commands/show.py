@@ -63,15 +63,15 @@ def show(
 ) -> None:
     """Show what runs where: of a pipeline, of one component, or of a plan file."""
     of_name = OF_SUFFIX.get(output.suffix.lower(), "text") if output is not None and not full else "text"
-    form_wanted: str = "json" if json else form or of_name
-    asked_for = f"--as {form_wanted}" if form or json or output is None else f"{form_wanted}, by the name of {output},"
-    if full and form_wanted != "text":
+    told_as: str = "json" if json else form or of_name
+    asked_for = f"--as {told_as}" if form or json or output is None else f"{told_as}, by the name of {output},"
+    if full and told_as != "text":
         raise UsageError(f"--full is of --as text, and {asked_for} was asked for: leave out one of them")
-    if depth and form_wanted not in PICTURES:
+    if depth and told_as not in PICTURES:
         raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and {asked_for} was asked for: leave it out")
     if output is not None:
         check_writable(output)
-    if form_wanted == SCHEMA:
+    if told_as == SCHEMA:
         from ...draw.schema import Shown
 
         put(json_text(Shown.model_json_schema()), output)
@@ -79,7 +79,7 @@ def show(
     from ...plans.budgets import too_small_budgets
 
     asked = wanted(subject, component, where, sample, weights, source, dtype)
-    told_as = "full" if full else form_wanted
+    told_as = "full" if full else told_as
 
     def make() -> str:
         parts = asked.parts()

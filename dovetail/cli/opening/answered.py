@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...compiler.devices.rig import Rig
 from ..options.call import Sample
 from ..options.inputs import NO_INPUTS, Inputs
+from ..options.painting import called
 from ..options.shared import Where
 from ..options.subject import Pipeline, located
 from ..options.weights import WeightFiles
+from .loading import Loading
 
 if TYPE_CHECKING:
     from ...cache.answers import Answer
@@ -42,7 +44,7 @@ class Question:
     def answered(self, make: Callable[[], Any]) -> Answer:
         """The answer that was kept, with its warnings once more; else that which ``make`` gives, as JSON takes it.
 
-        They are taken where nobody asked for a log.
+        One that was kept is not taken where somebody asked for a log.
         """
         from ...cache import answers
 
@@ -59,15 +61,24 @@ class Question:
             answers.keep(key, f"{self.form[0]} of {self.pipeline.file or self.pipeline.place}", answer)
         return answer
 
+    def loading(self, sample: Sample | None = None) -> tuple[Loading, dict[str, Any]]:
+        """How the pipeline is loaded to be planned, and the arguments of its call; of another ``sample``, if given."""
+        cls, given = called(self.pipeline, self.inputs, (sample or self.sample).call())
+        added = self.inputs.components
+        loading = Loading(self.pipeline, self.where, self.weights, self.dtype, pipeline_class=cls, components=added)
+        return loading, given
+
     @property
     def _is_lasting(self) -> bool:
-        """Whether the answer is the same at the next moment: all devices are named, and nobody else's passes run.
+        """Whether the answer may be kept, and is the same later: all devices are named, and nobody else's passes run.
 
         Of this machine's cards, and of its host where that is not named, something else is free then.
         """
+        from ...cache import folder
+
         is_named = bool(self.where.rig) and self.rig.host in self.rig.memory
         cards = [one for one in self.rig if not one.is_host and not one.is_simulated]
-        return is_named and not (cards and self.rig.present) and not self.where.passes
+        return folder.is_on() and is_named and not (cards and self.rig.present) and not self.where.passes
 
     def _key(self) -> str:
         """The key of this question on this machine as it is now; nothing where what it depends on cannot be told."""

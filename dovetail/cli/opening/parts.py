@@ -11,7 +11,6 @@ from ...compiler.errors import UsageError
 from ...conventions.hub import INDEX
 from ..options.call import Sample
 from ..options.inputs import NO_INPUTS, Inputs
-from ..options.painting import called
 from ..options.shared import Where
 from ..options.source import Source
 from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint, refuse_config
@@ -63,13 +62,8 @@ class Wanted:
         if asked is None:
             return _of_plans(self.files, self.component)
         with progress("tracing and planning"):
-            sample = asked.sample.one_step() if in_one_step else asked.sample
-            cls, given = called(asked.pipeline, asked.inputs, sample.call())
-            added = asked.inputs.components
-            loading = Loading(
-                asked.pipeline, asked.where, asked.weights, asked.dtype, pipeline_class=cls, components=added
-            )
-            return _plan(loading, self.component, given, rests_in_files)
+            sample = asked.sample.one_step() if in_one_step else None
+            return _plan(*asked.loading(sample), self.component, rests_in_files)
 
     def answered(self, form: tuple[object, ...], make: Callable[[], Any]) -> Answer:
         """What ``make`` says of these, or said before of the same pipeline, as JSON takes it."""
@@ -138,7 +132,7 @@ def read_plans(place: str) -> dict[str, Program]:
     return {name: part.program for name, part in _of_plans(files, "").items()}
 
 
-def _plan(loading: Loading, wanted: str, given: Mapping[str, Any], rests_in_files: bool) -> Parts:
+def _plan(loading: Loading, given: Mapping[str, Any], wanted: str, rests_in_files: bool) -> Parts:
     dry, generation = loading.plan(given, rests_in_files=rests_in_files)
     plans = dry.plans()
     chosen = {name: plan for name, plan in plans.items() if not wanted or name.partition(".")[0] == wanted}

@@ -10,23 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dovetail import demo
 from dovetail.cache import answers, folder
 from dovetail.cache.answers import Answer, CannotBeKeptError, key_of, plain
-from dovetail.cli.app import app
 from dovetail.cli.opening.loading import Loading
 from dovetail.compiler.devices.rig import Rig
+from tests.command_line import done
 
 RIG = ("--rig", "sim0=64MiB,sim1=48MiB,cpu=2GiB", "--steps", "2")
 KEPT = Answer({"a": [1, "b"]}, (("dovetail.x", "slow"),))
-
-
-def done(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture
@@ -361,6 +354,6 @@ def test_the_library_of_a_model_is_not_imported_for_a_kept_answer(
     def refuse(*args: object) -> None:
         raise AssertionError("nothing of it is needed")
 
-    monkeypatch.setattr("dovetail.cli.commands.plan.called", refuse)
+    monkeypatch.setattr("dovetail.cli.opening.answered.called", refuse)
     monkeypatch.setattr("dovetail.cli.options.subject.quiet_libraries", refuse)
     assert json.loads(done("plan", model, *RIG, "--json")) == {**json.loads(first), "kept": True}

@@ -17,12 +17,7 @@ from dovetail.cache import folder, traces
 from dovetail.cli.app import app
 from dovetail.cli.commands.cache import _age
 from dovetail.compiler.errors import SpecError
-
-
-def done(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == 0, result.output
-    return result.stdout
+from tests.command_line import done
 
 
 @pytest.fixture

@@ -8,25 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import dovetail
-from dovetail.cli.app import app
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.plan_file import load_plan
 from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
+from tests.command_line import done
 from tests.dovetail.components.small_pipeline import WIDTH, Model
 
 BACKEND = "sim0&sim1"
-
-
-def done(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
