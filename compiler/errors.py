@@ -100,7 +100,7 @@ class DoesNotFitError(DovetailError):
         own: bool = False, component: str = "",
     ) -> None:  # fmt: skip
         self.over: Mapping[Any, int] = over or {}
-        self.own, self.component = own, component
+        self.own, self.component, self.alone = own, component, ""
         self.ways = ways
         self._problem = problem
         super().__init__(problem)

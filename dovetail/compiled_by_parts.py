@@ -26,6 +26,7 @@ from .compiler.frontend.side_effects import Kept
 from .compiler.ir.program import Program
 from .compiler.units import counted, format_bytes
 from .components import by_parts
+from .components.adopting import adopting
 from .components.as_before import WeightsAsBefore
 from .components.call_compiler import Finish
 from .components.compiled import CompiledModule
@@ -185,7 +186,7 @@ def compile_by_parts(
     if places is not None:
         held = {one.name: one for one in component.view.weights()}
         assignment = split_by_map(held, places, {name: one.residency for name, one in held.items()})
-        component.assigned.commit({held[name]: one for name, one in assignment.items()})
+        component.assigned.assign({held[name]: one for name, one in assignment.items()})
     before, beside = Kept(twin), [(one, contents(one)) for one in written(twin)]
     weights = WeightsAsBefore(twin, component.view.store, contents_of(twin))
     component.swap()
@@ -227,10 +228,11 @@ def _rehearse(compiled: CompiledByParts, /, *args: object, **kwargs: object) -> 
         run.give_back()
     if not run.calls:
         raise compiled._why
-    component.sites.unsettle()
-    component.plan = replace(component.plan, whole_on=None)
+    draft = component.decided.draft(replace(component.plan, whole_on=None))
     for one in run.calls.values():
-        component.finish(one.call, one.key, one.traced)
+        component.compiler.finish(draft, one.call, one.key, one.traced)
+    with adopting([draft]):
+        pass
 
 
 def _with_data(value: Any) -> Any:

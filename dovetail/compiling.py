@@ -18,7 +18,7 @@ from .compiler.ir.program import Program
 from .compiler.spec.budget import MaxMemory
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
-from .components.component import Component
+from .components.decisions import Decisions
 from .components.plan import ComponentPlan
 from .components.weights.foreign import refuse_sparse
 from .conventions.checked import FILES, MODULE, checked
@@ -152,11 +152,11 @@ def compile(
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 
-    def finish_part(component: Component, traced: Program, module: nn.Module) -> CompiledModule:
-        component.sites.place(module, traced)
-        program = finish(traced, "layer" if component.sites.settled else mode)
-        component.assigned.note(module, program)
-        return CompiledModule(program, request.rig, component.view.of_program(module, program), traced)
+    def finish_part(decided: Decisions, traced: Program, module: nn.Module) -> CompiledModule:
+        decided.sites.place(module, traced)
+        program = finish(traced, "layer" if decided.sites.settled else mode)
+        decided.assigned.note(module, program)
+        return CompiledModule(program, request.rig, decided.component.view.of_program(module, program), traced)
 
     refuse_sparse(module)
     try:

@@ -28,6 +28,7 @@ from .skeleton import skeleton
 
 if TYPE_CHECKING:
     from .component import Component
+    from .decisions import Decisions
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ _MANY = 16
 class Finish(Protocol):
     """Takes a traced program of a part of a component through the passes."""
 
-    def __call__(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
-        """The program, lowered."""
+    def __call__(self, decided: Decisions, traced: Program, module: nn.Module) -> CompiledModule:
+        """The program, lowered as was decided of the component."""
 
 
 class CallCompiler(OfComponent):
@@ -76,7 +77,7 @@ class CallCompiler(OfComponent):
                 traced = self._traced(call, key, args, kwargs, branches)
                 key = _key_of(call, key, traced, args, kwargs)
                 program = self._finished(call, traced) if isinstance(traced, Program) else traced
-                self._keep(call, key, program)
+                self.keep(call, key, program)
             return program
 
     def trace(
@@ -89,16 +90,18 @@ class CallCompiler(OfComponent):
                 return known
             traced = self._traced(call, key, args, kwargs, branches)
             if not isinstance(traced, Program):
-                self._keep(call, key, traced)
+                self.keep(call, key, traced)
             return traced
 
-    def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
-        """The program of a key, made of its trace."""
+    def finish(self, decided: Decisions, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
+        """The program of a key, made of its trace as a draft decides, which keeps it."""
         with alone():
-            program = call.programs.get(key)
-            if not isinstance(program, CompiledModule):
-                program = self._finished(call, traced)
-                self._keep(call, key, program)
+            program = decided.program_of(call, key)
+            if program is None:
+                made = [one for (whose, _), one in decided.programs.items() if whose is call]
+                earlier = [] if decided.is_anew else list(call.programs.values())
+                program = _made_of(traced, (*made, *earlier)) or self._finish(decided, traced, call.module)
+                decided.programs[call, key] = program
             return program
 
     def take_back(self, call: Call, key: tuple[Any, ...]) -> None:
@@ -108,7 +111,8 @@ class CallCompiler(OfComponent):
             if isinstance(program, CompiledModule) and program.base is not None:
                 call.keep_trace(key, program.base, _MANY)
 
-    def _keep(self, call: Call, key: tuple[Any, ...], program: Answering) -> None:
+    def keep(self, call: Call, key: tuple[Any, ...], program: Answering) -> None:
+        """Keeps what answers a kind of call."""
         if not call.is_over:
             call.keep(key, program, _MANY)
 
@@ -128,23 +132,23 @@ class CallCompiler(OfComponent):
 
     def _finished(self, call: Call, traced: Program) -> CompiledModule:
         """The program of a trace; one with dynamic shapes may have been made for another call already."""
-        for known in call.programs.values():
-            if isinstance(known, CompiledModule) and known.base is traced:
-                return known
-        compiled = self._finish(self.component, traced, call.module)
+        known = _made_of(traced, call.programs.values())
+        if known is not None:
+            return known
+        compiled = self._finish(self.component.decided, traced, call.module)
         # a record must not keep the weights
         logger.info("compiled %s: %s", self.component.title(call), repr(compiled))
         return compiled
 
-    def lower_again(self, calls: Iterable[Call]) -> None:
-        """Takes the traced programs of calls through the passes again, for weights that are assigned anew."""
+    def lower_again(self, calls: Iterable[Call], draft: Decisions) -> None:
+        """Takes the traced programs of calls through the passes again, as a draft decides, which keeps them."""
         again: dict[Answering, CompiledModule] = {}
         for call in calls:
-            for program in call.programs.values():
-                if isinstance(program, CompiledModule) and program.base and program not in again:
-                    again[program] = self._finish(self.component, program.base, call.module)
-        for call in calls:
-            call.programs.update({key: again.get(program, program) for key, program in call.programs.items()})
+            for key, program in call.programs.items():
+                if isinstance(program, CompiledModule) and program.base:
+                    if program not in again:
+                        again[program] = self._finish(draft, program.base, call.module)
+                    draft.programs[call, key] = again[program]
 
     @contextlib.contextmanager
     def _traceable(self, call: Call, kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
@@ -236,6 +240,11 @@ class CallCompiler(OfComponent):
             return None
         containers = {name: value for name, value in kwargs.items() if isinstance(value, (dict, list, tuple))}
         return {**pytree.tree_map(lambda _: None, containers), **self._dynamic_shapes}
+
+
+def _made_of(traced: Program, programs: Iterable[Answering]) -> CompiledModule | None:
+    """The program that was made of a trace, if there is one."""
+    return next((one for one in programs if isinstance(one, CompiledModule) and one.base is traced), None)
 
 
 def _key_of(

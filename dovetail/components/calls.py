@@ -7,7 +7,7 @@ import functools
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -102,9 +102,7 @@ class Call:
 
     def unload(self) -> None:
         """Has the programs fetch their weights again at their next calls."""
-        for program in list(self.programs.values()):
-            if isinstance(program, CompiledModule):
-                program.unload()
+        unload(self.programs.values())
 
     @property
     def held(self) -> nn.Module | None:
@@ -161,6 +159,13 @@ class Call:
         placed = _placed(module, self.method) if module is not None else None
         if module is not None and isinstance(placed, Answer) and placed.call is self:
             _place(module, self.method, self._own)
+
+
+def unload(programs: Iterable[Answering]) -> None:
+    """Has programs fetch their weights again at their next calls."""
+    for program in list(programs):
+        if isinstance(program, CompiledModule):
+            program.unload()
 
 
 def has_ended(call: Call) -> bool:

@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import TraceError, UsageError
 from ..compiler.frontend import trace_lock
-from ..compiler.ir.program import Program
 from ..compiler.spec.residency import Residency
 from ..conventions import modes
 from ..conventions.libraries import OWN_METHODS, VAE_METHODS
@@ -35,19 +34,20 @@ from ..passes.placement.assignment import Assigned, Assignment
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
+from .adopting import adopting
 from .answers import answer
 from .arguments.ambient import ambient
 from .by_parts import Parts
 from .call_compiler import CallCompiler, Finish
-from .calls import (
-    Call,
-)
+from .calls import Call, unload
 from .compiled import CompiledModule
+from .decisions import Decisions
+from .dry import dry_run
 from .merging import Merges
 from .module_methods import put_methods
 from .plan import ComponentPlan
 from .reads import reading
-from .sites import Sites
+from .sites import Outline, Sites
 from .turn import Turn
 from .watch import Watch
 from .weights.assigned import AssignedWeights
@@ -76,7 +76,7 @@ class User:
     """What a component asks and tells of the pipeline that uses it now; see Component."""
 
     name: str
-    offer: Callable[[Component, Sequence[StoredWeight]], Rig] | None = None
+    offer: Callable[[Decisions, Sequence[StoredWeight]], Rig] | None = None
     enter: Callable[[Component], None] | None = None
     recovery: Recovering | None = None
     """What is asked when memory runs out."""
@@ -111,7 +111,7 @@ class Component:
         plan: ComponentPlan,
         *,
         finish: Finish,
-        offer: Callable[[Component, Sequence[StoredWeight]], Rig] | None = None,
+        offer: Callable[[Decisions, Sequence[StoredWeight]], Rig] | None = None,
         why: TraceError | None = None,
         origins: Origins | None = None,
         store: Store | None = None,
@@ -127,18 +127,17 @@ class Component:
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
         self.role = role
         self._module = weakref.ref(module)
-        self.plan = plan
         refuse_unmovable(module, plan.devices)
         self.merges = Merges(self)
         self.view = ModuleView(module, origins, store=store, residency=plan.residency, amounts=plan.amounts)
-        self.assigned = AssignedWeights(self.view)
         self.shared_turn = turn or Turn()
         self.adapters = Adapters(module, self.merges.take_over)
         self.calls: list[Call] = []
         self._swapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._generating: list[nn.Module] = []
         self.parts = Parts(self)
-        self.sites = Sites(self)
+        self.outline = Outline()
+        self._decided = Decisions(self, plan, AssignedWeights(self.view))
         self.compiler = CallCompiler(self, finish, why, dynamic_shapes)
         self.watch = Watch(self)
         self.view.moved = self.watch.renew
@@ -156,11 +155,38 @@ class Component:
         self.user = user
         self.name, self._offer, self.enter, self.recovery = user.name, user.offer, user.enter, user.recovery
 
-    def move(self, plan: ComponentPlan) -> None:
-        """Gives it other devices, and its weights another place to rest, before any weight was read for it."""
-        self.sites.unsettle()
-        self.plan = plan
-        self.view.rest_in(plan.residency, plan.amounts)
+    @property
+    def decided(self) -> Decisions:
+        """What is decided of it: in a dry run, what that is made with."""
+        run = dry_run()
+        return (run.decided.get(self) if run is not None else None) or self._decided
+
+    @property
+    def plan(self) -> ComponentPlan:
+        """Where it runs and its weights rest."""
+        return self.decided.plan
+
+    @property
+    def assigned(self) -> AssignedWeights:
+        """What its weights are assigned."""
+        return self.decided.assigned
+
+    @property
+    def sites(self) -> Sites:
+        """Where its modules run that run their own Python."""
+        return self.decided.sites
+
+    def take_rig(self, rig: Rig) -> None:
+        """Notes what it may use of each of its devices now."""
+        self._decided.plan = replace(self._decided.plan, rig=rig)
+
+    def hold(self, decided: Decisions) -> None:
+        """Has these decisions hold; ``adopting`` does so, and keeps the programs that were made for them."""
+        rests = decided.plan.residency, decided.plan.amounts
+        if rests != (self.view.residency, self.view.amounts):
+            self.view.rest_in(*rests)
+        decided.assigned.commit()
+        self._decided = decided
 
     @property
     def rig(self) -> Rig:
@@ -175,7 +201,7 @@ class Component:
     @property
     def whole_on(self) -> Device:
         """Where runs what cannot be compiled whole."""
-        return self.plan.whole_on or self.plan.devices[0]
+        return self.decided.whole_on
 
     @property
     def turn(self) -> ForkSafeLock:
@@ -210,7 +236,7 @@ class Component:
                 self._swap("", method, self.module)
         self._generating += put_methods(self)
 
-    def adopt(self, module: nn.Module) -> None:
+    def take_in(self, module: nn.Module) -> None:
         """Has parts answer their calls that were put in a part in the place of others; those get their own calls back.
 
         Takes time linear in the part that is looked at, unless it has new ones or is the whole module.
@@ -261,24 +287,6 @@ class Component:
             self.view.forget_copies()
             self.swap()
 
-    def finish(self, call: Call, key: tuple[Any, ...], traced: Program) -> CompiledModule:
-        """Makes the program of a kind of call out of its trace, and keeps it."""
-        return self.compiler.finish(call, key, traced)
-
-    def take_back(self, call: Call, key: tuple[Any, ...]) -> None:
-        """Forgets the program of a kind of call, and keeps its trace."""
-        self.compiler.take_back(call, key)
-
-    def decisions(self) -> Callable[[], None]:
-        """What is decided of its weights now: what is returned makes it so again, as long as none was brought."""
-        restores = self.assigned.decisions(), self.sites.decisions()
-
-        def restore() -> None:
-            for one in restores:
-                one()
-
-        return restore
-
     def is_as_planned(self, call: Call, key: tuple[Any, ...]) -> bool:
         """Whether the part that is called is in the state of a key, adapters included."""
         state = self.watch.look(call)
@@ -296,10 +304,13 @@ class Component:
             self.sites.check(assignment)
             self.unload()
             self.view.forget_copies()
-            with self.assigned.trying(assignment):
-                self.compiler.lower_again(self.calls)
-            self.sites.forget()
-            self.view.rest()
+            draft = self.decided.draft()
+            draft.assigned.forget_slots()
+            draft.assigned.assign({one: assignment[one.name] for one in self.view.weights()})
+            self.compiler.lower_again(self.calls, draft)
+            with adopting([draft]):
+                self.sites.forget()
+                self.view.rest()
 
     def leave_devices(self) -> None:
         """Brings its weights off devices on which they are not to stay any more; programs fetch theirs again."""
@@ -355,9 +366,9 @@ class Component:
         if any(call.is_displaced for call in list(self.calls)):
             self.refresh()
 
-    def offer(self, read: Sequence[StoredWeight] = ()) -> Rig:
+    def offer(self, decided: Decisions, read: Sequence[StoredWeight] = ()) -> Rig:
         """Its devices, main first, with what is free for it on each beside its own weights that are not ``read``."""
-        return self._offer(self, read) if self._offer else self.rig
+        return self._offer(decided, read) if self._offer else decided.plan.rig
 
     def run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answers a call with the program for its shapes and constants, which is compiled if there is none yet.
@@ -404,7 +415,7 @@ class Component:
     def unload(self) -> None:
         """Lets every program fetch its weights again."""
         for call in list(self.calls):
-            call.unload()
+            unload(call.programs.values())
 
     def _forget(self) -> None:
         self.unload()

@@ -33,6 +33,7 @@ from .zeros import like, zeros_like, zeros_of
 if TYPE_CHECKING:
     from .calls import Call
     from .component import Component
+    from .decisions import Decisions
 
 WAYS = "ask for a smaller size or batch, or give the pipeline's largest component another device (--backend)"
 """What helps where the pipeline's own tensors do not fit."""
@@ -106,8 +107,11 @@ class DryRun:
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
     main: torch.device = HOST
-    again: Callable[[], DryRun] | None = None
-    """Makes the same call dry again, as all is placed then."""
+    decided: Mapping[Component, Decisions] = field(default_factory=dict)
+    """What is decided of components meanwhile, where that is not what holds."""
+
+    again: Callable[[Any], DryRun] | None = None
+    """Makes the same call dry again, as a draft places all."""
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -21,10 +21,11 @@ from ..compiler.spec.residency import Residency
 from ..passes.placement.assignment import Assigned, Assignment, check_weights
 from ..passes.placement.by_name import split_by_name, units_of
 from ..runtime.store.stored_weight import StoredWeight
-from .calls import OfComponent
 
 if TYPE_CHECKING:
     from .component import Component
+    from .decisions import Decisions
+    from .weights.assigned import AssignedWeights
 
 
 @dataclass(frozen=True)
@@ -42,32 +43,93 @@ class Site:
     is_looked_at: bool = False
 
 
-class Sites(OfComponent):
-    """Where the modules of a component run, and the devices of its weights, which all of its programs share.
+@dataclass
+class Outline:
+    """What is known of the parts of a component, whatever is decided of it.
 
-    ``left`` are the modules that run as they are.
+    ``left`` are the modules that run as they are, and ``are_by_parts`` says that something of it runs by its parts, so
+    that all weights get their devices by name. ``read_as_is`` are the weights that modules read which run their own
+    Python, and that no program brings for them. ``looks`` counts how often the modules changed, and ``forgotten`` how
+    often all was to be looked at anew.
     """
 
-    def __init__(self, component: Component) -> None:
-        super().__init__(component)
-        self.left: frozenset[nn.Module] = frozenset()
-        self.are_by_parts = False
-        """Whether something of the component runs by its parts, so that all weights get their devices by name."""
-        self._units: dict[StoredWeight, str] | None = None
-        self._unsettle: Callable[[], None] | None = None
-        self.read_as_is: set[StoredWeight] = set()
-        """The weights that modules read which run their own Python, and that no program brings for them."""
+    left: frozenset[nn.Module] = frozenset()
+    are_by_parts: bool = False
+    read_as_is: set[StoredWeight] = field(default_factory=set)
+    looks: int = 0
+    forgotten: int = 0
+
+
+class Sites:
+    """Where the modules of a component run, and the devices of its weights, which all of its programs share.
+
+    Args:
+        decided: what is decided of the component, which keeps this.
+        units: the blocks of the weights, where these have their devices by name.
+        before: what was decided of the weights when they got these.
+    """
+
+    def __init__(
+        self,
+        decided: Decisions,
+        units: dict[StoredWeight, str] | None = None,
+        before: AssignedWeights | None = None,
+    ) -> None:
+        self._decided = weakref.ref(decided)
+        self.outline = decided.component.outline
+        self._units = units
+        self._before = before
         self._sites: tuple[MutableMapping[nn.Module, Site], ...] = (
             weakref.WeakKeyDictionary(),
             weakref.WeakKeyDictionary(),
         )
         self._around: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._known = self.outline.looks, self.outline.forgotten
         self._adapters: tuple[Any, ...] = ()
+
+    def draft(self, decided: Decisions) -> Sites:
+        """The same for a draft of what is decided."""
+        self._look()
+        return Sites(decided, self._units, self._before)
+
+    @property
+    def decided(self) -> Decisions:
+        """What is decided of the component."""
+        decided = self._decided()
+        assert decided is not None
+        return decided
+
+    @property
+    def component(self) -> Component:
+        """The component."""
+        return self.decided.component
+
+    @property
+    def left(self) -> frozenset[nn.Module]:
+        """The modules that run as they are."""
+        return self.outline.left
+
+    @property
+    def are_by_parts(self) -> bool:
+        """Whether something of the component runs by its parts."""
+        return self.outline.are_by_parts
+
+    @property
+    def read_as_is(self) -> set[StoredWeight]:
+        """The weights that modules read which run their own Python."""
+        return self.outline.read_as_is
 
     @property
     def settled(self) -> bool:
         """Whether every weight of the component has its device, which programs compiled later keep."""
+        self._look()
         return self._units is not None
+
+    @property
+    def before(self) -> AssignedWeights | None:
+        """What was decided of the weights when they got their devices by name."""
+        self._look()
+        return self._before
 
     def leave(self, modules: Collection[nn.Module]) -> None:
         """Has these parts of the component run as they are from now on, and what contains them run by its parts.
@@ -75,36 +137,25 @@ class Sites(OfComponent):
         The rest stays compiled. For parts that have hooks, a cache, or a ``forward`` of somebody else. Programs that
         were compiled before keep what they were compiled from: forget those of modules that contain one.
         """
-        self.left = frozenset(modules)
-        self._clear()
+        self.outline.left = frozenset(modules)
+        self.outline.looks += 1
 
     def forget(self) -> None:
         """Looks at the module anew at the next call; weights keep their devices."""
-        self._units = self._unsettle = None
-        self.read_as_is.clear()
-        self._clear()
+        self.outline.read_as_is.clear()
+        self.outline.forgotten += 1
 
-    def unsettle(self) -> None:
-        """Takes the devices back that weights were given by name, for the component gets other ones."""
-        if self._unsettle is not None:
-            self._unsettle()
-        self._units = self._unsettle = None
-        self._clear()
-
-    def _clear(self) -> None:
+    def _look(self) -> None:
+        """Drops what does not hold of the modules any more."""
+        now, adapters = (self.outline.looks, self.outline.forgotten), self.component.adapters.stamp
+        if now == self._known and adapters is self._adapters:
+            return
+        if self._known[1] != self.outline.forgotten:
+            self._units = self._before = None
+        self._known, self._adapters = now, adapters
         for sites in self._sites:
             sites.clear()
         self._around.clear()
-
-    def decisions(self) -> Callable[[], None]:
-        """What is settled now: what is returned makes it so again."""
-        units, unsettle = self._units, self._unsettle
-
-        def restore() -> None:
-            self._units, self._unsettle = units, unsettle
-            self._clear()
-
-        return restore
 
     def place(self, module: nn.Module, program: Program) -> None:
         """Gives a fresh program of the component or of a part of it its devices, and weights the homes they have.
@@ -114,8 +165,8 @@ class Sites(OfComponent):
         """
         if self.are_by_parts:
             self.settle()
-        assigned = self.component.assigned
-        program.rig = self.component.offer(assigned.read_by(module, program))
+        assigned = self.decided.assigned
+        program.rig = self.decided.offer(assigned.read_by(module, program))
         assigned.constrain(module, program)
         if self.settled:
             used = [one for one in program.devices if one in program.home.values()]
@@ -123,29 +174,29 @@ class Sites(OfComponent):
 
     def main_of(self, module: nn.Module) -> Device:
         """The main device of a program of the component, or of a part of it."""
-        component = self.component
+        devices = self.decided.devices
         if not self.are_by_parts:
-            return component.devices[0]
+            return devices[0]
         self.settle()
-        homes = _homes(component.view.weights(module))
-        return next((one for one in component.devices if one.name in homes), component.devices[0])
+        homes = self._homes(self.component.view.weights(module))
+        return next((one for one in devices if one.name in homes), devices[0])
 
     def settle(self) -> None:
         """Gives every weight of the component a device, once."""
-        if self._units is not None:
+        if self.settled:
             return
-        component = self.component
+        component, decided, assigned = self.component, self.decided, self.decided.assigned
         held = {one.name: one for one in component.view.weights()}
-        weights = _described(held)
-        given = {name: Assigned(one.home, (), one.residency) for name, one in held.items() if one.home is not None}
-        rig = component.offer(list(held.values()))
-        residency = {name: one.residency for name, one in held.items()}
-        assignment = split_by_name(weights, rig, component.plan.shares, given, residency)
+        weights, places = _described(held), {name: assigned.place(one) for name, one in held.items()}
+        given = {name: Assigned(at.home, (), at.residency) for name, at in places.items() if at.home is not None}
+        rig = decided.offer(list(held.values()))
+        residency = {name: at.residency for name, at in places.items()}
+        assignment = split_by_name(weights, rig, decided.plan.shares, given, residency)
         self.check(assignment)
-        self._unsettle = component.assigned.decisions()
+        self._before = assigned.snapshot()
         fresh = {held[name]: one for name, one in assignment.items() if name not in given}
-        component.assigned.commit(fresh, staged=False)  # what was given, programs may have counted already
-        component.assigned.count_staged(self.read_as_is)
+        assigned.assign(fresh, staged=False)  # what was given, programs may have counted already
+        assigned.count_staged(self.read_as_is)
         units = units_of(weights, len(rig.devices))
         self._units = {held[name]: unit.name for unit in units for name in unit.weights}
 
@@ -159,24 +210,22 @@ class Sites(OfComponent):
         component = self.component
         held = component.view.weights()
         weights = _described({one.name: one for one in held})
-        check_weights(component.name or type(component.module).__name__, weights, assignment, component.offer(held))
+        check_weights(component.name or type(component.module).__name__, weights, assignment, self.decided.offer(held))
 
     def of(self, module: nn.Module, keeps: bool = False) -> Site:
         """Where and how a part runs its own Python; one that ``keeps`` what it is given has nothing compiled in it.
 
         Weights get their devices by name meanwhile, unless nothing of the component runs on its devices yet.
         """
-        if self.component.adapters.stamp is not self._adapters:
-            self._adapters = self.component.adapters.stamp
-            self._clear()
+        self._look()
         sites = self._sites[keeps]
         if module not in sites:
-            self.are_by_parts = True
+            self.outline.are_by_parts = True
             if self._main is not None:
                 self.settle()
             sites[module] = self._find_site(module, keeps)
             self.read_as_is.update(sites[module].needs)
-            self.component.assigned.count_staged(sites[module].needs)
+            self.decided.assigned.count_staged(sites[module].needs)
         return sites[module]
 
     def note_read(self, held: StoredWeight, device: Device) -> None:
@@ -184,18 +233,19 @@ class Sites(OfComponent):
 
         One whose home is elsewhere, or that is packed there, is copied, and the copy stays.
         """
-        if held.quant or held.home not in (None, device):
-            self.component.assigned.count_copy(held, device)
+        assigned = self.decided.assigned
+        if held.quant or assigned.place(held).home not in (None, device):
+            assigned.count_copy(held, device)
         elif held not in self.read_as_is:
             self.read_as_is.add(held)
-            self.component.assigned.count_staged([held])
+            assigned.count_staged([held])
 
     @property
     def _main(self) -> Device | None:
         """Where what lies outside of blocks runs; None while nothing runs on the devices of the component."""
-        component = self.component
-        is_there = component.rig.present and component.whole_on == component.devices[0]
-        return component.whole_on if is_there else None
+        decided = self.decided
+        is_there = decided.plan.rig.present and decided.whole_on == decided.devices[0]
+        return decided.whole_on if is_there else None
 
     def _find_site(self, module: nn.Module, keeps: bool) -> Site:
         component, main = self.component, self._main
@@ -206,25 +256,39 @@ class Sites(OfComponent):
         around = component.view.weights() if is_left else inside  # which its hooks may read
         if not inside:
             return Site(None, opens, (), is_looked_at=bool(around))
-        own, homes = _own_weights(component, module), _homes(inside)
+        own, homes = _own_weights(component, module), self._homes(inside)
         if main is None:
-            return Site(component.whole_on, opens, tuple(own if opens else inside), is_looked_at=opens or is_left)
-        device = _only(homes) or _only(_homes(own)) or main
-        stays = _staying(inside, device) if opens else ()
-        is_looked_at = (opens or is_left) and len(_staying(around, device)) < len(around)
+            return Site(self.decided.whole_on, opens, tuple(own if opens else inside), is_looked_at=opens or is_left)
+        device = _only(homes) or _only(self._homes(own)) or main
+        stays = self._staying(inside, device) if opens else ()
+        is_looked_at = (opens or is_left) and len(self._staying(around, device)) < len(around)
         return Site(device, opens, tuple(own if opens else inside), stays, is_looked_at)
 
     def _has_to_open(self, module: nn.Module, inside: Sequence[StoredWeight]) -> bool:
         """Whether a part cannot run as it is: its weights are packed, lie on several devices, or come and go."""
         if any(one.quant for one in inside):
             return True
-        stays = all(one.residency is Residency.DEVICE for one in inside)
-        several = len(_homes(inside)) > 1 or not stays or self.contain_left(module)
+        stays = all(self.decided.assigned.place(one).residency is Residency.DEVICE for one in inside)
+        several = len(self._homes(inside)) > 1 or not stays or self.contain_left(module)
         units = {self._units[one] for one in inside if self._units and one in self._units}
         return several and (len(units) > 1 or self._main is None or module in self.left)
 
+    def _staying(self, held: Collection[StoredWeight], device: Device) -> tuple[StoredWeight, ...]:
+        """The weights that are on a device as they are read, once they were brought there."""
+        places = {one: self.decided.assigned.place(one) for one in held}
+        return tuple(
+            one
+            for one, at in places.items()
+            if at.home == device and at.residency is Residency.DEVICE and not one.quant
+        )
+
+    def _homes(self, held: Collection[StoredWeight]) -> dict[str, Device]:
+        homes = (self.decided.assigned.place(one).home for one in held)
+        return {home.name: home for home in homes if home is not None}
+
     def contain_left(self, module: nn.Module) -> bool:
         """Whether something in a part runs as it is."""
+        self._look()
         if module not in self._around:
             self._around[module] = bool(self.left) and any(child in self.left for child in module.modules())
         return self._around[module]
@@ -259,15 +323,6 @@ def _own_weights(component: Component, module: nn.Module) -> list[StoredWeight]:
     lists = (child for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
     places = [place for one in (module, *lists) for place in (one._parameters, one._buffers)]
     return [component.view.store.of(tensor) for place in places for tensor in place.values() if tensor is not None]
-
-
-def _staying(held: Collection[StoredWeight], device: Device) -> tuple[StoredWeight, ...]:
-    """The weights that are on a device as they are read, once they were brought there."""
-    return tuple(one for one in held if one.home == device and one.residency is Residency.DEVICE and not one.quant)
-
-
-def _homes(held: Collection[StoredWeight]) -> dict[str, Device]:
-    return {one.home.name: one.home for one in held if one.home is not None}
 
 
 def _only(homes: Mapping[str, Device]) -> Device | None:

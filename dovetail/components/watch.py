@@ -47,7 +47,7 @@ class Watch(OfComponent):
                 stamp.forget()  # it describes what is wrapped in the place of what wraps it
                 state = stamp.look()
             self._parts[call] = stamp.modules
-            component.adopt(call.module)
+            component.take_in(call.module)
             if not is_changed and before not in (None, stamp.modules) and call.module is component.module:
                 component.view.survey()  # the weights of parts that were taken out leave their devices
                 component.sites.forget()

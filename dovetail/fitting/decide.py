@@ -123,8 +123,10 @@ class Decision:
         return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
 
 
-def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None = None) -> Decision:
-    """The plan of least seconds.
+def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None = None) -> Decision | DoesNotFitError:
+    """The plan of least seconds; a refusal where none does what was asked within the budgets.
+
+    The refusal says which component takes the space. What would fit is `refused.explained`.
 
     Args:
         name: of the pipeline, for messages.
@@ -132,10 +134,6 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None
         request: the rig, the budgets, and what was asked.
         over: by how many bytes a plan that was made before turned out to exceed a device when it was lowered, by
             component and device; so much more is taken to be alive there.
-
-    Raises:
-        DoesNotFitError: no plan does what was asked within the budgets; the message says which component takes the
-            space. What would fit is `refused.explained`.
     """
     started = time.perf_counter()
     machine = machine_of(request)
@@ -143,7 +141,7 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None
     loads, budgets = foreseeing(loads, granted, over or {})
     solution = search(loads, machine, budgets)
     if solution is None:
-        raise DoesNotFitError(partial(_problem, name, tuple(loads), machine, budgets, request.rig))
+        return DoesNotFitError(partial(_problem, name, tuple(loads), machine, budgets, request.rig))
     searched = time.perf_counter() - started
     return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution, granted)
 
@@ -154,28 +152,28 @@ def _problem(name: str, loads: Sequence[Load], machine: Machine, budgets: Budget
     return f"{name} does not fit: {problem_of(lacking(loads, machine, budgets), loads, budgets, total)}"
 
 
-def tightened(attempt: Callable[[Over], T]) -> T:
+def tightened(attempt: Callable[[Over], T | DoesNotFitError]) -> T | DoesNotFitError:
     """What an attempt gives that is made anew while it exceeds a device, with so much more foreseen there.
 
     Args:
         attempt: decides and lowers; takes the bytes by which those before exceeded devices.
 
-    Raises DoesNotFitError: that of the last attempt that had numbers of devices that it exceeds, for those of a search
-    within less than the budgets mean nothing to a person; else that of the first.
+    A refusal is that of the last attempt that had numbers of devices that it exceeds, for those of a search within less
+    than the budgets mean nothing to a person; else that of the first.
     """
     over: Counter[tuple[str, Device]] = Counter()
     exceeded: DoesNotFitError | None = None
     tries = 0
     while True:
         tries += 1
-        try:
-            return attempt(over)
-        except DoesNotFitError as error:
-            if not error.over or tries == TRIES:
-                raise (error if error.over else exceeded or error) from None
-            exceeded = error
-            logger.info("the plan needs more than was foreseen, and is searched again: %s", str(error))
-            over.update(taken_off(excess_of(error), tries, over))
+        found = attempt(over)
+        if not isinstance(found, DoesNotFitError):
+            return found
+        if not found.over or tries == TRIES:
+            return found if found.over else exceeded or found
+        exceeded = found
+        logger.info("the plan needs more than was foreseen, and is searched again: %s", str(found))
+        over.update(taken_off(excess_of(found), tries, over))
 
 
 def machine_of(request: Request) -> Machine:

@@ -64,30 +64,29 @@ def first_that_fits(
     asked: Request,
     roles: Roles,
     in_files: Mapping[str, bool],
-    searched: Callable[[Request], T],
-    placed: Callable[[Request], T],
+    searched: Callable[[Request], T | DoesNotFitError],
+    placed: Callable[[Request], T | DoesNotFitError],
     refused: DoesNotFitError | None = None,
-) -> T:
+) -> T | DoesNotFitError:
     """What the first request gives that fits, of those that keep to what was asked.
+
+    The last refusal of a search where none fits, for that knows the least that is needed; without one, what was given.
 
     Args:
         asked: what was asked, which does not fit where it was ``refused``.
         roles: those of the components by name.
         in_files: whether the weights of a component may rest in files.
-        searched: gives the best plan for what a request leaves open; raises DoesNotFitError.
-        placed: gives the plan of a request that leaves nothing open; raises DoesNotFitError.
+        searched: gives the best plan for what a request leaves open, or a refusal.
+        placed: gives the plan of a request that leaves nothing open, or a refusal.
         refused: the refusal, where devices are settled and so all was tried as it was asked.
-
-    Raises the last refusal of a search, for that knows the least that is needed; without one, what was given.
     """
-    is_settled = refused is not None
-    for attempt in _attempts(asked, roles, in_files, searched, placed, is_settled):
-        try:
-            return attempt()
-        except DoesNotFitError as error:
-            refused = error if attempt.func is searched or refused is None else refused
+    for attempt in _attempts(asked, roles, in_files, searched, placed, refused is not None):
+        found = attempt()
+        if not isinstance(found, DoesNotFitError):
+            return found
+        refused = found if attempt.func is searched or refused is None else refused
     assert refused is not None, "something is open, or was refused"
-    raise refused
+    return refused
 
 
 def _attempts(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from ..compiler.errors import DoesNotFitError
 from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
@@ -43,34 +44,28 @@ def calls_of(run: DryRun) -> list[TracedCall]:
 
 def fitted(
     name: str,
-    components: Mapping[str, Component],
+    members: Mapping[str, Member],
     request: Request,
-    phase_of: Callable[[str], str],
     run: DryRun,
-    place: Callable[[Request], None],
-    lower: Callable[[Decision], T],
-) -> tuple[T, Decision]:
-    """What lowering makes of the best plan that is found to fit when it is lowered, and the plan.
+    lower: Callable[[Request, Decision], T | DoesNotFitError],
+) -> T | DoesNotFitError:
+    """What lowering makes of the best plan that is found to fit when it is lowered; or the refusal.
 
     Args:
         name: of the pipeline, for messages.
-        components: by name.
+        members: its components, as `members_of` has them.
         request: what was asked, in which devices are open.
-        phase_of: gives the phase in which a component works, by its name.
         run: has the traced calls.
-        place: gives the components the devices and the residency of a request.
-        lower: lowers all calls as was decided and checks them together; raises DoesNotFitError, and keeps nothing then.
-
-    Raises DoesNotFitError where no plan fits; the message names what would.
+        lower: lowers all calls as a request says, which has what was decided, and checks them together.
     """
-    members = members_of(components, phase_of, run)
     roles = {one: member.role for one, member in members.items()}
     loads = loads_of(members, calls_of(run), request)
 
-    def attempt(over: Over) -> tuple[T, Decision]:
+    def attempt(over: Over) -> T | DoesNotFitError:
         decision = decide(name, loads, request, over)
+        if isinstance(decision, DoesNotFitError):
+            return decision
         logger.info("searched %.2f s: %s", decision.searched, decision.plan.line)
-        place(request_of(request, decision.plan, roles))
-        return lower(decision), decision
+        return lower(request_of(request, decision.plan, roles), decision)
 
     return tightened(attempt)

@@ -107,12 +107,21 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -
     loads = loads_of({name: Member("", "all", nbytes)}, [TracedCall(name, traced)], request)
     loads = [_staying(load) for load in loads]
 
-    def attempt(over: Over) -> Program:
-        placed = _placed(request, decide(name, loads, request, over).solution, name)
+    def attempt(over: Over) -> Program | DoesNotFitError:
+        decision = decide(name, loads, request, over)
+        if isinstance(decision, DoesNotFitError):
+            return decision
+        placed = _placed(request, decision.solution, name)
         logger.info("%s: --backend %s", name, placed.backend)
-        return lower(placed)
+        try:
+            return lower(placed)
+        except DoesNotFitError as error:
+            return error
 
-    return tightened(attempt)
+    found = tightened(attempt)
+    if isinstance(found, DoesNotFitError):
+        raise found
+    return found
 
 
 def _staying(load: Load) -> Load:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
-from ..components.component import Component
 from ..components.dry import DryRun
 from ..conventions.request import Request
 from ..passes.fit.chain import Chain
@@ -15,24 +14,24 @@ from ..passes.fit.ways_out import CHUNKS, Outcome, Trial, WayOut, refusal, said_
 from ..passes.fit.workload import Load
 from .asked import budgets_of, typed, with_chunks
 from .chains import COUNTS
-from .decide import loads_of, machine_of
+from .decide import Member, loads_of, machine_of
 from .eased import eased
-from .fitted import calls_of, members_of
+from .fitted import calls_of
 from .packing import packed
 
 logger = logging.getLogger(__name__)
 
-Lowers = Callable[[DryRun], Outcome | None]
-"""Lowers what a dry run has traced as it is placed now, and keeps nothing; None where that cannot be."""
+Lowers = Callable[[DryRun, Request], Outcome | None]
+"""Lowers what a dry run has traced as a request places it; None where that cannot be."""
 
 
 @dataclass(frozen=True)
 class Tried:
     """How ways out of a refusal are tried.
 
-    ``lowers`` lowers what is placed. ``in_tiles`` gives a dry run in which VAEs decode in the smallest tiles, if they
-    may, and ``smaller`` smaller sizes as options, each with a dry run at it. ``others`` are ways out that were found
-    otherwise, in words, and ``folder`` is that of the pipeline.
+    ``lowers`` lowers what a request places. ``in_tiles`` gives a dry run in which VAEs decode in the smallest tiles, if
+    they may, and ``smaller`` smaller sizes as options, each with a dry run at it. ``others`` are ways out that were
+    found otherwise, in words, and ``folder`` is that of the pipeline.
     """
 
     lowers: Lowers
@@ -50,25 +49,23 @@ def _has_less_alive(one: Chain, other: Chain) -> bool:
 
 def explained(
     refused: DoesNotFitError,
-    components: Mapping[str, Component],
+    members: Mapping[str, Member],
     request: Request,
-    phase_of: Callable[[str], str],
     run: DryRun,
-    place: Callable[[Request], None] | None,
     tried: Tried,
+    *,
+    lowers: bool = True,
 ) -> DoesNotFitError:
-    """The refusal with the ways out of it, the cheapest first; components are left as the last one was tried.
+    """The refusal with the ways out of it, the cheapest first.
 
     Args:
         refused: what was refused.
-        components: by name.
+        members: the components, as `members_of` has them.
         request: what was asked.
-        phase_of: gives the phase in which a component works, by its name.
         run: has the traced calls.
-        place: gives the components the devices and the residency of a request; without it ways out are searched only.
         tried: how ways out are tried.
+        lowers: whether they are lowered, and not searched only.
     """
-    members = members_of(components, phase_of, run)
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:
@@ -82,11 +79,10 @@ def explained(
 
     def trial_of(some: DryRun) -> Trial:
         def trial(out: WayOut) -> Outcome | None:
-            if place is None:
+            if not lowers:
                 return None if out.what == CHUNKS else Outcome()
             with packed(some, out.packed, out.quant):
-                place(typed(request, out.settings, roles))
-                outcome = tried.lowers(some)
+                outcome = tried.lowers(some, typed(request, out.settings, roles))
             found = "refused" if outcome is None else f"over by {dict(outcome.over)}" if outcome.over else "fits"
             logger.info("tried %s (%s): %s", out.what, dict(out.settings), found)
             return outcome

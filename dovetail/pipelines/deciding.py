@@ -1,30 +1,33 @@
-"""Decides where the components of a pipeline are, for good or for a trial, and has calls be lowered so."""
+"""Drafts of a compiled pipeline under the plans that are tried, and the one that it adopts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.residency import ALIKE, Residency
+from ..components.adopting import adopting
 from ..components.compiled import CompiledModule
 from ..components.dry import DryRun
-from ..components.earlier import Earlier
+from ..components.plan import ComponentPlan
 from ..conventions.request import Request
 from ..fitting.decide import Decision
-from ..fitting.eased import elsewhere, first_that_fits, tell_of_places
-from ..fitting.fitted import fitted
+from ..fitting.eased import tell_of_places
+from ..fitting.fitted import members_of
 from ..fitting.refused import Tried, explained
 from ..passes.infra.base import Pass
+from ..planning.draft import Draft
+from ..planning.foreseen import called_in
+from ..planning.phases import Phases
+from ..planning.pipeline_plan import PipelinePlan
 from .neighbour import Neighbour
-from .phases import Phases
-from .plan import PipelinePlan, planned
-from .set_aside import EarlierCalls
+from .plan import component_plans
 from .sharing import OfAllFaces
-
-T = TypeVar("T")
 
 STAYS = (
     "; its components stay where earlier calls have placed them, for other pipelines use them too, or memory ran out "
@@ -36,11 +39,10 @@ class Deciding(Neighbour):
     """A compiled pipeline that decides where its components are; see PlacedPipeline, which it is a part of."""
 
     _passes: str | Sequence[Pass] | None
-    _phases: Phases
     _was_open: bool
     _is_open = OfAllFaces[bool]()
     _rests_in_files = OfAllFaces[bool]()
-    decision = OfAllFaces["Decision | None"]()
+    decision = OfAllFaces[Decision | None]()
     _asked = OfAllFaces[Request]()
     """What was asked, before anything of it was decided."""
 
@@ -51,60 +53,59 @@ class Deciding(Neighbour):
             """What was compiled so far, by component."""
 
         def _settle(self) -> None: ...
-        def _free_host(self) -> None: ...
-        def _whole_on(self, main: Device) -> Device: ...
+        def _whole_on(self, main: Device, is_open: bool) -> Device: ...
 
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], T], keeps: Callable[[T], bool]) -> T:
-        """What lowering makes of the calls of a dry run; devices that were left open are decided first, by a search.
+    @property
+    def _phases(self) -> Phases:
+        """The phases of the plans that hold."""
+        return self._planner.phases
 
-        On the host alone there is nothing to decide, unless the weights do not fit in its memory: they may rest in
-        their files. Raises DoesNotFitError as lowering does, and where the search finds nothing; what was left open
-        stays so then, and for what is not to be kept.
+    def now(self) -> Draft:
+        """What holds, as a draft; no copy of it."""
+        everyone = {name: one.decided for name, one in self.components.items()}
+        return Draft(self._plan_now(), everyone, self._planner.values, self._planner.held, is_trial=False)
+
+    def draft(self) -> Draft:
+        """A draft of what holds."""
+        now = self.now()
+        found = now.copy(replace(now.plan, spared=type(now.plan.spared)()))
+        found.decision = self.decision
+        return found
+
+    def draft_anew(self) -> Draft:
+        """A draft as if no call had been planned, of what was asked at first."""
+        request = replace(self._asked, rig=self._request.rig)
+        plans = self._planned(request, self._was_open)
+        plan = PipelinePlan(request, plans, self._was_open, self._phases.together())
+        decided = {name: one.decided.draft_anew(plans[name]) for name, one in self.components.items()}
+        return Draft(plan, decided, is_anew=True)
+
+    def under(self, draft: Draft, request: Request) -> Draft:
+        """A draft in which components are where a request says, and nothing is open any more."""
+        plans = self._planned(request, False)
+        decided = {name: one.draft(plans.get(name)) for name, one in draft.decided.items()}
+        return draft.copy(replace(draft.plan, request=request, components=plans, is_open=False), decided)
+
+    @contextlib.contextmanager
+    def adopting(self, draft: Draft, before: Draft, earlier_stay: bool) -> Iterator[None]:
+        """Has a draft hold that fits, which was made for one ``before``; an error within leaves all as it was.
+
+        Where weights rest elsewhere than a person may think, that is said.
         """
-        refused: DoesNotFitError | None = None
-        if not self._is_open:
-            try:
-                return lower(None)
-            except DoesNotFitError as error:
-                if self.programs or not self._request.auto_fit:
-                    raise
-                refused = error
-        return self._fitted(run, lower, keeps, refused)
-
-    def _fitted(
-        self,
-        run: DryRun,
-        lower: Callable[[Decision | None], T],
-        keeps: Callable[[T], bool],
-        refused: DoesNotFitError | None,
-    ) -> T:
-        """What lowering makes of calls once it is decided what was left open, or what does not fit as was asked."""
-        asked, was_open, before = self._request, self._is_open, self.decision
-        decision = before
-
-        def searched(request: Request) -> T:
-            nonlocal decision
-            found, decision = fitted(self.name, self.components, request, self._phases, run, self._place, lower)
-            return found
-
-        def placed(request: Request) -> T:
-            self._place(request)
-            return lower(None)
-
-        roles, in_files = self._kinds()
-        self._is_open = is_kept = False
+        was = self._request, self._is_open, self.decision
+        is_moved = self._is_open or not earlier_stay
+        is_moved |= any(one.plan != self.components[name].plan for name, one in draft.decided.items())
         try:
-            found = first_that_fits(asked, roles, in_files, searched, placed, refused)
-            if keeps(found):
-                self.decision = decision
-                self._settle()
-                tell_of_places(self.name, asked, self._request, roles)
-                is_kept = True
-            return found
-        finally:
-            if not is_kept:
-                self._is_open, self.decision = was_open, before
-                self._place(asked)
+            with adopting(list(draft.decided.values()), earlier_stay=earlier_stay):
+                self._request, self._is_open, self.decision = draft.plan.request, False, draft.decision
+                if is_moved:
+                    self._settle()
+                tell_of_places(self.name, before.plan.request, self._request, self.kinds()[0])
+                yield
+        except BaseException:
+            self._request, self._is_open, self.decision = was
+            self._tell_device()
+            raise
 
     @property
     def has_earlier(self) -> bool:
@@ -116,65 +117,46 @@ class Deciding(Neighbour):
         shared = self.borrowed or any(one.borrowers or one.streams for one in own)
         return bool(self.programs) and not shared and not self._is_open
 
-    def set_aside(self) -> EarlierCalls:
-        """Has components be as if no call had been planned, with what is returned of those that were."""
-        own = self._own().values()
-        request, is_open, decision = self._request, self._is_open, self.decision
-
-        def restore() -> None:
-            self._is_open, self.decision = is_open, decision
-            self._place(request)
-
-        found = EarlierCalls([Earlier.of(one) for one in own], restore, self._settle)
-        self._is_open, self.decision = self._was_open, None
-        self._place(replace(self._asked, rig=request.rig))
-        return found
-
-    def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Has weights rest in host memory of which it was not said where they do; None where there are no such.
-
-        Gives what takes it back, and what says it. What has programs stays where it is.
-        """
-        asked, (roles, in_files) = self._request, self._kinds()
-        settled = self.programs or self._is_open or not asked.auto_fit
-        request = None if settled else next(elsewhere(asked, roles, in_files), None)
-        if request is None:
-            return None
-        self._place(request)
-        return partial(self._place, asked), lambda: tell_of_places(self.name, asked, self._request, roles)
-
-    def _kinds(self) -> tuple[dict[str, str], dict[str, bool]]:
+    def kinds(self) -> tuple[dict[str, str], dict[str, bool]]:
         """The roles of its own components, as what is borrowed stays where it is, and whether they lie in files."""
         own = self._own()
         return {name: one.role for name, one in own.items()}, {name: one.view.is_in_files for name, one in own.items()}
 
-    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
-        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
-        asked, was_open = self._request, self._is_open
-        place = None if self.programs else self._place  # what was placed for good is not placed otherwise for a trial
-        if place is None:
+    def refused(self, error: DoesNotFitError, base: Draft, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run as a draft has them placed, with ways out that were tried.
+
+        What was placed for good is not placed otherwise.
+        """
+        stays = bool(self.programs) and not base.is_anew
+        if stays:
             error = DoesNotFitError(f"{error.problem}{STAYS}", error.over, error.ways)
-        self._is_open = False
-        try:
-            return explained(error, self.components, asked, self._phases, run, place, tried)
-        finally:
-            self._is_open = was_open
-            if place:
-                place(asked)
+        phases = base.plan.phases.following(called_in(run))
+        members = members_of(self.components, phases, run)
+        return explained(error, members, base.plan.request, run, tried, lowers=not stays)
 
     def _place(self, request: Request) -> None:
         """Gives the components the devices of a request, and their weights the places where they rest."""
-        self._request = request
-        self._adopt(self._planned(request))
+        plans = self._planned(request, self._is_open)
+        with adopting([one.decided.draft(plans[name]) for name, one in self._own().items()]):
+            self._request = request
+            self._tell_device()
 
-    def _planned(self, request: Request) -> PipelinePlan:
-        """What a request says of its own components."""
-        return planned(request, self._modules(), self._roles, self._whole_on, self._own())
+    def _planned(self, request: Request, is_open: bool) -> dict[str, ComponentPlan]:
+        """What a request says of its own components, while devices are open or no more."""
+        own, given = self._own(), (self._modules(), self._roles)
+        plans = component_plans(request, *given, partial(self._whole_on, is_open=is_open), own)
+        if not self._rests_in_files or is_open:
+            return plans
+        return {name: _in_files(plan) if own[name].view.is_in_files else plan for name, plan in plans.items()}
 
-    def _adopt(self, plan: PipelinePlan) -> None:
-        """Has its own components be where a plan says."""
-        for name, one in self._own().items():
-            one.move(plan.components[name])
-        self._tell_device()
-        if self._rests_in_files:
-            self._free_host()
+    def _plan_now(self) -> PipelinePlan:
+        """Where it runs now."""
+        plans = {name: one.plan for name, one in self._own().items()}
+        tiles = self._planner.tiles.now
+        return PipelinePlan(self._request, plans, self._is_open, self._phases, tiles, self._planner.spared)
+
+
+def _in_files(plan: ComponentPlan) -> ComponentPlan:
+    """The plan of a component in whose files weights rest that the host computes with, between phases."""
+    stays = plan.residency is Residency.DEVICE and all(device.is_host for device in plan.devices)
+    return replace(plan, residency=Residency.DISK, amounts=ALIKE) if stays else plan

@@ -20,6 +20,7 @@ from ..compiler.devices.device import SIM, Device
 from ..compiler.errors import NotHereError
 from ..components.compiled import CompiledModule
 from ..conventions.spellings import Settings
+from ..planning.draft import Draft
 from ..planning.generation import Generation, numbered
 from ..runtime import sim
 from ..runtime.store.program_weights import ProgramWeights
@@ -52,10 +53,14 @@ class DryPipeline(CompiledPipeline):
     @property
     def main(self) -> Device:
         """A simulated device beside those of the rig, which stands for the main device; the host where that is one."""
-        is_known = not self._is_open and bool(self.components)
-        if self._is_kept_on_host or self._spare is None or (is_known and self.placed_main.is_host):
-            return self.rig.host
-        return self._spare
+        return self._spare_for(self.placed_main, self._is_open or not self.components)
+
+    def main_of(self, draft: Draft) -> Device:
+        """The same in a dry run with a draft."""
+        return self._spare_for(draft.main, draft.plan.is_open)
+
+    def _spare_for(self, main: Device, is_open: bool) -> Device:
+        return self.rig.host if self._spare is None or (main.is_host and not is_open) else self._spare
 
     @cached_property
     def _spare(self) -> Device | None:
@@ -66,7 +71,6 @@ class DryPipeline(CompiledPipeline):
 
     def plan(self, *args: object, **kwargs: object) -> Generation | None:
         """Plans a call as a compiled pipeline does; before and after it the pipeline makes its tensors on the host."""
-        self._tell_device()
         try:
             return super().plan(*args, **kwargs)
         finally:
@@ -95,6 +99,6 @@ class DryPipeline(CompiledPipeline):
         calls = {program: title for program, title in planned.items() if program in known}  # others were planned anew
         return dict(zip(numbered(calls.values()), (known[program] for program in calls), strict=True))
 
-    def _whole_on(self, main: Device) -> Device:
+    def _whole_on(self, main: Device, is_open: bool) -> Device:
         """Beside the rig, or on the host: what cannot be traced must really run to say what it returns."""
-        return self.rig.host if main.is_host else self.main
+        return self._spare_for(main, False)

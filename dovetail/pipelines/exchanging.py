@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -14,7 +15,7 @@ from ..components.component import Component
 from ..conventions.roles import role_of_module
 from .checks import refuse_taking
 from .placed import PlacedPipeline
-from .plan import modules_of, planned, resting_in_memory
+from .plan import component_plans, modules_of, resting_in_memory
 from .sharing import let_go
 from .subclass import become_as_before, handle_of, set_apart
 
@@ -90,13 +91,14 @@ class Exchanging(PlacedPipeline):
         """A component that is to take the place of another; where that rests in files, it rests in host memory."""
         refuse_taking(self.pipe, name, module)
         role = role_of_module(name, module)
-        given = {**self._modules(), name: module}, {**self._roles, name: role}, self._whole_on, (name,)
-        plan = planned(self._request, *given).components[name]
+        modules, roles = {**self._modules(), name: module}, {**self._roles, name: role}
+        given = modules, roles, partial(self._whole_on, is_open=self._is_open), (name,)
+        plan = component_plans(self._request, *given)[name]
         if plan.residency is Residency.DISK:
             logger.warning("the new %s lies in no file: its weights rest in host memory", name)
             self._request = resting_in_memory(self._request, name)
             self._asked = resting_in_memory(self._asked, name)
-            plan = planned(self._request, *given).components[name]
+            plan = component_plans(self._request, *given)[name]
         return self._made(name, role, module, plan)
 
     def _join(self, new: Component | None) -> None:

@@ -23,15 +23,17 @@ from ..compiler.devices.rig import Rig
 from ..compiler.units import format_bytes
 from ..components.compiled import Brought
 from ..components.component import Component, User
+from ..components.decisions import Decisions
+from ..components.plan import ComponentPlan
 from ..conventions.request import Request
+from ..planning.draft import Draft
 from ..planning.planner import Planner
 from ..recovery.recovery import Recovery
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.store.origin import HOST
+from ..runtime.store.stored_weight import StoredWeight
 from .bounded import bounded, budgets_of, others_on
-from .ledger import Ledger
 from .pipeline_state import ExecutionDevice, bring_state
-from .plan import PipelinePlan
 from .sharing import OfAllFaces, lent
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Neighbour:
     hook: ExecutionDevice
     name: str
     _asked_rig: Rig
-    _ledger: Ledger
+    _is_open: Any
     _planner: Planner
     _recovery: Recovery
     _request = OfAllFaces[Request]()
@@ -89,7 +91,10 @@ class Neighbour:
         def _roles(self) -> Mapping[str, str]: ...
         def _modules(self) -> dict[str, nn.Module]: ...
         def _tell_device(self) -> None: ...
-        def _planned(self, request: Request) -> PipelinePlan: ...
+        def now(self) -> Draft:
+            """What holds, as a draft."""
+
+        def _planned(self, request: Request, is_open: bool) -> dict[str, ComponentPlan]: ...
         def _enter(self, component: Component) -> None: ...
 
     def __init__(self) -> None:
@@ -108,9 +113,9 @@ class Neighbour:
         if found.memory == self._request.rig.memory:
             return False
         self._request = replace(self._request, rig=found)
-        plans = self._planned(self._request).components
+        plans = self._planned(self._request, self._is_open)
         for name, one in self._own().items():
-            one.plan = replace(one.plan, rig=plans[name].rig)
+            one.take_rig(plans[name].rig)
         return True
 
     def _bounded(self) -> contextlib.AbstractContextManager[None]:
@@ -134,7 +139,11 @@ class Neighbour:
 
     def as_user(self, name: str) -> User:
         """What a component asks and tells of this pipeline, and what it is called here."""
-        return User(name, self._ledger.offer, self._enter, self._recovery)
+        return User(name, self._offer, self._enter, self._recovery)
+
+    def _offer(self, decided: Decisions, read: Sequence[StoredWeight]) -> Rig:
+        """What is left for a component of its devices, as all is placed now."""
+        return self.now().offer(decided, read)
 
     @contextlib.contextmanager
     def using_borrowed(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,9 +16,9 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
 from ..compiler.ir.program import Program
-from ..compiler.spec.residency import Residency
 from ..components.compiled import CompiledModule
 from ..components.component import Component
+from ..components.decisions import Decisions
 from ..components.plan import ComponentPlan
 from ..components.turn import Turn
 from ..conventions import libraries
@@ -29,6 +30,8 @@ from ..lora.adapters import plain_name
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes, with_assignment
+from ..planning.draft import Draft
+from ..planning.phases import Phases, let_tables_go, phase_of
 from ..planning.planner import Planner
 from ..planning.tiles import Tiles
 from ..planning.tiling import parse_tiling
@@ -40,10 +43,9 @@ from ..runtime.failures import exhaustion_told
 from ..runtime.store.store import Origins, Store
 from .checks import refuse_taken
 from .deciding import Deciding
-from .ledger import Ledger, host_checked
-from .phases import Phases, let_tables_go, phase_of
+from .host_memory import host_checked
 from .pipeline_state import ExecutionDevice
-from .plan import check_names, count_held_as_free, modules_of, planned
+from .plan import check_names, component_plans, count_held_as_free, modules_of
 from .sharing import OfAllFaces, let_go, named_in, placed_already, users_of
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ class PlacedPipeline(Deciding):
         modules = modules_of(pipe)
         self.borrowed = placed_already(modules)
         self.has_shared = False
-        self._is_kept_on_host = False
         refuse_taken(pipe, self.borrowed)
         request = cast("Settings", named_in(request, self.borrowed))
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
@@ -104,15 +105,13 @@ class PlacedPipeline(Deciding):
         self._rests_in_files = False
         self.keeps_latents = False
         """Whether what was decoded is kept after a call that succeeds too, until the next one."""
-        self._phases = Phases()
-        self._planner = Planner(self._phases, self._tiles)
-        self._ledger = Ledger(self._components, self._planner, self._phases)
+        self._planner = Planner(self._tiles)
         self._store.room_for = host_checked(weakref.ref(self))
         try:
-            plan = planned(self._request, modules, roles, self._whole_on, modules.keys() - self.borrowed.keys())
+            own, whole_on = modules.keys() - self.borrowed.keys(), partial(self._whole_on, is_open=self._is_open)
             made = [
                 self._made(name, roles[name], modules[name], one, (origins or {}).get(name))
-                for name, one in plan.components.items()
+                for name, one in component_plans(self._request, modules, roles, whole_on, own).items()
             ]
             there = {**self.borrowed, **{one.name: one for one in made}}
             self._components.update({name: there[name] for name in modules})
@@ -154,27 +153,28 @@ class PlacedPipeline(Deciding):
     @property
     def main(self) -> Device:
         """The device of the pipeline's own tensors now, which is the host while devices are open or are not here."""
-        is_known = self.rig.present and not self._is_open and not self._is_kept_on_host
-        return self.placed_main if is_known else self.rig.host
+        return self.placed_main if self.rig.present and not self._is_open else self.rig.host
+
+    def main_of(self, draft: Draft) -> Device:
+        """The device of the pipeline's own tensors in a dry run with a draft.
+
+        It is the host where devices are open, or are not here.
+        """
+        return draft.main if self.rig.present and not draft.plan.is_open else self.rig.host
 
     @property
     def placed_main(self) -> Device:
         """The main device of the largest diffusion component, where the pipeline's own tensors are in a call."""
-        chosen = [one for one in self.components.values() if one.role == "diffusion"] or list(self.components.values())
-        if len(chosen) < 2:  # as is usual: the bytes of a component are added up over all its weights
-            return chosen[0].devices[0] if chosen else self.rig.host
-        return max(chosen, key=lambda one: one.view.nbytes).devices[0]
+        return self.now().main
 
     @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Has the pipeline's own tensors be on the host meanwhile, as they are while devices are open."""
-        before, self._is_kept_on_host = self._is_kept_on_host, True
-        self._tell_device()
+    def own_on(self, device: Device) -> Iterator[None]:
+        """Has the pipeline make its own tensors on a device meanwhile."""
+        before, self.hook.execution_device = self.hook.execution_device, device.torch
         try:
             yield
         finally:
-            self._is_kept_on_host = before
-            self._tell_device()
+            self.hook.execution_device = before
 
     @property
     def granted(self) -> Rig:
@@ -238,13 +238,7 @@ class PlacedPipeline(Deciding):
         """
         self._rests_in_files = True
         if not self._is_open:
-            self._free_host()
-
-    def _free_host(self) -> None:
-        for one in self._own().values():
-            stays = one.view.residency is Residency.DEVICE and all(device.is_host for device in one.devices)
-            if stays and one.view.is_in_files:
-                one.view.rest_in(Residency.DISK)
+            self._place(self._request)
 
     def _settle(self) -> None:
         """Tells libraries where the components are, and reads what they look at; where that is known."""
@@ -305,9 +299,9 @@ class PlacedPipeline(Deciding):
                 let_go(component, self)
                 self._components.pop(component.name, None)
 
-    def _whole_on(self, main: Device) -> Device:
+    def _whole_on(self, main: Device, is_open: bool) -> Device:
         """The device of calls that cannot be compiled; while devices are open, the host."""
-        return self.rig.host if self._is_open else main
+        return self.rig.host if is_open else main
 
     def _enter(self, component: Component) -> None:
         """Lets go of what was staged for another phase, when a component of a new one is called.
@@ -334,25 +328,27 @@ class PlacedPipeline(Deciding):
             self._place(self._request)
             self._settle()
 
-    def _keeps(self, component: Component) -> bool:
+    def _keeps(self, decided: Decisions, phases: Phases) -> bool:
         """Whether what is brought for a component stays for its phase; of one by parts, where there is room for all.
 
         For parts are lowered one after another, and the first would leave no room for the last.
         """
-        if component.streams or not self._phases.keeps(component.name):
+        component = decided.component
+        if component.streams or not phases.keeps(component.name):
             return False
-        free = sum(memory.free for device, memory in component.rig.memory.items() if not device.is_host)
-        return not component.sites.are_by_parts or component.view.nbytes <= free
+        free = sum(memory.free for device, memory in decided.plan.rig.memory.items() if not device.is_host)
+        return not decided.sites.are_by_parts or component.view.nbytes <= free
 
-    def _finish(self, component: Component, traced: Program, module: nn.Module) -> CompiledModule:
-        traced.keeps_staged = self._keeps(component)  # until its phase ends
-        component.sites.place(module, traced)
-        keeps = self._phases.keeps(component.name)
+    def _finish(self, decided: Decisions, traced: Program, module: nn.Module) -> CompiledModule:
+        component, plan, draft = decided.component, decided.plan, decided.beside
+        phases = draft.plan.phases if draft is not None else self._phases
+        traced.keeps_staged = self._keeps(decided, phases)  # until its phase ends
+        decided.sites.place(module, traced)
+        keeps = phases.keeps(component.name)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
-        plan = component.plan
-        mode = "layer" if component.sites.settled else plan.mode
+        mode = "layer" if decided.sites.settled else plan.mode
         steps = given or default_passes(plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor)
-        kept = self._plans and self._plans.assignment(component.name, traced, component.view.residency)
+        kept = self._plans and self._plans.assignment(component.name, traced, plan.residency)
 
         def run(program: Program) -> Program:
             if not keeps:
@@ -360,8 +356,8 @@ class PlacedPipeline(Deciding):
             return PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
 
         is_own = not (given or kept or self._callbacks or plan.inductor)  # passes of others may do more than lower
-        is_repeatable = is_own and self._planner.is_lowering
         how = tuple(steps), keeps
+        is_repeatable = is_own and draft is not None
         program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())
-        component.assigned.note(module, program, planning=True)
+        decided.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

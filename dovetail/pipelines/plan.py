@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from torch import nn
@@ -78,24 +78,13 @@ def _share_out(request: Request, modules: Mapping[str, nn.Module], roles: Mappin
     return shared
 
 
-@dataclass(frozen=True)
-class PipelinePlan:
-    """Where a pipeline runs: the plan of each component, by name."""
-
-    components: Mapping[str, ComponentPlan]
-
-    def __str__(self) -> str:
-        """A line for each component."""
-        return "\n".join(f"{name}: {plan}" for name, plan in self.components.items())
-
-
-def planned(
+def component_plans(
     request: Request,
     modules: Mapping[str, nn.Module],
     roles: Mapping[str, str],
     whole_on: Callable[[Device], Device],
     names: Collection[str],
-) -> PipelinePlan:
+) -> dict[str, ComponentPlan]:
     """What a request says of some components of a pipeline, those of open devices on the main one.
 
     Args:
@@ -103,7 +92,7 @@ def planned(
         modules: the components by name.
         roles: what each is for.
         whole_on: gives where runs what cannot be compiled, by the main device of a component.
-        names: those of which the plan is; all of them say how large each is beside others.
+        names: those of which the plans are; all of them say how large each is beside others.
     """
 
     def of(name: str, rig: Rig) -> ComponentPlan:
@@ -120,7 +109,7 @@ def planned(
         )
 
     rigs = _share_out(request, modules, roles)
-    return PipelinePlan({name: of(name, rigs[name]) for name in rigs if name in names})
+    return {name: of(name, rigs[name]) for name in rigs if name in names}
 
 
 def resting_in_memory(request: Request, name: str) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..compiler.ir.split import pieces
 from ..compiler.spec.residency import Residency
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
-from ..components.component import Component
+from ..components.decisions import Decisions
 from ..components.dry import DryRun
 from ..runtime.store.stored_weight import StoredWeight
 from .generation import Piece, PlannedCall
@@ -27,9 +27,9 @@ Key = tuple[Call, Any]
 """A kind of call of a component."""
 
 
-def pieces_of(component: Component, module: nn.Module, program: Program) -> Iterator[Piece]:
+def pieces_of(decided: Decisions, module: nn.Module, program: Program) -> Iterator[Piece]:
     """What a program of a component has on devices of weights, as its schedule loads it."""
-    held = {weight.name: one for weight, one in component.assigned.held(module, program)}
+    held, name_of = {one.name: stored for one, stored in decided.assigned.held(module, program)}, decided.component.name
     known = pieces(program)
     for load in (item for item in program.schedule or () if isinstance(item, Load)):
         for name in load.weights:
@@ -39,40 +39,41 @@ def pieces_of(component: Component, module: nn.Module, program: Program) -> Iter
             stays = load.lifetime is Lifetime.PROGRAM
             on_host = program.residency.get(weight.whole) is Residency.HOST
             rests = weight.nbytes if one is not None and not stays and on_host else 0
-            yield Piece(
-                (*key, load.device), component.name, load.device, weight.device_bytes, load.lifetime, rests, name
-            )
+            yield Piece((*key, load.device), name_of, load.device, weight.device_bytes, load.lifetime, rests, name)
 
 
-def others_of(components: Mapping[str, Component]) -> Iterator[Piece]:
+def others_of(everyone: Iterable[Decisions]) -> Iterator[Piece]:
     """What stays on devices of weights that programs of earlier plans read, or that lies there already."""
-    for component in components.values():
-        for call in list(component.calls):
+    for decided in everyone:
+        component = decided.component
+        for call in component.calls if not decided.is_anew else ():
             for program in list(call.programs.values()):
                 if isinstance(program, CompiledModule):
-                    found = pieces_of(component, call.module, program.program)
+                    found = pieces_of(decided, call.module, program.program)
                     yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
         for one in component.view.weights() if component.parts.reasons else ():
-            if one.home is not None:  # whether a part of it is called may depend on numbers
-                yield _piece_of(component, one, one.home)
-        yield from _copies_of(component)
+            home = decided.assigned.place(one).home
+            if home is not None:  # whether a part of it is called may depend on numbers
+                yield _piece_of(decided, one, home)
+        yield from _copies_of(decided)
 
 
-def _copies_of(component: Component) -> Iterator[Piece]:
+def _copies_of(decided: Decisions) -> Iterator[Piece]:
     """The weights that modules read themselves on another device than their home, or that are packed there."""
-    devices = {device.name: device for device in component.devices}
-    for one, name in component.assigned.copies():
+    devices = {device.name: device for device in decided.devices}
+    for one, name in decided.assigned.copies():
         if name in devices:
             key = id(one), "read", devices[name]
-            yield Piece(key, component.name, devices[name], one.nbytes, Lifetime.PROGRAM, 0)
+            yield Piece(key, decided.component.name, devices[name], one.nbytes, Lifetime.PROGRAM, 0)
 
 
-def _piece_of(component: Component, one: StoredWeight, home: Device) -> Piece:
+def _piece_of(decided: Decisions, one: StoredWeight, home: Device) -> Piece:
     """A weight of a component that runs by its parts; what its own Python reads stays until its phase ends."""
-    stages = one.residency.stages_on(home)
-    rests = one.nbytes if stages and one.residency is Residency.HOST else 0
-    lasts = Lifetime.STAGE if stages and one not in component.sites.read_as_is else Lifetime.PROGRAM
-    return Piece((id(one), None, one.quant, home), component.name, home, one.nbytes, lasts, rests)
+    residency = decided.assigned.place(one).residency
+    stages = residency.stages_on(home)
+    rests = one.nbytes if stages and residency is Residency.HOST else 0
+    lasts = Lifetime.STAGE if stages and one not in decided.sites.read_as_is else Lifetime.PROGRAM
+    return Piece((id(one), None, one.quant, home), decided.component.name, home, one.nbytes, lasts, rests)
 
 
 def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:

@@ -233,8 +233,8 @@ class Generation:
                 found[device] = max(moments, key=lambda peak: peak.total)
         return found
 
-    def check(self) -> None:
-        """Raises DoesNotFitError for the first call that finds less on a device than it needs."""
+    def refusal(self) -> DoesNotFitError | None:
+        """The refusal of the first call that finds less on a device than it needs; None where all fit."""
         for call in self.calls:
             rig = self._rigs[call.component]
             for device in dict.fromkeys((*call.program.devices, *self.devices)):
@@ -244,11 +244,11 @@ class Generation:
                 if peak.total > memory.free and is_asked:
                     over = {device: peak.total - memory.free}
                     problem, ways = self._refusal(call, device, peak, memory)
-                    raise DoesNotFitError(problem, over, ways, component=call.component)
-        self._check_shared()
+                    return DoesNotFitError(problem, over, ways, component=call.component)
+        return self._refusal_of_shared()
 
-    def _check_shared(self) -> None:
-        """Raises DoesNotFitError where devices that share the host's memory hold more than that has together."""
+    def _refusal_of_shared(self) -> DoesNotFitError | None:
+        """The refusal where devices that share the host's memory hold more than that has together."""
         shared = [device for device in self.rig if self.rig[device].integrated]
         host = self.rig.host
         for call in self.calls if shared else ():
@@ -256,11 +256,12 @@ class Generation:
             free = self.rig[host].free
             if sum(peaks.values()) > free:
                 each = ", ".join(f"{format_bytes(nbytes)} on {device}" for device, nbytes in peaks.items())
-                raise DoesNotFitError(
+                return DoesNotFitError(
                     f"{call.title} needs {format_bytes(sum(peaks.values()))} while {call.phase} of the memory that "
                     f"{' and '.join(map(str, peaks))} share, of which {format_bytes(free)} are free: {each}",
                     {max(peaks, key=lambda one: peaks[one]): sum(peaks.values()) - free},
                 )
+        return None
 
     def _staged(self, call: PlannedCall, device: Device) -> Counter[str]:
         """The bytes of weights that the programs of a call's phase keep on a device, by component."""

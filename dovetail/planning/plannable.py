@@ -1,37 +1,19 @@
-"""What the planner needs of a compiled pipeline, and of its phases."""
+"""What the planner needs of a compiled pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
 from ..components.component import Component
 from ..components.dry import DryRun
-from ..fitting.decide import Decision
+from ..conventions.request import Request
 from ..fitting.refused import Tried
-
-T = TypeVar("T")
-
-
-class SetAside(Protocol):
-    """What a pipeline has of calls that were planned before; one of three things is to be done with it."""
-
-    @property
-    def is_same(self) -> bool:
-        """Whether components are placed now as they were then."""
-
-    def put_back(self) -> None:
-        """Makes the pipeline what it was."""
-
-    def keep(self) -> None:
-        """Has the pipeline have what it had too."""
-
-    def leave(self) -> None:
-        """Lets go of that, and brings weights to where they rest now."""
+from .draft import Draft
 
 
 class Plannable(Protocol):
@@ -42,6 +24,10 @@ class Plannable(Protocol):
         """The pipeline."""
 
     @property
+    def name(self) -> str:
+        """The name of its class."""
+
+    @property
     def components(self) -> dict[str, Component]:
         """The components by name."""
 
@@ -50,69 +36,43 @@ class Plannable(Protocol):
         """The devices it was compiled for."""
 
     @property
-    def main(self) -> Device:
-        """The device of the pipeline's own tensors now, which is the host while devices are open or are not here."""
+    def granted(self) -> Rig:
+        """These devices and the host, each with no more free memory than its budget."""
 
     @property
-    def placed_main(self) -> Device:
-        """The device of the pipeline's own tensors when it is called, as components are placed now."""
+    def programs(self) -> Mapping[str, Any]:
+        """What was compiled so far, by component."""
 
-    def on_host(self) -> AbstractContextManager[None]:
-        """Has the pipeline's own tensors be on the host meanwhile."""
+    def main_of(self, draft: Draft) -> Device:
+        """The device of the pipeline's own tensors in a dry run with a draft.
+
+        It is the host where devices are open, or are not here.
+        """
+
+    def own_on(self, device: Device) -> AbstractContextManager[None]:
+        """Has the pipeline make its own tensors on a device meanwhile."""
 
     def measure(self, *, if_changed: bool = False) -> bool:
         """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""
 
     @property
-    def granted(self) -> Rig:
-        """These devices and the host, each with no more free memory than its budget."""
-
-    def decided(self, run: DryRun, lower: Callable[[Decision | None], T], keeps: Callable[[T], bool]) -> T:
-        """What lowering makes of the calls of a dry run, once devices that were left open are decided.
-
-        ``lower`` takes the decision if there was one, and ``keeps`` says whether that stays for what was made so.
-        """
-
-    @property
     def has_earlier(self) -> bool:
         """Whether calls were planned that may be set aside: not where others use a component too."""
 
-    def set_aside(self) -> SetAside:
-        """Has components be as if no call had been planned."""
+    def draft(self) -> Draft:
+        """A draft of what holds."""
 
-    def ease(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Has weights rest in host memory of which it was not said where they do; None where there are no such.
+    def draft_anew(self) -> Draft:
+        """A draft as if no call had been planned, of what was asked at first."""
 
-        Gives what takes it back, and what says it.
-        """
+    def under(self, draft: Draft, request: Request) -> Draft:
+        """A draft in which components are where a request says, and nothing is open any more."""
 
-    def refused(self, error: DoesNotFitError, run: DryRun, tried: Tried) -> DoesNotFitError:
-        """The refusal of the calls of a dry run, with ways out that were tried; all is as before then."""
+    def kinds(self) -> tuple[Mapping[str, str], Mapping[str, bool]]:
+        """The roles of its own components, as what is borrowed stays where it is, and whether they lie in files."""
 
+    def adopting(self, draft: Draft, before: Draft, earlier_stay: bool) -> AbstractContextManager[None]:
+        """Has a draft hold that fits, which was made for one ``before``; an error within leaves all as it was."""
 
-class Phased(Protocol):
-    """Gives the phase in which a component works, by its name.
-
-    ``turns`` are those of denoisers that come after others in the calls which are planned or made now.
-    """
-
-    turns: Mapping[str, str]
-
-    def __call__(self, name: str) -> str:
-        """The phase."""
-
-    def follow(self, calls: Sequence[str]) -> None:
-        """Finds ``turns``, given the component of each call in their order."""
-
-    @property
-    def changed(self) -> object:
-        """What `separate` and `let_go` have changed."""
-
-    def start_over(self) -> Callable[[], None]:
-        """Takes back what `separate` and `let_go` have changed; what is returned takes that back."""
-
-    def separate(self, staged: Sequence[str]) -> Callable[[], None] | None:
-        """Has components that share a phase work apart; None where none do, else what takes it back."""
-
-    def let_go(self, names: Collection[str]) -> Callable[[], None] | None:
-        """Has weights of components come and go in each call; None where they do already, else what takes it back."""
+    def refused(self, error: DoesNotFitError, base: Draft, run: DryRun, tried: Tried) -> DoesNotFitError:
+        """The refusal of the calls of a dry run as a draft has them placed, with ways out that were tried."""

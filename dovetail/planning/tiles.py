@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -86,6 +87,16 @@ class Tiles:
         if module is not None:
             put_settings(module, before)
 
+    @contextlib.contextmanager
+    def within(self, handle: HasComponents, tiles: Mapping[str, Tile]) -> Iterator[None]:
+        """Has VAEs work in tiles, by name, or whole meanwhile, and then as before."""
+        before = self.now
+        self.put(handle, tiles)
+        try:
+            yield
+        finally:
+            self.put(handle, before)
+
     def put(self, handle: HasComponents, tiles: Mapping[str, Tile]) -> None:
         """Has VAEs work in tiles, by name, until `put_back`."""
         self.put_back()
@@ -105,7 +116,7 @@ class Tiles:
         self,
         handle: HasComponents,
         calls: Iterable[DryCall],
-        attempt: Callable[[Mapping[str, Tile]], object],
+        fits: Callable[[Mapping[str, Tile]], bool],
         asked: Asked | None = None,
     ) -> dict[str, Tile]:
         """The largest tiles of VAEs that fit, or none where tiles are not allowed or do not help.
@@ -113,16 +124,16 @@ class Tiles:
         Args:
             handle: the pipeline.
             calls: the calls of a dry run, in which VAEs decode whole.
-            attempt: plans with tiles, and keeps nothing; raises DoesNotFitError where they do not fit.
+            fits: plans with tiles, and keeps nothing; says whether they fit.
             asked: in the place of what was asked for.
         """
         steps = self.steps(handle, calls) if (asked or self.asked) == AUTO else []
-        if not steps or not _fits(attempt, steps[-1]):
+        if not steps or not fits(steps[-1]):
             return {}
         low, high = 0, len(steps) - 1  # the last fits; the first that does is searched
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if _fits(attempt, steps[middle]) else (middle + 1, high)
+            low, high = (low, middle) if fits(steps[middle]) else (middle + 1, high)
         return steps[high]
 
     def steps(self, handle: HasComponents, calls: Iterable[DryCall]) -> list[dict[str, Tile]]:
@@ -148,14 +159,6 @@ def _tell_of_larger(name: str, asked: Asked, tile: Tile) -> None:
     """Says where a VAE takes larger tiles than were asked for."""
     if isinstance(asked, Tile) and (tile.height > asked.height or tile.width > asked.width):
         logger.warning("%s decodes in tiles of %s, the smallest that it has: %s is less", name, tile, asked)
-
-
-def _fits(attempt: Callable[[Mapping[str, Tile]], object], tiles: Mapping[str, Tile]) -> bool:
-    try:
-        attempt(tiles)
-    except DoesNotFitError:
-        return False
-    return True
 
 
 def tell_of_tiles(pipe: str, tiles: Mapping[str, Tile], refused: DoesNotFitError) -> None:

@@ -94,10 +94,14 @@ class Store:
         self._modules = [
             (known, origins, residency if known() is module else before) for known, origins, before in self._modules
         ]
-        held = dict.fromkeys(self.of_module(module).values())
-        resting = [one for one in held if isinstance(one.tensor, nn.Parameter)]
-        for one, rests in zip(resting, amounts.of([one.nbytes for one in resting], residency), strict=True):
+        for one, rests in self.resting(module, residency, amounts).items():
             one.residency = rests
+
+    def resting(self, module: nn.Module, residency: Residency, amounts: Amounts) -> dict[StoredWeight, Residency]:
+        """Where the parameters of a module rest that rest so, but for some bytes of them; nothing is changed."""
+        held = dict.fromkeys(self.of_module(module).values())
+        found = [one for one in held if isinstance(one.tensor, nn.Parameter)]
+        return dict(zip(found, amounts.of([one.nbytes for one in found], residency), strict=True))
 
     def survey(self) -> None:
         """Looks where the modules hold weights; to be called when their structure may have changed.

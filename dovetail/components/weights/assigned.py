@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,12 +13,13 @@ from ...compiler.devices.device import Device, canonical_name
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
+from ...compiler.ir.slices import Bounds
 from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
 from ...lora.adapters import plain_name
-from ...passes.placement.assignment import Assigned, Assignment
+from ...passes.placement.assignment import Assigned
 from ...runtime.store.stored_weight import StoredWeight
 from .module_view import ModuleView, locked
 
@@ -26,18 +27,81 @@ _Piece = tuple[StoredWeight, Part | None, str]
 """A weight, which part of it, and the name of a device."""
 
 
+class Place(NamedTuple):
+    """What is decided of a weight: its device, or the rows that each device gets, and where it rests."""
+
+    home: Device | None
+    bounds: Bounds
+    residency: Residency
+
+
 class AssignedWeights:
-    """The assignment of a component, weight by weight: what one program decided, those made later keep."""
+    """The assignment of a component, weight by weight: what one program decided, those made later keep.
+
+    That of a draft changes no weight: what it decides is kept beside them until it is committed.
+    """
 
     def __init__(self, view: ModuleView) -> None:
         self._view = view
         self.store = view.store
+        self._drafted: dict[StoredWeight, Place] | None = None
+        self._counts_parts = True
         self._planned: dict[_Piece, int] = {}
         self._supposed: dict[_Piece, int] = {}  # until a program says how its weights come
         self._slots: Counter[str] = Counter()
         self._slices: dict[_Piece, int] = {}
         self.is_planned = False
         """Whether what programs of a plan read is noted, so that nothing else of the component is reserved."""
+
+    def draft(self) -> AssignedWeights:
+        """A copy whose decisions change no weight."""
+        copy = AssignedWeights(self._view)
+        copy._drafted = dict(self._drafted or {})
+        copy._counts_parts = self._counts_parts
+        copy._take_counts(self)
+        return copy
+
+    def draft_anew(self) -> AssignedWeights:
+        """One in which no weight has a device yet, nor anything on one; each rests where it does."""
+        fresh = AssignedWeights(self._view)
+        fresh._drafted = {one: Place(None, (), self.place(one).residency) for one in self._view.weights()}
+        fresh._counts_parts = False
+        return fresh
+
+    def _take_counts(self, other: AssignedWeights) -> None:
+        self._planned, self._supposed = dict(other._planned), dict(other._supposed)
+        self._slices, self._slots = dict(other._slices), Counter(other._slots)
+        self.is_planned = other.is_planned
+
+    def place(self, one: StoredWeight) -> Place:
+        """What is decided of a weight."""
+        known = self._drafted.get(one) if self._drafted is not None else None
+        return known or Place(one.home, one.bounds, one.residency)
+
+    def _put(self, one: StoredWeight, place: Place) -> None:
+        if self._drafted is not None:
+            self._drafted[one] = place
+        else:
+            one.home, one.bounds, one.residency = place
+
+    def rest(self, residency: Mapping[StoredWeight, Residency]) -> None:
+        """Has weights rest elsewhere."""
+        for one, rests in residency.items():
+            self._put(one, self.place(one)._replace(residency=rests))
+
+    @locked
+    def commit(self) -> None:
+        """Has the weights have what this draft of them decided; it is no draft any more."""
+        drafted, self._drafted, self._counts_parts = self._drafted or {}, None, True
+        for one, place in drafted.items():
+            self._put(one, place)
+
+    @locked
+    def snapshot(self) -> AssignedWeights:
+        """A draft of what is decided of all weights now, which makes it so again when it is committed."""
+        copy = self.draft()
+        copy._drafted = {one: self.place(one) for one in self._view.weights()}
+        return copy
 
     @locked
     def bytes_on(self, apart_from: Iterable[StoredWeight] = ()) -> Counter[str]:
@@ -56,11 +120,12 @@ class AssignedWeights:
         for one in self._view.weights():
             if one in left_out:
                 continue
-            if one.home and one not in staged:
-                placed[one.home.name] += one.nbytes
-            for (which, _, device), part in one.parts.items():
+            home = self.place(one).home
+            if home and one not in staged:
+                placed[home.name] += one.nbytes
+            for (which, _, device), part in one.parts.items() if self._counts_parts else ():
                 name = canonical_name(str(device))
-                is_counted = (one.home and one.home.name == name) or (one, which, name) in self._slices
+                is_counted = (home and home.name == name) or (one, which, name) in self._slices
                 placed[name] += 0 if is_counted else part.nbytes
         for (one, _, name), nbytes in self._slices.items():
             placed[name] += 0 if one in left_out else nbytes
@@ -99,12 +164,13 @@ class AssignedWeights:
         """
         program.home, program.bounds, program.residency = {}, {}, {}
         for weight, one in self.held(module, program):
-            if one.home is not None and one.home in program.devices:
-                program.home[weight.name] = one.home
-            if one.bounds:
-                program.bounds[weight.name] = one.bounds
-            if one.residency is not Residency.DEVICE:
-                program.residency[weight.name] = one.residency
+            home, bounds, residency = self.place(one)
+            if home is not None and home in program.devices:
+                program.home[weight.name] = home
+            if bounds:
+                program.bounds[weight.name] = bounds
+            if residency is not Residency.DEVICE:
+                program.residency[weight.name] = residency
             if one.origin and (quant := one.origin.quant_of(weight)):
                 program.weights[weight.name] = replace(weight, quant=quant)
 
@@ -125,15 +191,16 @@ class AssignedWeights:
             for device in kept.get(weight.name, ()) or [home] if staged else ():
                 key = one, weight.which, device.name
                 self._planned[key] = max(self._planned.get(key, 0), weight.nbytes if weight.name in kept else 0)
-            if (staged or planning) and not weight.which and one.home not in program.devices:
-                one.home = home
+            place = self.place(one)
+            is_new = (staged or planning) and not weight.which and place.home not in program.devices
+            bounds = program.bounds.get(weight.whole, place.bounds)
+            self._put(one, place._replace(home=home if is_new else place.home, bounds=bounds))
             if planning and weight.which and not staged:
                 self._slices[one, weight.which, home.name] = weight.nbytes
-            one.bounds = program.bounds.get(weight.whole, one.bounds)
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
     @locked
-    def commit(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
+    def assign(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
         """Settles what weights get, and brings none there; one that is sliced has no home of its own.
 
         One that comes for readings is supposed to stay for the phase until a program is made that reads it, unless
@@ -143,7 +210,7 @@ class AssignedWeights:
         self._supposed = {key: value for key, value in self._supposed.items() if key[0] not in assignment}
         self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
         for one, given in assignment.items():
-            one.home, one.bounds, one.residency = None if given.bounds else given.device, given.bounds, given.residency
+            self._put(one, Place(None if given.bounds else given.device, given.bounds, given.residency))
             if given.residency.stages_on(given.device):
                 self._supposed[one, None, given.device.name] = one.nbytes if staged else 0
 
@@ -151,8 +218,9 @@ class AssignedWeights:
     def count_staged(self, weights: Iterable[StoredWeight]) -> None:
         """Counts weights that come and go where they are brought, for a module that runs as it is reads them there."""
         for one in weights:
-            if one.home is not None and one.residency.stages_on(one.home):
-                self._planned[one, None, one.home.name] = one.nbytes
+            home, _, residency = self.place(one)
+            if home is not None and residency.stages_on(home):
+                self._planned[one, None, home.name] = one.nbytes
 
     @locked
     def count_copy(self, one: StoredWeight, device: Device) -> None:
@@ -164,29 +232,9 @@ class AssignedWeights:
         """What `count_copy` counted, and the names of the devices."""
         return [(one, name) for one, which, name in self._slices if which is None]
 
-    @contextlib.contextmanager
-    def trying(self, assignment: Assignment) -> Iterator[None]:
-        """Settles what all weights get by name; an error meanwhile leaves them what they had."""
-        restore = self.decisions()
+    def forget_slots(self) -> None:
+        """Forgets the slots of programs that are to be made anew."""
         self._slots = Counter()
-        try:
-            self.commit({one: assignment[one.name] for one in self._view.weights()})
-            yield
-        except BaseException:
-            restore()
-            raise
-
-    def decisions(self) -> Callable[[], None]:
-        """What weights were assigned so far: what is returned makes it so again."""
-        before = dict(self._planned), dict(self._supposed), dict(self._slices), Counter(self._slots), self.is_planned
-        had_before = [(one, (one.home, one.bounds, one.residency)) for one in self._view.weights()]
-
-        def restore() -> None:
-            self._planned, self._supposed, self._slices, self._slots, self.is_planned = before
-            for one, had in had_before:
-                one.home, one.bounds, one.residency = had
-
-        return restore
 
     def forget(self) -> None:
         """Forgets what is brought to devices for readings, and what is planned."""

@@ -95,7 +95,7 @@ class ModuleView:
         self._homeless = self._in_no_file()
         self._home = next((one.tensor.device for one in self.weights() if one.is_here), HOST)
         if residency is Residency.DISK:
-            self._check_files()
+            self.check_files()
 
     @property
     def is_in_files(self) -> bool:
@@ -111,7 +111,12 @@ class ModuleView:
         self.residency, self.amounts = residency, amounts
         self.store.rest_in(self.module, residency, amounts)
         if residency is Residency.DISK:
-            self._check_files()
+            self.check_files()
+
+    @locked
+    def resting(self, residency: Residency, amounts: Amounts = ALIKE) -> dict[StoredWeight, Residency]:
+        """Where parameters would rest that rest so; nothing is changed."""
+        return self.store.resting(self.module, residency, amounts)
 
     @property
     def module(self) -> nn.Module:
@@ -313,7 +318,8 @@ class ModuleView:
     def _parameters_with_data(self) -> Iterator[StoredWeight]:
         return (one for one in self.weights() if isinstance(one.tensor, nn.Parameter) and one.has_data)
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
+        """Raises UsageError where parameters lie in no file, so that they cannot rest in one."""
         if homeless := self._homeless:
             raise UsageError(
                 f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"

@@ -9,7 +9,10 @@ import pytest
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.components.plan import ComponentPlan
-from dovetail.pipelines.plan import PipelinePlan
+from dovetail.conventions.request import Request
+from dovetail.planning.phases import Phases
+from dovetail.planning.pipeline_plan import PipelinePlan
+from dovetail.planning.tiling import Tile
 
 BOTH = ComponentPlan(Rig.parse("cuda0=8GiB,cuda1=4GiB"))
 
@@ -28,7 +31,15 @@ BOTH = ComponentPlan(Rig.parse("cuda0=8GiB,cuda1=4GiB"))
 )
 def test_a_plan_says_itself_in_a_line(plan: ComponentPlan, said: str) -> None:
     assert str(plan) == said
-    assert str(PipelinePlan({"transformer": plan})) == f"transformer: {said}"
+
+def test_the_plan_of_a_pipeline_has_a_line_for_each_component() -> None:
+    request = Request.parse(rig="cuda0=8GiB,cuda1=4GiB", components={"transformer": "diffusion", "vae": "vae"})
+    tiles, phases = {"vae": Tile(64, 128)}, Phases(going=frozenset({"transformer"}))
+    plan = PipelinePlan(request, {"transformer": BOTH, "vae": BOTH}, phases=phases, tiles=tiles)
+    assert str(plan).splitlines() == [
+        "transformer: cuda0&cuda1, split by layers, while sampling, weights come and go in each call",
+        "vae: cuda0&cuda1, split by layers, while decoding, in tiles of 128x64",
+    ]
 
 
 def test_one_device_has_no_rows() -> None:

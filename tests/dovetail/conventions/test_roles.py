@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from dovetail.conventions.roles import role_for, role_of_module
-from dovetail.pipelines.phases import phase_of
+from dovetail.planning.phases import phase_of
 
 
 @pytest.mark.parametrize(

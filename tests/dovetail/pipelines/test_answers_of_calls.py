@@ -44,7 +44,7 @@ def told(pipe: Any, call: dict[str, Any]) -> Any:
 
 def state_of(pipe: Any) -> Any:
     planner = pipe.dovetail._planner
-    return dict(planner.phase_of.turns), dict(planner.spared), planner.refused, planner.phase_of.changed
+    return planner.phases, dict(planner.spared), dict(planner.values), dict(planner.held)
 
 
 @pytest.fixture

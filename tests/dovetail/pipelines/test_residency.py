@@ -196,7 +196,7 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
              if isinstance(part, nn.Module)}  # fmt: skip
     room = sizes["transformer"] + 200_000
     dovetail.compile_pipeline(pipe, "sim0", params_backend="*=cpu", rig=f"sim0={room}B")
-    offered = {name: next(iter(one.offer().free.values())) for name, one in pipe.dovetail.components.items()}
+    offered = {name: next(iter(one.decided.offer().free.values())) for name, one in pipe.dovetail.components.items()}
     stay = {
         name: sum(buffer.nbytes for buffer in one.module.buffers()) for name, one in pipe.dovetail.components.items()
     }

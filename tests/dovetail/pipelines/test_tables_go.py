@@ -12,7 +12,7 @@ from dovetail.compiler.ir.schedule import Load
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
-from dovetail.pipelines.phases import Phases, let_tables_go
+from dovetail.planning.phases import Phases, let_tables_go
 
 
 class Tables(nn.Module):
@@ -47,13 +47,11 @@ def test_tables_stay_unless_they_are_to_come_and_go() -> None:
     assert staying(lowered(goes=True)) == set()
 
 
-def test_components_whose_weights_do_not_stay_for_a_phase_are_told_and_that_is_taken_back() -> None:
-    phases = Phases()
-    keep = phases.let_go(["unet"])
-    assert keep is not None
+def test_components_whose_weights_do_not_stay_for_a_phase_are_told() -> None:
+    phases = Phases().letting_go(["unet"])
+    assert phases is not None
     assert not phases.keeps("unet")
     assert phases.keeps("vae")
-    assert phases.let_go(["unet"]) is None
-    assert phases.let_go([]) is None
-    keep()
-    assert phases.keeps("unet")
+    assert phases.letting_go(["unet"]) is None
+    assert phases.letting_go([]) is None
+    assert phases.together().keeps("unet")

@@ -11,37 +11,32 @@ import pytest
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.conventions.request import Request
-from dovetail.fitting.eased import first_that_fits
-from dovetail.pipelines.phases import Phases
+from dovetail.planning.draft import Draft
+from dovetail.planning.lowered import Lowered
 from dovetail.planning.making import Making, PlanRequest
+from dovetail.planning.pipeline_plan import PipelinePlan
 from dovetail.planning.quicker import InTiles, NotQuicker
 
 NAMES = ("text_encoder", "text_encoder_2")
+REQUEST = Request.parse(backend="sim0", rig="sim0=1GiB,cpu=1GiB", components={"vae": "vae"})
 
 
-def test_an_interrupt_while_components_of_a_phase_are_planned_apart_has_them_together_again() -> None:
-    phases = Phases()
-    planner: Any = Refusing([])
-    planner.phase_of, planner.refused = phases, NAMES[0]
-    view = SimpleNamespace(residency=Residency.HOST)
-    handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
-    making = Making(planner, handle, PlanRequest("", (), {}))
-    seen: list[set[str]] = []
+class Decided(SimpleNamespace):
+    """What is decided of a component whose weights rest in host memory."""
 
-    def interrupted(_: Any) -> None:
-        seen.append({phases(name) for name in NAMES})
-        raise KeyboardInterrupt
+    def draft(self, *_: Any) -> Decided:
+        return Decided(**vars(self))
 
-    making._attempt = interrupted  # type: ignore[method-assign, assignment]
-    with pytest.raises(KeyboardInterrupt):
-        making._apart(DoesNotFitError("too large"))
-    assert seen == [set(NAMES)]
-    assert {phases(name) for name in NAMES} == {"conditioning"}
+
+def base(spared: int = 0) -> Draft:
+    plan = SimpleNamespace(residency=Residency.HOST)
+    decided: Any = {name: Decided(component=SimpleNamespace(name=name), plan=plan) for name in NAMES}
+    return Draft(PipelinePlan(REQUEST, {}, spared=Counter({"sim0": spared}) if spared else Counter()), decided)  # type: ignore[arg-type]
 
 
 def _ran(*names: str) -> Any:
     calls = {name: SimpleNamespace(component=SimpleNamespace(name=name)) for name in names}
-    return SimpleNamespace(calls=calls)
+    return SimpleNamespace(calls=calls, moments=[])
 
 
 def test_a_smaller_size_that_the_pipeline_refuses_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,89 +44,85 @@ def test_a_smaller_size_that_the_pipeline_refuses_is_no_way_out(monkeypatch: pyt
     sizes: list[dict[str, str]] = [{"--size": "48x48"}, {"--size": "32x32"}, {"--size": "16x16"}]
     monkeypatch.setattr("dovetail.planning.making.smaller_calls", lambda *_: [(size, {}) for size in sizes])
     runs = [_ran(), _ran("text_encoder", "vae"), _ran("text_encoder")]
-    planner: Any = Refusing([])
-    planner.trace = lambda *_: runs.pop(0)
+    planner: Any = SimpleNamespace(tiles=SimpleNamespace(asked="off"), trace=lambda *_: runs.pop(0))
     handle: Any = SimpleNamespace(pipe=None, components={})
-    making = Making(planner, handle, PlanRequest("", (), {}))
+    making = Making(planner, handle, PlanRequest("", (), {}), base())
     assert [size for size, _ in making._smaller(_ran("text_encoder", "vae"))] == sizes[1:2]
 
 
 class Refusing:
-    """A planner whose plans are refused, each as it is told, and which notes what they were made with."""
+    """Refuses attempts, each as it is told, and notes what they were made with."""
 
     def __init__(self, refusals: list[tuple[str, int]]) -> None:
-        self.phase_of, self.tiles = Phases(), SimpleNamespace(asked="off")
-        self.refused, self.spared = "", Counter[Any]()
         self.seen: list[tuple[set[str], bool, int]] = []
         self._refusals = refusals
+        self.making: Any = None
 
-    def spare(self, nbytes: Any) -> Any:
-        before, self.spared = self.spared, Counter(nbytes)
-        return lambda: setattr(self, "spared", before)
-
-    def attempt(self, _: Any) -> str:
-        going = {name for name in NAMES if not self.phase_of.keeps(name)}
-        self.seen.append((going, self.phase_of(NAMES[0]) == NAMES[0], self.spared["sim0"]))
+    def attempt(self, draft: Draft) -> Any:
+        phases = draft.plan.phases
+        going = {name for name in NAMES if not phases.keeps(name)}
+        self.seen.append((going, phases(NAMES[0]) == NAMES[0], draft.plan.spared["sim0"]))  # type: ignore[index]
         if not self._refusals:
-            return "a plan"
-        self.refused, over = self._refusals.pop(0)
-        raise DoesNotFitError("too large", {"sim0": over})
+            return Lowered(draft, "a plan", None)  # type: ignore[arg-type]
+        self.making._alone, over = self._refusals.pop(0)
+        return DoesNotFitError("too large", {"sim0": over})
 
 
-def made(refusals: list[tuple[str, int]], spared: int = 0) -> tuple[Any, Refusing]:
-    planner: Any = Refusing(refusals)
-    planner.spared = Counter({"sim0": spared})
-    view = SimpleNamespace(residency=Residency.HOST)
-    handle: Any = SimpleNamespace(pipe=None, components={name: SimpleNamespace(view=view) for name in NAMES})
-    making = Making(planner, handle, PlanRequest("", (), {}))
-    making._attempt = planner.attempt  # type: ignore[method-assign]
-    planner.refused = NAMES[0]
-    return making._apart(DoesNotFitError("too large")), planner
+def made(refusals: list[tuple[str, int]], spared: int = 0) -> tuple[Lowered | None, Refusing, Draft]:
+    refusing, start = Refusing(refusals), base(spared)
+    planner: Any = SimpleNamespace(tiles=SimpleNamespace(asked="off"))
+    refusing.making = Making(planner, SimpleNamespace(pipe=None, components={}), PlanRequest("", (), {}), start)  # type: ignore[arg-type]
+    refusing.making._attempt, refusing.making._alone = refusing.attempt, NAMES[0]
+    return refusing.making._apart(DoesNotFitError("too large"), start), refusing, start
 
 
 def test_components_that_do_not_fit_apart_keep_no_weights_for_their_phase_one_after_another() -> None:
-    plan, planner = made([(NAMES[0], 1), (NAMES[1], 1)])
-    assert plan == "a plan"
+    plan, planner, _ = made([(NAMES[0], 1), (NAMES[1], 1)])
+    assert plan is not None
     assert planner.seen == [(set(), True, 0), ({NAMES[0]}, True, 0), (set(NAMES), True, 0)]
 
 
 def test_a_plan_that_exceeds_a_device_by_little_is_made_again_with_less_of_it() -> None:
-    plan, planner = made([("", 5), ("", 2)])
-    assert plan == "a plan"
+    plan, planner, _ = made([("", 5), ("", 2)])
+    assert plan is not None
     assert planner.seen == [(set(), True, 0), (set(), True, 5), (set(), True, 7)]
 
 
-def test_what_was_changed_for_plans_that_were_all_refused_is_as_before() -> None:
-    plan, planner = made([("", 5)] * 20, spared=3)
+def test_attempts_that_were_all_refused_leave_the_draft_as_it_was() -> None:
+    plan, planner, start = made([("", 5)] * 20, spared=3)
     assert plan is None
     assert 3 < len(planner.seen) < 12
-    assert {planner.phase_of(name) for name in NAMES} == {"conditioning"}
-    assert all(map(planner.phase_of.keeps, NAMES))
-    assert planner.spared == {"sim0": 3}
+    assert {start.plan.phases(name) for name in NAMES} == {"conditioning"}
+    assert all(map(start.plan.phases.keeps, NAMES))
+    assert start.plan.spared == {"sim0": 3}
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_tiles_that_turn_out_no_quicker_are_not_taken_with_weights_elsewhere_either(fits: bool) -> None:
+def test_tiles_that_turn_out_no_quicker_are_not_taken_with_weights_elsewhere_either(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The search as asked refuses, or says a time; what is tried then with weights elsewhere must be quicker too."""
-    planner: Any = Refusing([])
-    planner.tiles = SimpleNamespace(asked="auto", put=lambda *_: None, put_back=lambda: None)
     lowered: list[Any] = []
-    planner.lower = lambda *given: lowered.append(given)
+    refused = DoesNotFitError("too large")
+    start, slow = base(), SimpleNamespace(solution=SimpleNamespace(seconds=9.0))
+    planner: Any = SimpleNamespace(
+        tiles=SimpleNamespace(asked="auto"),
+        traced_somewhere=lambda *_: (_ran(), None),
+        lower=lambda *given: lowered.append(given) or refused,  # type: ignore[func-returns-value]
+    )
+    handle: Any = SimpleNamespace(
+        name="pipe", components={}, programs={}, rig=REQUEST.rig, main_of=lambda _: None,
+        kinds=lambda: ({"vae": "vae"}, {"vae": True}), under=lambda draft, _: draft.copy(),
+    )  # fmt: skip
+    searches: list[Any] = []
 
-    def attempt(handle: Any, asked: Any, lower: Any, keeps: bool, note: Any) -> Any:
-        slow: Any = SimpleNamespace(solution=SimpleNamespace(seconds=9.0))
+    def fitted(_: Any, __: Any, request: Request, ___: Any, lower: Any) -> Any:
+        searches.append(request)
+        return lower(request, slow) if fits or len(searches) > 1 else refused
 
-        def searched(_: Any) -> Any:
-            if not fits and not lowered:
-                lowered.append("refused")
-                raise DoesNotFitError("too large")
-            return lower(None, slow)
-
-        request = Request.parse(backend="sim0", rig="sim0=1GiB,cpu=1GiB", components={"vae": "vae"})
-        placed, refused = (lambda _: lower(None, None)), DoesNotFitError("too large")
-        return first_that_fits(request, {"vae": "vae"}, {"vae": True}, searched, placed, refused)
-
-    planner.attempt = attempt
-    making = Making(planner, SimpleNamespace(pipe=None, components={}), PlanRequest("", (), {}))  # type: ignore[arg-type]
+    monkeypatch.setattr("dovetail.planning.making.fitted", fitted)
+    start.plan = PipelinePlan(REQUEST, {}, is_open=True)
+    making = Making(planner, handle, PlanRequest("", (), {}), start)
     assert making._quicker(InTiles({}, 0, 5.0)) == NotQuicker()
-    assert not [one for one in lowered if one != "refused"]
+    assert searches
+    assert not lowered

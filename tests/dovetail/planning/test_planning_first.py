@@ -148,7 +148,7 @@ def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
     assert pipe.dovetail._planner.planned == 1
 
 
-@pytest.mark.parametrize("where", ["_settle", "_remember"])
+@pytest.mark.parametrize("where", ["_settle", "_known_of"])
 def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     pipe = dovetail.load_pipeline(demo.folder(), rig="sim0=64MiB,sim1=64MiB,cpu=4GiB")
     placed = pipe.dovetail
@@ -157,17 +157,15 @@ def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pyt
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    owner = {"_settle": type(placed), "_remember": type(placed._planner)}[where]
+    owner = {"_settle": type(placed), "_known_of": type(placed._planner)}[where]
     with monkeypatch.context() as patch:
         patch.setattr(owner, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             placed.plan("a circle", **call)
-    if where == "_settle":
-        assert not placed.programs
-        assert placed._is_open
-        assert placed.decision is None
-        assert not placed._planner._held
-    assert not placed._planner.is_lowering
+    assert not placed.programs
+    assert placed._is_open
+    assert placed.decision is None
+    assert not placed._planner.held
     assert placed.plan("a circle", **call) is not None
     assert placed.programs
     pipe.dovetail.undo()

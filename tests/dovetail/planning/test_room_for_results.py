@@ -14,6 +14,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.planning.generation import Generation
+from dovetail.planning.lowered import _generation
 from dovetail.planning.making import PlanRequest
 from dovetail.runtime import sim
 
@@ -82,9 +83,9 @@ def test_results_that_come_from_the_host_are_planned_as_they_are_measured() -> N
     pipe = pipeline()
     dovetail.compile_pipeline(pipe, "te=cpu,sim0", rig=TWICE)
     plan = pipe.dovetail.plan()
-    with pipe.dovetail.on_host():
-        run = pipe.dovetail._planner.trace(pipe.dovetail, PlanRequest(None, (), {}))
-    on_host = pipe.dovetail._planner._generation(pipe.dovetail, run)
+    handle, draft = pipe.dovetail, pipe.dovetail.draft()
+    run = handle._planner._trace(handle, draft, handle.rig.host, PlanRequest(None, (), {}), strict=True)
+    on_host = _generation(handle, run, draft)
     assert plan is not None
     pipe()
     gc.collect()

@@ -15,6 +15,7 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.draft import Draft
 from dovetail.planning.planner import Planner
 from dovetail.planning.tiling import Tile, candidates, parse_tiling, settings, tile_vae
 from testbed.pipelines import tiny_pipelines
@@ -95,12 +96,12 @@ def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch
     refused: list[Tile] = []
     lower = Planner.lower
 
-    def lowered(planner: Planner, *args: Any) -> Any:
-        tile = planner.tiles.now.get("vae")
+    def lowered(planner: Planner, handle: Any, run: Any, draft: Draft) -> Any:
+        tile = draft.plan.tiles.get("vae")
         if tile is not None and (not refused or tile in refused):
             refused.append(tile)
-            raise DoesNotFitError("injected")
-        return lower(planner, *args)
+            return DoesNotFitError("injected")
+        return lower(planner, handle, run, draft)
 
     monkeypatch.setattr(Planner, "lower", lowered)
     pipe, call = sd(256)

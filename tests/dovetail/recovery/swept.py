@@ -14,6 +14,7 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DovetailError
 from dovetail.components.component import Component
+from dovetail.components.decisions import Decisions
 from dovetail.passes.placement.assignment import Assigned, Assignment
 from dovetail.planning.tiling import Tile, put_settings, settings, tile_vae
 from dovetail.runtime import sim
@@ -141,13 +142,13 @@ class Swept:
 def _once(finish: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[Any, Any] = {}
 
-    def finished(component: Component, traced: Any, module: Any) -> Any:
-        key = traced, component.streams
+    def finished(decided: Decisions, traced: Any, module: Any) -> Any:
+        key = traced, decided.component.streams
         if key not in made:
-            made[key] = finish(component, traced, module)
+            made[key] = finish(decided, traced, module)
             return made[key]
-        traced.keeps_staged = not component.streams
-        component.assigned.note(module, made[key].program, planning=True)
+        traced.keeps_staged = not decided.component.streams
+        decided.assigned.note(module, made[key].program, planning=True)
         return made[key]
 
     return finished

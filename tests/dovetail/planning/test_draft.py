@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dovetail.pipelines.ledger import _why
+from dovetail.planning.draft import _why
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Lowers the traced calls of a pipeline into a draft of it, and checks them together: an account, or a refusal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..compiler.errors import DoesNotFitError
+from ..compiler.spec.residency import Residency
+from ..components.dry import DryCall, DryRun
+from .draft import Draft
+from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
+from .generation import Generation, PlannedCall, values_of
+from .plannable import Plannable
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Calls that fit as a draft decides: the draft with their programs, what they need together, and their dry run."""
+
+    draft: Draft
+    generation: Generation
+    run: DryRun
+
+
+def lowered(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNotFitError:
+    """What comes of lowering the calls of a dry run as a draft decides: itself, and the pipeline, stay as they are.
+
+    The first refusal where they fit in no order; its ``alone`` is the component of which a program did not fit.
+    """
+    made = {key: base.decided[one.component.name].program_of(*key) for key, one in run.calls.items()}
+    calls = [one for key, one in run.calls.items() if made[key] is None]
+    first, *others = _orders(calls, base)
+    refused = _lowered(handle, run, base.copy(), first)
+    for order in others if isinstance(refused, DoesNotFitError) else ():
+        found = _lowered(handle, run, base.copy(), order)
+        if isinstance(found, Lowered):
+            return found
+    return refused
+
+
+def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCall]) -> Lowered | DoesNotFitError:
+    """Does that in an order, in a draft of its own."""
+    draft.is_lowering = True
+    alone = ""
+    try:
+        for one in calls:
+            alone = one.component.name
+            _finish(handle, run, draft, one)
+    except DoesNotFitError as error:
+        error.alone = alone
+        error.component = alone if error.own else ""
+        return error
+    finally:
+        draft.is_lowering, draft.now = False, None
+    generation = _generation(handle, run, draft)
+    refused = generation.refusal()
+    if refused is not None:
+        return refused
+    for one in run.calls.values():
+        draft.add_held(one.component.name, held_in(run, (one.call, one.key), handle.rig, draft.main))
+    return Lowered(draft, generation, run)
+
+
+def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:
+    """Makes the program of a call, and counts its values."""
+    decided, key = draft.decided[one.component.name], (one.call, one.key)
+    held = draft.now = held_in(run, key, handle.rig, draft.main)
+    there = decided.sites.main_of(one.call.module)
+    one.traced.given = given_in(run, key, there, handle.rig, draft.main)
+    compiled = one.component.compiler.finish(decided, one.call, one.key, one.traced)
+    draft.add_values(one.component.name, Counter(values_of(compiled.program)) + held)
+
+
+def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
+    planned = {
+        key: PlannedCall(
+            one.title,
+            one.component.name,
+            one.component.role,
+            draft.plan.phases(one.component.name),
+            program.program,
+            list(pieces_of(draft.decided[one.component.name], one.call.module, program.program)),
+            run.times[key],
+            held_in(run, key, handle.rig, draft.main),
+            type(one.component.module).__name__ if one.component.parts.reasons else "",
+        )
+        for key, one in run.calls.items()
+        if (program := draft.decided[one.component.name].program_of(one.call, one.key)) is not None
+    }
+    rigs = {name: one.plan.rig for name, one in draft.decided.items()}
+    visits = list(visits_in(run, planned, handle.rig, draft.main))
+    others = list(others_of(draft.decided.values()))
+    generation = Generation(list(planned.values()), rigs, draft.plan.request.granted, others, visits)
+    generation.own = run.own
+    return generation
+
+
+def _orders(calls: Sequence[DryCall], draft: Draft) -> list[list[DryCall]]:
+    """The orders in which calls are lowered, the one that is tried first before the others.
+
+    Those on one device come first, of these the ones whose weights stay there, all or some, of these the largest. So a
+    component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
+    does what is split. Where that does not fit, all that stays comes before all that comes and goes, of which the
+    smallest is first: a large one can make do with less than it would keep.
+    """
+
+    def comes(one: DryCall) -> bool:
+        return draft.decided[one.component.name].plan.residency is not Residency.DEVICE
+
+    def turn(one: DryCall) -> tuple[bool, bool, bool, int]:
+        plan, nbytes = draft.decided[one.component.name].plan, one.component.view.nbytes
+        is_split = len(plan.devices) > 1
+        return is_split, comes(one), comes(one) and not plan.amounts.on_device, 0 if is_split else -nbytes
+
+    first = sorted(calls, key=turn)
+    second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
+    return [first] if first == second else [first, second]
