@@ -112,6 +112,11 @@ class DoesNotFitError(DovetailError):
             self._problem = self._problem()
         return self._problem
 
+    def as_value(self) -> DoesNotFitError:
+        """Itself, to be returned and not raised: without the frames that raised it, which hold what was tried."""
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
+
     def __str__(self) -> str:
         """The problem and the ways out."""
         return printable(f"{self.problem}: {self.ways}" if self.ways else self.problem)

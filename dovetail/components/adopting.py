@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.ir.program import Program
+from ..runtime.store.stored_weight import StoredWeight
 from .calls import Answering, Call, unload
 from .compiled import CompiledModule
 from .decisions import Decisions
@@ -25,12 +26,14 @@ class _Before:
     component: Component
     decided: Decisions
     weights: AssignedWeights
+    read_as_is: set[StoredWeight]
     calls: Sequence[tuple[Call, OrderedDict[Any, Answering], OrderedDict[Any, Program]]]
 
     @classmethod
     def of(cls, component: Component) -> _Before:
         calls = [(call, OrderedDict(call.programs), OrderedDict(call.traced)) for call in component.calls]
-        return cls(component, component.decided, component.assigned.snapshot(), calls)
+        decided = component.decided
+        return cls(component, decided, decided.assigned.snapshot(), set(decided.sites.read_as_is), calls)
 
     def put_back(self) -> None:
         """Makes the component what it was."""
@@ -56,13 +59,13 @@ def adopting(drafts: Sequence[Decisions], *, earlier_stay: bool = True) -> Itera
                 for _, programs, _ in then.calls:
                     unload(programs.values())
                 then.component.leave_devices()
+        for draft in drafts:
+            draft.hold()
         yield
     except BaseException:
         for then in before.values():
             then.put_back()
         raise
-    for draft in drafts:
-        draft.hold()
 
 
 def agree_with_earlier(drafts: Sequence[Decisions]) -> bool:
@@ -71,12 +74,13 @@ def agree_with_earlier(drafts: Sequence[Decisions]) -> bool:
 
 
 def _adopt(draft: Decisions, before: _Before, stays: bool) -> None:
-    component = draft.component
+    component, both = draft.component, draft.is_anew and stays
     component.hold(draft)
+    draft.sites.read_as_is.update(before.read_as_is if both else ())
     for call, programs, _ in before.calls if draft.is_anew else ():
         _keep(call, programs, draft) if stays else _let_go(call, programs, component)
     for (call, key), program in draft.programs.items():
-        component.compiler.keep(call, key, program)
+        component.compiler.keep(call, key, program, besides=len(call.programs) if both else 0)
 
 
 def _keep(call: Call, programs: Mapping[Any, Answering], draft: Decisions) -> None:

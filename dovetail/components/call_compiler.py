@@ -111,10 +111,10 @@ class CallCompiler(OfComponent):
             if isinstance(program, CompiledModule) and program.base is not None:
                 call.keep_trace(key, program.base, _MANY)
 
-    def keep(self, call: Call, key: tuple[Any, ...], program: Answering) -> None:
-        """Keeps what answers a kind of call."""
+    def keep(self, call: Call, key: tuple[Any, ...], program: Answering, besides: int = 0) -> None:
+        """Keeps what answers a kind of call, beside so many others in any case."""
         if not call.is_over:
-            call.keep(key, program, _MANY)
+            call.keep(key, program, max(_MANY, 1 + besides))
 
     def _traced(
         self, call: Call, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], branches: Branches

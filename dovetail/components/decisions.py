@@ -39,6 +39,7 @@ class Decisions:
         plan: where it runs and its weights rest.
         assigned: what its weights are assigned.
         sites: of the decisions that this is a draft of, if it is one.
+        is_settled: whether weights that have their devices by name there have them here.
         is_anew: whether it is as if no call of the component had been planned.
     """
 
@@ -49,12 +50,13 @@ class Decisions:
         assigned: AssignedWeights,
         sites: Sites | None = None,
         *,
+        is_settled: bool = True,
         is_anew: bool = False,
     ) -> None:
         self._component = weakref.ref(component)
         self.plan = plan
         self.assigned = assigned
-        self.sites = sites.draft(self) if sites is not None else Sites(self)
+        self.sites = sites.draft(self, is_settled=is_settled) if sites is not None else Sites(self)
         self.is_anew = is_anew
         self.programs: dict[tuple[Call, Any], CompiledModule] = {}
         """The programs that were made for a draft, by the calls and keys that they are to answer."""
@@ -109,7 +111,7 @@ class Decisions:
         if plan.residency is Residency.DISK:
             self.component.view.check_files()
         assigned = (self.sites.before or self.assigned).draft()
-        found = Decisions(self.component, plan, assigned, is_anew=self.is_anew)
+        found = Decisions(self.component, plan, assigned, self.sites, is_settled=False, is_anew=self.is_anew)
         found.assigned.rest(self.component.view.resting(plan.residency, plan.amounts))
         return found
 

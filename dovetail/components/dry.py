@@ -109,6 +109,8 @@ class DryRun:
     main: torch.device = HOST
     decided: Mapping[Component, Decisions] = field(default_factory=dict)
     """What is decided of components meanwhile, where that is not what holds."""
+    draft: Any = None
+    """The draft of the whole pipeline that this is of, which a dry run may have decide more."""
 
     again: Callable[[Any], DryRun] | None = None
     """Makes the same call dry again, as a draft places all."""

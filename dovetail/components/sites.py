@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -48,14 +48,12 @@ class Outline:
     """What is known of the parts of a component, whatever is decided of it.
 
     ``left`` are the modules that run as they are, and ``are_by_parts`` says that something of it runs by its parts, so
-    that all weights get their devices by name. ``read_as_is`` are the weights that modules read which run their own
-    Python, and that no program brings for them. ``looks`` counts how often the modules changed, and ``forgotten`` how
+    that all weights get their devices by name. ``looks`` counts how often the modules changed, and ``forgotten`` how
     often all was to be looked at anew.
     """
 
     left: frozenset[nn.Module] = frozenset()
     are_by_parts: bool = False
-    read_as_is: set[StoredWeight] = field(default_factory=set)
     looks: int = 0
     forgotten: int = 0
 
@@ -67,6 +65,7 @@ class Sites:
         decided: what is decided of the component, which keeps this.
         units: the blocks of the weights, where these have their devices by name.
         before: what was decided of the weights when they got these.
+        read_as_is: the weights that modules read which run their own Python, and that no program brings for them.
     """
 
     def __init__(
@@ -74,11 +73,13 @@ class Sites:
         decided: Decisions,
         units: dict[StoredWeight, str] | None = None,
         before: AssignedWeights | None = None,
+        read_as_is: Iterable[StoredWeight] = (),
     ) -> None:
         self._decided = weakref.ref(decided)
         self.outline = decided.component.outline
         self._units = units
         self._before = before
+        self._read_as_is = set(read_as_is)
         self._sites: tuple[MutableMapping[nn.Module, Site], ...] = (
             weakref.WeakKeyDictionary(),
             weakref.WeakKeyDictionary(),
@@ -87,10 +88,11 @@ class Sites:
         self._known = self.outline.looks, self.outline.forgotten
         self._adapters: tuple[Any, ...] = ()
 
-    def draft(self, decided: Decisions) -> Sites:
-        """The same for a draft of what is decided."""
+    def draft(self, decided: Decisions, *, is_settled: bool = True) -> Sites:
+        """The same for a draft of what is decided, in which weights may have no devices by name yet."""
         self._look()
-        return Sites(decided, self._units, self._before)
+        settled = (self._units, self._before) if is_settled else (None, None)
+        return Sites(decided, *settled, self._read_as_is)
 
     @property
     def decided(self) -> Decisions:
@@ -117,7 +119,8 @@ class Sites:
     @property
     def read_as_is(self) -> set[StoredWeight]:
         """The weights that modules read which run their own Python."""
-        return self.outline.read_as_is
+        self._look()
+        return self._read_as_is
 
     @property
     def settled(self) -> bool:
@@ -142,7 +145,6 @@ class Sites:
 
     def forget(self) -> None:
         """Looks at the module anew at the next call; weights keep their devices."""
-        self.outline.read_as_is.clear()
         self.outline.forgotten += 1
 
     def _look(self) -> None:
@@ -152,6 +154,7 @@ class Sites:
             return
         if self._known[1] != self.outline.forgotten:
             self._units = self._before = None
+            self._read_as_is.clear()
         self._known, self._adapters = now, adapters
         for sites in self._sites:
             sites.clear()

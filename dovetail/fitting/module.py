@@ -116,12 +116,15 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -
         try:
             return lower(placed)
         except DoesNotFitError as error:
-            return error
+            return error.as_value()
 
     found = tightened(attempt)
-    if isinstance(found, DoesNotFitError):
+    if not isinstance(found, DoesNotFitError):
+        return found
+    try:
         raise found
-    return found
+    finally:
+        del found  # whose frames have it
 
 
 def _staying(load: Load) -> Load:

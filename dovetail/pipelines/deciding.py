@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -68,9 +69,7 @@ class Deciding(Neighbour):
     def draft(self) -> Draft:
         """A draft of what holds."""
         now = self.now()
-        found = now.copy(replace(now.plan, spared=type(now.plan.spared)()))
-        found.decision = self.decision
-        return found
+        return now.copy(replace(now.plan, spared=Counter(), tiles={}))
 
     def draft_anew(self) -> Draft:
         """A draft as if no call had been planned, of what was asked at first."""
@@ -97,7 +96,9 @@ class Deciding(Neighbour):
         is_moved |= any(one.plan != self.components[name].plan for name, one in draft.decided.items())
         try:
             with adopting(list(draft.decided.values()), earlier_stay=earlier_stay):
-                self._request, self._is_open, self.decision = draft.plan.request, False, draft.decision
+                kept = None if draft.is_anew else self.decision
+                self._request, self._is_open = draft.plan.request, False
+                self.decision = draft.decision or kept
                 if is_moved:
                     self._settle()
                 tell_of_places(self.name, before.plan.request, self._request, self.kinds()[0])

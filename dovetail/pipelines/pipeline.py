@@ -223,7 +223,8 @@ class CompiledPipeline(Exchanging):
 
     def computes_on(self, device: torch.device) -> bool:
         """Whether the pipeline's own tensors are on a device, or are to be; without an index, on any of its kind."""
-        main = self.placed_main.torch if not self._is_open else next((one.torch for one in self.rig.gpus), None)
+        draft = self._traced or self.now()
+        main = draft.main.torch if not draft.plan.is_open else next((one.torch for one in self.rig.gpus), None)
         return main is not None and device in (main, torch.device(main.type))
 
     def undo(self) -> None:

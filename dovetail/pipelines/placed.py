@@ -96,6 +96,7 @@ class PlacedPipeline(Deciding):
         self._phase = ""
         self.hook = ExecutionDevice(torch.device("cpu"))
         self._running: list[None] = []
+        self._traced: Draft | None = None
         self._components: weakref.WeakValueDictionary[str, Component] = weakref.WeakValueDictionary()
         self._store, self._turn = Store(plain_name), Turn()
         for one in self.borrowed.values():
@@ -168,13 +169,14 @@ class PlacedPipeline(Deciding):
         return self.now().main
 
     @contextlib.contextmanager
-    def own_on(self, device: Device) -> Iterator[None]:
-        """Has the pipeline make its own tensors on a device meanwhile."""
-        before, self.hook.execution_device = self.hook.execution_device, device.torch
+    def own_on(self, device: Device, draft: Draft) -> Iterator[None]:
+        """Has the pipeline make its own tensors on a device meanwhile, where a draft stands for what holds."""
+        before = self.hook.execution_device, self._traced
         try:
+            self.hook.execution_device, self._traced = device.torch, draft
             yield
         finally:
-            self.hook.execution_device = before
+            self.hook.execution_device, self._traced = before
 
     @property
     def granted(self) -> Rig:
@@ -246,13 +248,13 @@ class PlacedPipeline(Deciding):
             if self.rig.present and not self._is_open:
                 component.settle()
         self._tell_device()
+
+    def _tell_device(self) -> None:
+        """Has the pipeline make its own tensors where they are to be, and say where components are, as is so now."""
         pipe = self._pipe()
         if pipe is not None:
             there = {name: "&".join(map(str, one.devices)) for name, one in self.components.items()}
             pipe.__dict__[libraries.DEVICE_MAP] = there
-
-    def _tell_device(self) -> None:
-        """Has the pipeline make its own tensors where they are to be as components are placed now."""
         self.hook.execution_device = self.main.torch
         for component in self._own().values():
             component.module.__dict__[libraries.HOOK] = self.hook

@@ -62,7 +62,7 @@ class Draft:
         self.held = dict(held or {})
         self.is_anew, self.is_trial = is_anew, is_trial
         self.decision: Decision | None = None
-        """What a search found, if this is its plan."""
+        """What a search found in this attempt, if this is its plan."""
         self.is_lowering = False
         """Whether programs of it are being made."""
         self.now: Counter[Device] | None = None

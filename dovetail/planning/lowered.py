@@ -51,7 +51,7 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
     except DoesNotFitError as error:
         error.alone = alone
         error.component = alone if error.own else ""
-        return error
+        return error.as_value()
     finally:
         draft.is_lowering, draft.now = False, None
     generation = _generation(handle, run, draft)

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..compiler.devices.device import Device
@@ -136,7 +135,7 @@ class Making:
         try:
             run, main = self._planner.traced_somewhere(self._handle, draft, self._asked)
         except DoesNotFitError as refused:
-            return refused
+            return refused.as_value()
         draft.plan = replace(draft.plan, phases=draft.plan.phases.following(called_in(run)))
         self._first = self._first or run
 
@@ -149,7 +148,7 @@ class Making:
                     run = self._planner.trace(self._handle, placed, self._asked)
                 return self._lowered_or_quicker(run, placed)
             except DoesNotFitError as refused:  # of what the pipeline itself holds
-                return refused
+                return refused.as_value()
 
         return self._decided(run, draft, lower)
 
@@ -182,7 +181,7 @@ class Making:
 
         def attempt(request: Request, decision: Decision | None = None) -> Found:
             placed = handle.under(draft, request)
-            placed.decision = decision or draft.decision
+            placed.decision = decision
             return lower(placed)
 
         def searched(request: Request) -> Found:
@@ -278,16 +277,16 @@ class Making:
 
         None where it is refused, and not for a number of bytes.
         """
-        draft = self._handle.under(self._base, request)
+        draft = self._handle.under(run.draft, request)
         draft.plan = replace(draft.plan, phases=draft.plan.phases.following(called_in(run)))
         found = self._planner.lower(self._handle, run, draft)
-        if isinstance(found, Lowered) and self._is_to_be_seen(run, draft) and run.again is not None:
+        if isinstance(found, DoesNotFitError):
+            return _excess_of(found)
+        if self._is_to_be_seen(run, draft) and run.again is not None:
             try:
                 run.again(draft)
             except DoesNotFitError as error:
-                found = error
-        if isinstance(found, DoesNotFitError):
-            return Outcome(excess_of(found)) if found.over else None
+                return _excess_of(error)
         return Outcome(seconds=Account(found.generation, speeds_here(self._handle.rig)).seconds)
 
     def _is_to_be_seen(self, run: DryRun, draft: Draft) -> bool:
@@ -316,7 +315,6 @@ class Making:
             found = self._traced_in(steps[-1], self._base)
         except DoesNotFitError:
             return None
-        found.again = partial(self._traced_in, steps[-1])
         return found if _called(run) <= _called(found) else None
 
     def _traced_in(self, tiles: Mapping[str, Tile], draft: Draft) -> DryRun:
@@ -330,6 +328,11 @@ class Making:
             return ()
         tiles, _, _ = self._in_fitting_tiles(run, AUTO)
         return ("decoding in tiles (--vae-tiling auto)",) if tiles else ()
+
+
+def _excess_of(refused: DoesNotFitError) -> Outcome | None:
+    """The bytes by which what was lowered exceeds devices; None where it was refused for something else."""
+    return Outcome(excess_of(refused)) if refused.over else None
 
 
 def _called(run: DryRun) -> set[str]:

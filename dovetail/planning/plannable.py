@@ -49,8 +49,8 @@ class Plannable(Protocol):
         It is the host where devices are open, or are not here.
         """
 
-    def own_on(self, device: Device) -> AbstractContextManager[None]:
-        """Has the pipeline make its own tensors on a device meanwhile."""
+    def own_on(self, device: Device, draft: Draft) -> AbstractContextManager[None]:
+        """Has the pipeline make its own tensors on a device meanwhile, where a draft stands for what holds."""
 
     def measure(self, *, if_changed: bool = False) -> bool:
         """Asks again what is free of devices, always or if weights were brought meanwhile; says whether that is new."""

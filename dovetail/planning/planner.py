@@ -115,9 +115,12 @@ class Planner:
             found = self._plan(handle, PlanRequest(kind, args, kwargs, strict))
         finally:
             self.lowerings.forget()
-        if isinstance(found, DoesNotFitError):
+        if not isinstance(found, DoesNotFitError):
+            return found
+        try:
             raise found
-        return found
+        finally:
+            del found  # whose frames have it
 
     def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | DoesNotFitError | None:
         """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
@@ -130,23 +133,31 @@ class Planner:
         return self._adopt(handle, asked, found, base) if isinstance(found, Lowered) else found
 
     def _adopt(self, handle: Plannable, asked: PlanRequest, found: Lowered, base: Draft) -> Generation | None:
-        """Has the pipeline be as planned; earlier calls keep their plans where it places all as they have it."""
-        if not found.generation.calls:
+        """Has the pipeline be as planned; earlier calls keep their plans where it places all as they have it.
+
+        A plan without calls decides of devices only what was open, and is not remembered.
+        """
+        draft, plan, is_empty = found.draft, found.draft.plan, not found.generation.calls
+        if is_empty and draft.is_anew:
             return None
-        draft, plan = found.draft, found.draft.plan
         before = self.phases.apart, self.phases.going
         stays = agree_with_earlier(list(draft.decided.values()))
         stays &= not draft.is_anew or before == (plan.phases.apart, plan.phases.going)
         known = OrderedDict(self._known) if stays else OrderedDict[Any, Known]()
         values, held = (self.values, self.held) if stays and draft.is_anew else ({}, {})
-        with handle.adopting(draft, base, stays):
-            self.tiles.put(handle, plan.tiles)
-            known[asked.kind] = self._known_of(handle, found)
-            while len(known) > _KEPT:
-                known.popitem(last=False)
-            state = plan.phases, plan.spared, _most_of(values, draft.values), _most_of(held, draft.held), known
-        self.phases, self.spared, self.values, self.held, self._known = state
-        return found.generation
+        was = self.phases, self.spared, self.values, self.held, self._known
+        try:
+            with handle.adopting(draft, base, stays):
+                self.tiles.put(handle, plan.tiles)
+                if not is_empty:
+                    known[asked.kind] = self._known_of(handle, found)
+                    known.popitem(last=False) if len(known) > _KEPT else None
+                self.values, self.held = _most_of(values, draft.values), _most_of(held, draft.held)
+                self.phases, self.spared, self._known = plan.phases, plan.spared, known
+        except BaseException:
+            self.phases, self.spared, self.values, self.held, self._known = was
+            raise
+        return None if is_empty else found.generation
 
     def _known_of(self, handle: Plannable, found: Lowered) -> Known:
         """What later calls of the kind take."""
@@ -203,7 +214,7 @@ class Planner:
         run = DryRun({device: there.memory()[0] for device in devices if (there := accelerator_of(device)).has_streams})
         run.main = main.torch
         run.again = partial(self._again, handle, replace(asked, strict=False))
-        run.decided = draft.by_component()
+        run.draft, run.decided = draft, draft.by_component()
         granted = draft.plan.request.granted.memory
         run.room = {one: granted[one].free for one in here if one in granted and one.torch in run.before}
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
@@ -211,7 +222,7 @@ class Planner:
         try:
             kept = self._kept(handle, cls, asked, run)
             isolation = isolated(pipe, cls, asked.args, asked.kwargs, devices, run.main)
-            own = handle.own_on(main)
+            own = handle.own_on(main, draft)
             with own, self.tiles.within(handle, draft.plan.tiles), isolation as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still

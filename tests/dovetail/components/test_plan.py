@@ -32,6 +32,7 @@ BOTH = ComponentPlan(Rig.parse("cuda0=8GiB,cuda1=4GiB"))
 def test_a_plan_says_itself_in_a_line(plan: ComponentPlan, said: str) -> None:
     assert str(plan) == said
 
+
 def test_the_plan_of_a_pipeline_has_a_line_for_each_component() -> None:
     request = Request.parse(rig="cuda0=8GiB,cuda1=4GiB", components={"transformer": "diffusion", "vae": "vae"})
     tiles, phases = {"vae": Tile(64, 128)}, Phases(going=frozenset({"transformer"}))
