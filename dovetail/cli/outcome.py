@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ..compiler.printable import printable
 from ..conventions.quiet_imports import without_notices
+from ..progress.refusals import telling
 from .commands.devices import devices
 from .options.typed import VERBOSE, DevicesAskedError, asks_for_all, shown, value_in, with_switches
 from .signals import heeding, told
@@ -66,9 +67,19 @@ class Commands(TyperGroup):
 
 @contextmanager
 def ending(meta: dict[str, Any]) -> Iterator[None]:
-    """Turns an error into a message on stderr and an exit code; `meta["debug"]` adds the traceback."""
+    """Turns an error into a message on stderr and an exit code; `meta["debug"]` adds the traceback.
+
+    What does not fit is told at once, and what would fit when that was found.
+    """
+    early: list[str] = []
+
+    def tell(problem: str) -> None:
+        early.append(f"error: {printable(problem)}")
+        print(early[-1], file=sys.stderr, flush=True)
+
     try:
-        yield
+        with telling(None if meta.get("debug") else tell):
+            yield
         sys.stdout.flush()
     except BrokenPipeError:
         _close_stdout()
@@ -77,7 +88,7 @@ def ending(meta: dict[str, Any]) -> Iterator[None]:
         print(word, file=sys.stderr)
         raise typer.Exit(code) from None
     except DovetailError as error:
-        raise _told(str(error), error.exit_code, meta) from error
+        raise _told(str(error), error.exit_code, meta, early) from error
     except ModuleNotFoundError as error:
         raise _told(f"{error.name} is not installed: {_way_out(error.name or '')}", FAILED, meta) from error
     except Exception as error:
@@ -97,11 +108,14 @@ def _way_out(module: str) -> str:
     return f"pip install {module.partition('.')[0] or 'it'}, which a library asks for here"
 
 
-def _told(message: str, code: int, meta: dict[str, Any]) -> typer.Exit:
+def _told(message: str, code: int, meta: dict[str, Any], early: Sequence[str] = ()) -> typer.Exit:
+    """Prints a message, without what was told of it ``early``."""
+    said = f"error: {printable(message)}"
+    known = early[-1] if early and said.startswith(early[-1]) else ""
     if meta.get("debug"):
         traceback.print_exc()
     else:
-        print(f"error: {printable(message)}", file=sys.stderr)
+        print(said[len(known) :].lstrip("\n:; "), file=sys.stderr)
     return typer.Exit(code)
 
 

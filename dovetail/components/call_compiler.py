@@ -100,7 +100,7 @@ class CallCompiler(OfComponent):
             if program is None:
                 made = [one for (whose, _), one in decided.programs.items() if whose is call]
                 earlier = [] if decided.is_anew else list(call.programs.values())
-                program = _made_of(traced, (*made, *earlier)) or self._finish(decided, traced, call.module)
+                program = _made_of(traced, (*made, *earlier)) or self._lowered(decided, call, traced)
                 decided.programs[call, key] = program
             return program
 
@@ -133,9 +133,10 @@ class CallCompiler(OfComponent):
     def _finished(self, call: Call, traced: Program) -> CompiledModule:
         """The program of a trace; one with dynamic shapes may have been made for another call already."""
         known = _made_of(traced, call.programs.values())
-        if known is not None:
-            return known
-        compiled = self._finish(self.component.decided, traced, call.module)
+        return known or self._lowered(self.component.decided, call, traced)
+
+    def _lowered(self, decided: Decisions, call: Call, traced: Program) -> CompiledModule:
+        compiled = self._finish(decided, traced, call.module)
         # a record must not keep the weights
         logger.info("compiled %s: %s", self.component.title(call), repr(compiled))
         return compiled

@@ -30,6 +30,7 @@ from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
 from ..progress.phases import phase as progress_phase
+from ..progress.refusals import telling
 from ..runtime.failures import exhaustion_told
 from .described import as_html, as_line, as_text
 from .exchanging import Exchanging
@@ -294,7 +295,7 @@ class CompiledPipeline(Exchanging):
 
     def _go_on(self, latents: Mapping[str, torch.Tensor], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         base = getattr(type(self.pipe), "_dovetail_base", type(self.pipe))
-        with self.running(), contextlib.suppress(DoesNotFitError):
+        with self.running(), telling(None), contextlib.suppress(DoesNotFitError):
             self.plan_ahead(args, kwargs)  # for tiles; what is not decoded need not fit
         with (
             wrong_calls_told(self.name, kwargs),

@@ -20,6 +20,8 @@ from ..fitting.fitted import calls_of, fitted, members_of
 from ..fitting.refused import Tried
 from ..passes.fit.ways_out import Outcome
 from ..passes.fit.workload import excess_of
+from ..progress.phases import SEARCHING, phase
+from ..progress.refusals import tell_refusal
 from .draft import Draft
 from .foreseen import called_in
 from .lowered import Lowered
@@ -269,8 +271,11 @@ class Making:
         """A refusal with the ways out, each of which is tried."""
         handle = self._handle
         folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
-        tried = Tried(self._lowered, lambda: self._tiled(run), lambda: self._smaller(run), self._in_tiles(run), folder)
-        return handle.refused(refused, self._base, run, tried)
+        tell_refusal(lambda: refused.problem)
+        with phase(SEARCHING):
+            in_tiles = self._in_tiles(run)
+            tried = Tried(self._lowered, lambda: self._tiled(run), lambda: self._smaller(run), in_tiles, folder)
+            return handle.refused(refused, self._base, run, tried)
 
     def _lowered(self, run: DryRun, request: Request) -> Outcome | None:
         """What comes of lowering what a dry run has traced, as a request places it.

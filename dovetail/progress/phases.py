@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from ..compiler.units import format_bytes
 from ..runtime.store.counter import READ
 
-PLANNING, READING = "planning", "reading"
+PLANNING, READING, SEARCHING = "planning", "reading", "looking for what fits"
 
 
 class Phases:

@@ -36,6 +36,7 @@ _PLACEMENTS = (
 CHUNKS = "wide parts in chunks"
 WORST = 5
 """How many times as long as the quickest way out another one may take that is named."""
+_HOPELESS = 2 * WORST  # times the seconds of the quickest search, none is lowered to find out what it takes
 _QUICKER = 0.9  # times the seconds of other ways out, packed weights are worth naming: they are not the same
 _MUCH = 1.25  # times the budget in tiles, one that does without them is worth naming
 _MORE = 1.02  # times what a plan is searched to take, a budget is tried that is as large as it
@@ -108,15 +109,10 @@ def ways_out(
     ``chunked`` gives the components of which less is alive in chunks, in more and more of them, and ``in_tiles`` what
     decodes in tiles, which it does where a whole does not fit: that may make do with a smaller budget.
     """
-    found: list[WayOut] = []
-    kinds: set[str] = set()
-    for what, changed in _relaxed(loads):
-        if what not in kinds:
-            out = _tried(what, changed, machine, budgets, trial)
-            if out is not None:
-                out = _by_layers(_of_its_kind(out, loads), loads)
-                kinds |= {what, out.what}
-                found += [] if any(out.settings == other.settings for other in found) else [out]
+    trial = _once(trial)
+    quickest = search([_with(load, load.asked.opened) for load in loads], machine, budgets)
+    found = _placed_otherwise(loads, machine, budgets, trial, _HOPELESS * quickest.seconds if quickest else inf)
+    found = found or _placed_otherwise(loads, machine, budgets, trial, inf)
     if len(found) < most:
         found += islice(_in_chunks(loads, chunked() if chunked else (), machine, budgets, trial), 1)
     if free and dict(free) != dict(budgets.devices):
@@ -126,6 +122,35 @@ def ways_out(
         packed = _in_a_packed_type(loads, machine, budgets, trial)
         found += islice((out for out in packed if out.seconds < least), 1)
     return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def _once(trial: Trial) -> Trial:
+    """A trial that tries what is typed alike once."""
+    known: dict[tuple[object, ...], Outcome | None] = {}
+
+    def tried(out: WayOut) -> Outcome | None:
+        key = (*sorted(out.settings.items()), out.quant, out.packed)
+        if key not in known:
+            known[key] = trial(out)
+        return known[key]
+
+    return tried
+
+
+def _placed_otherwise(
+    loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial, most: float
+) -> list[WayOut]:
+    """A way out of each kind that places things otherwise, of those that are searched to take so many seconds."""
+    found: list[WayOut] = []
+    kinds: set[str] = set()
+    for what, changed in _relaxed(loads):
+        if what not in kinds:
+            out = _tried(what, changed, machine, budgets, trial, most=most)
+            if out is not None:
+                out = _by_layers(_of_its_kind(out, loads), loads)
+                kinds |= {what, out.what}
+                found += [] if any(out.settings == other.settings for other in found) else [out]
+    return found
 
 
 def _larger(
@@ -216,13 +241,16 @@ def _at_a_smaller_size(machine: Machine, budgets: Budgets, smaller: Smaller | No
 
 def _tried(
     what: str, loads: Sequence[Load], machine: Machine, budgets: Budgets, trial: Trial,
-    more: Mapping[str, str] | None = None, packed: tuple[str, tuple[str, ...]] = ("", ()),
+    more: Mapping[str, str] | None = None, packed: tuple[str, tuple[str, ...]] = ("", ()), most: float = inf,
 ) -> WayOut | None:  # fmt: skip
-    """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it."""
+    """The way out that a search finds and a trial confirms; where the trial exceeds a device, less is used of it.
+
+    None is tried that is searched to take more than the ``most`` seconds.
+    """
     some, left, known = loads, budgets, set[tuple[str, Device]]()
     for tries in range(1, TRIES + 1):
         solution = search(some, machine, left)
-        if solution is None:
+        if solution is None or solution.seconds > most:
             return None
         typed = {"--max-vram": budgets.typed} if budgets.typed else {}
         options = {**(more or {}), **settings_of(solution, loads), **typed}

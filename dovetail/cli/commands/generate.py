@@ -26,7 +26,7 @@ from ..options.subject import Pipeline, find_pipeline
 from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.figures import document_of, line_of, peaks_of, reserved_of
-from ..output.progress import progress, tell
+from ..output.progress import planning_shown, progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
 from .plan import print_plan
@@ -87,7 +87,7 @@ def generate(
         pipeline, where, weights, dtype, {**adapters, "plans": plans}, cls, inputs.components, painting.scheduler
     )
     if dry_run:
-        with progress("planning"):
+        with planning_shown("planning"):
             account = loading.account(given)
         more = [*size.words(), *painting.words(), *source.words(), *weights.words(), *loras.words(), *inputs.words()]
         print_plan(

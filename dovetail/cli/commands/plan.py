@@ -17,7 +17,7 @@ from ..options.source import Source
 from ..options.subject import Whole, find_pipeline, is_plan, refuse_config
 from ..options.weights import WeightFiles
 from ..options.words import words_of
-from ..output.progress import progress
+from ..output.progress import planning_shown
 from ..output.results import print_json, print_table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def plan(
     question = Question(pipeline, where, rig, sample, weights, dtype, inputs, ("plan",))
 
     def make() -> Told:
-        with progress("tracing and planning"):
+        with planning_shown("tracing and planning"):
             loading, given = question.loading()
             return loading.account(given).told()
 

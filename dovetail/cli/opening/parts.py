@@ -16,7 +16,7 @@ from ..options.source import Source
 from ..options.subject import check_component, check_path, find_pipeline, is_checkpoint, refuse_config
 from ..options.weights import WeightFiles
 from ..options.words import words_of
-from ..output.progress import progress
+from ..output.progress import planning_shown
 from .answered import Question
 from .loading import Loading
 
@@ -61,7 +61,7 @@ class Wanted:
         asked = self.question
         if asked is None:
             return _of_plans(self.files, self.component)
-        with progress("tracing and planning"):
+        with planning_shown("tracing and planning"):
             sample = asked.sample.one_step() if in_one_step else None
             return _plan(*asked.loading(sample), self.component, rests_in_files)
 

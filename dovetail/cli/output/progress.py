@@ -34,6 +34,21 @@ def progress(
         yield advance
 
 
+@contextmanager
+def planning_shown(title: str) -> Iterator[None]:
+    """Shows that something is planned, and that what fits is looked for where nothing does as it was asked."""
+    from ...progress.phases import PLANNING, Phases
+
+    phases = Phases()
+
+    def describe() -> str:
+        now = phases.describe()
+        return "" if now == PLANNING else now
+
+    with progress(title, describe=describe), phases.watching():
+        yield
+
+
 def tell(event: str, **what: object) -> None:
     """Says on stderr what has happened, as one line of JSON: ``{"event": "phase", "phase": "sampling"}``."""
     print(json.dumps({"event": event, **what}), file=sys.stderr, flush=True)

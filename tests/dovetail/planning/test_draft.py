@@ -16,6 +16,7 @@ from dovetail.components.decisions import Decisions
 from dovetail.components.dry import dry_run
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.draft import Draft, _why
+from dovetail.progress.refusals import telling
 from testbed.pipelines import tiny_pipelines
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
@@ -95,6 +96,21 @@ def test_a_refusal_keeps_nothing_of_what_was_tried() -> None:
     finally:
         gc.enable()
     assert left == []
+    pipe.dovetail.undo()
+
+
+def test_a_refusal_is_told_before_what_fits_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, call = compiled(**TIGHT, vae_tiling="off")
+    said: list[str] = []
+
+    def looked_for(_: Any, error: DoesNotFitError, *__: Any) -> DoesNotFitError:
+        assert said == [error.problem]
+        return DoesNotFitError(f"{error.problem}: nothing fits")
+
+    monkeypatch.setattr(type(pipe.dovetail), "refused", looked_for)
+    with telling(said.append), pytest.raises(DoesNotFitError, match="nothing fits"):
+        pipe.dovetail.plan(**at(call, 128))
+    assert len(said) == 1
     pipe.dovetail.undo()
 
 

@@ -58,6 +58,24 @@ def test_the_quickest_way_out_comes_first_and_none_takes_many_times_as_long(give
     assert max(out.seconds for out in outs(loads, given)) <= 5 * placed[0]
 
 
+@pytest.mark.parametrize("fits_elsewhere", [True, False])
+def test_what_takes_many_times_as_long_is_lowered_only_where_nothing_else_fits(fits_elsewhere: bool) -> None:
+    """On the host a picture takes thousands of times as long as with weights that come to the card."""
+    speeds = machine().speeds
+    crawling = replace(speeds.devices[CPU], flops={"float32": 1e7})
+    host = replace(machine(), speeds=replace(speeds, devices={**speeds.devices, CPU: crawling}))
+    loads, given = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE)), budgets(5, 100, 1000)
+    tried: list[WayOut] = []
+
+    def trial(out: WayOut) -> Outcome | None:
+        tried.append(out)
+        return Outcome() if fits_elsewhere or CPU in out.solution.ways["diffusion"].devices else None
+
+    assert ways_out(loads, host, given, trial=trial)
+    assert any(CPU in one.solution.ways["diffusion"].devices for one in tried) == (not fits_elsewhere)
+    assert len({tuple(one.settings.items()) for one in tried}) == len(tried), "what is typed alike is tried once"
+
+
 def test_what_was_asked_of_others_stays_asked() -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE), te=Asked((CPU,)))
     for out in outs(loads, budgets(1000, 100, 1000))[:2]:
