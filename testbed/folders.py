@@ -45,8 +45,8 @@ def flux_folder(folder: Path) -> Path:
     return save(folder, diffusers.FluxPipeline, parts, others, write_sparse)
 
 
-def sd15_folder(folder: Path) -> Path:
-    """Stable Diffusion 1.5 in bfloat16 with random weights, 2.0 GiB of them."""
+def sd15_folder(folder: Path, write: Callable[[nn.Module, Path], None] | None = None) -> Path:
+    """Stable Diffusion 1.5 in bfloat16 with random weights, 2.0 GiB of them, or as ``write`` has them."""
     with empty():
         parts = {
             "unet": diffusers.UNet2DConditionModel(
@@ -61,7 +61,35 @@ def sd15_folder(folder: Path) -> Path:
         "safety_checker": None,
         "feature_extractor": None,
     }
-    return save(folder, diffusers.StableDiffusionPipeline, parts, others, _write_random)
+    return save(folder, diffusers.StableDiffusionPipeline, parts, others, write or _write_random)
+
+
+def sdxl_folder(folder: Path) -> Path:
+    """SDXL in bfloat16 over sparse files, 6.5 GiB of them."""
+    wide = transformers.CLIPTextConfig(
+        vocab_size=49408, hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=20,
+        projection_dim=1280, hidden_act="gelu",
+    )  # fmt: skip
+    with empty():
+        parts = {
+            "unet": diffusers.UNet2DConditionModel(
+                sample_size=128, cross_attention_dim=2048, attention_head_dim=(5, 10, 20),
+                block_out_channels=(320, 640, 1280), transformer_layers_per_block=(1, 2, 10),
+                down_block_types=("DownBlock2D", *("CrossAttnDownBlock2D",) * 2),
+                up_block_types=(*("CrossAttnUpBlock2D",) * 2, "UpBlock2D"), use_linear_projection=True,
+                addition_embed_type="text_time", addition_time_embed_dim=256,
+                projection_class_embeddings_input_dim=2816,
+            ),
+            "vae": diffusers.AutoencoderKL(**_VAE, latent_channels=4, scaling_factor=0.13025),
+            "text_encoder": transformers.CLIPTextModel(_clip()),
+            "text_encoder_2": transformers.CLIPTextModelWithProjection(wide),
+        }  # fmt: skip
+    others = {
+        "tokenizer": tiny_text.clip_tokenizer(77),
+        "tokenizer_2": tiny_text.clip_tokenizer(77),
+        "scheduler": diffusers.EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012),
+    }
+    return save(folder, diffusers.StableDiffusionXLPipeline, parts, others, write_sparse)
 
 
 _VAE: dict[str, Any] = {

@@ -1,6 +1,9 @@
-"""Plans, refusals and schedules of tiny pipelines on declared rigs, as texts that are kept and compared.
+"""Plans, refusals and schedules of pipelines on declared rigs, as texts that are kept and compared.
 
-    python -m testbed.goldens                       # writes tests/goldens/texts
+They are tiny pipelines, and six published ones by their configurations alone.
+
+    python -m testbed.goldens                       # writes tests/goldens/texts, which takes half an hour
+    python -m testbed.goldens --only SDXL,flux      # some of them
     python -m testbed.goldens sd "two cards"        # prints one of them, with its schedules in full
 
 Every card of a rig is named and none of them is asked for anything, so that a text is the same on any machine. A
@@ -12,9 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,10 @@ from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.split import crossing_bytes
 from dovetail.explain.sentences import explain_plan
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.pipelines.loading.saved import open_pipeline
 
+from .folders import flux_folder, sd15_folder, sdxl_folder, write_sparse
+from .folders_by_parts import FOLDERS
 from .pipelines.tiny_pipelines import PIPELINES
 
 TEXTS = Path(__file__).parent.parent / "tests/goldens/texts"
@@ -54,9 +62,33 @@ CELLS = {
 }
 
 
+PUBLISHED: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "FLUX.1-dev": (flux_folder, {"height": 1024, "width": 1024}),
+    "SD1.5": (partial(sd15_folder, write=write_sparse), {"height": 512, "width": 512}),
+    "SDXL": (sdxl_folder, {"height": 1024, "width": 1024}),
+    **{name: (folder, {"height": 1024, "width": 1024}) for name, folder in FOLDERS.items()},
+    "Mochi 1": (FOLDERS["Mochi 1"], {"height": 480, "width": 848, "num_frames": 19}),
+}
+"""Pipelines at full size, the folder of each with what is called of it."""
+
+
+def opened(name: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A pipeline, a call of it, and where its weights come from if these have no data."""
+    if name in PIPELINES:
+        return *PIPELINES[name](), {}
+    make, size = PUBLISHED[name]
+    with tempfile.TemporaryDirectory() as place:
+        folder = make(Path(place) / name)
+        for file in folder.glob("*/*.safetensors"):
+            file.unlink()
+        pipe, origins = open_pipeline(folder, dtype=torch.bfloat16, needs_files=False)
+    call = {"prompt": "a cat", "num_inference_steps": 2, **size}
+    return pipe, call, {"origins": origins}
+
+
 def text_of(name: str, in_full: bool = False, titles: list[str] | None = None) -> str:
-    """What is planned of a tiny pipeline on every rig, or on some of them."""
-    pipe, call = PIPELINES[name]()
+    """What is planned of a pipeline on every rig, or on some of them."""
+    pipe, call, options = opened(name)
     nbytes = sum(
         weight.nbytes for one in pipe.components.values() if isinstance(one, nn.Module) for weight in one.parameters()
     )
@@ -65,15 +97,17 @@ def text_of(name: str, in_full: bool = False, titles: list[str] | None = None) -
     torch.set_num_threads(1)  # by which the scratch of attention on the host goes
     try:
         for title in titles or CELLS:
-            lines += [f"== {title}", *_planned(pipe, call, CELLS[title].request(nbytes), in_full), ""]
+            lines += [f"== {title}", *_planned(pipe, call, CELLS[title].request(nbytes), options, in_full), ""]
     finally:
         torch.set_num_threads(threads)
     return "\n".join(lines)
 
 
-def _planned(pipe: Any, call: dict[str, Any], request: dict[str, str], in_full: bool) -> Iterator[str]:
+def _planned(
+    pipe: Any, call: dict[str, Any], request: dict[str, str], options: dict[str, Any], in_full: bool
+) -> Iterator[str]:
     yield " ".join(f"--{option.replace('_', '-')} {value}" for option, value in request.items())
-    dry = DryPipeline(pipe, request)
+    dry = DryPipeline(pipe, request, **options)
     try:
         yield from explain_plan(dry.account(dry(**call)))
         for title, made in dry.plans().items():
@@ -95,12 +129,12 @@ def _schedule(title: str, program: Program, in_full: bool) -> Iterator[str]:
 
 
 def main(words: list[str]) -> None:
-    """Prints one text in full, or writes all of them."""
-    if words:
+    """Prints one text in full, or writes all of them, or some."""
+    if words and words[0] != "--only":
         print(text_of(words[0], True, words[1:]))
         return
     TEXTS.mkdir(parents=True, exist_ok=True)
-    for name in PIPELINES:
+    for name in words[1].split(",") if words else [*PIPELINES, *PUBLISHED]:
         (TEXTS / f"{name}.txt").write_text(text_of(name))
         print(name, flush=True)
 
