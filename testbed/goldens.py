@@ -37,6 +37,8 @@ from .folders import flux_folder, sd15_folder, sdxl_folder, write_sparse
 from .folders_by_parts import FOLDERS
 from .pipelines.tiny_pipelines import PIPELINES
 
+MANY = 40
+"""Of more programs than so many there is one digest: those of a component that runs by its parts."""
 TEXTS = Path(__file__).parent.parent / "tests/goldens/texts"
 
 
@@ -67,6 +69,7 @@ PUBLISHED: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "SD1.5": (partial(sd15_folder, write=write_sparse), {"height": 512, "width": 512}),
     "SDXL": (sdxl_folder, {"height": 1024, "width": 1024}),
     **{name: (folder, {"height": 1024, "width": 1024}) for name, folder in FOLDERS.items()},
+    "HiDream-I1": (FOLDERS["HiDream-I1"], {"height": 1024, "width": 1024, "max_sequence_length": 77}),
     "Mochi 1": (FOLDERS["Mochi 1"], {"height": 480, "width": 848, "num_frames": 19}),
 }
 """Pipelines at full size, the folder of each with what is called of it."""
@@ -110,8 +113,9 @@ def _planned(
     dry = DryPipeline(pipe, request, **options)
     try:
         yield from explain_plan(dry.account(dry(**call)))
-        for title, made in dry.plans().items():
-            yield from _schedule(title, made.program, in_full)
+        plans = dry.plans()
+        told = [line for title, made in plans.items() for line in _schedule(title, made.program, in_full)]
+        yield from told if len(plans) <= MANY or in_full else [f"{len(plans)} schedules: {_digest(told)}"]
     except DovetailError as error:
         yield f"refused: {error}"
     finally:
@@ -122,10 +126,13 @@ def _schedule(title: str, program: Program, in_full: bool) -> Iterator[str]:
     items = list(map(str, program.schedule or ()))
     kinds = Counter(type(item).__name__ for item in program.schedule or ())
     made_of = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    digest = hashlib.sha256("\n".join(items).encode()).hexdigest()[:16]
-    yield f"schedule of {title}: {made_of}; {crossing_bytes(program)} B cross; {digest}"
+    yield f"schedule of {title}: {made_of}; {crossing_bytes(program)} B cross; {_digest(items)}"
     if in_full:
         yield from items
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def main(words: list[str]) -> None:

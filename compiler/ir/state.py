@@ -68,7 +68,7 @@ class Partial:
 
 State: TypeAlias = Whole | Split | Partial
 
-WHOLE = Whole()
+WHOLE, PARTIAL = Whole(), Partial()
 
 States: TypeAlias = tuple[State, ...]
 """The state of a value by level of the mesh that its devices form; there is one level."""

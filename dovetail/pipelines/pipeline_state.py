@@ -22,6 +22,8 @@ def bring_state(pipe: Any, to: torch.device | None = None) -> None:
         if not isinstance(component, nn.Module) and hasattr(component, "__dict__"):
             held = {name: value for name, value in vars(component).items() if isinstance(value, torch.Tensor)}
             there = to or libraries.execution_device(pipe)
+            if there.type == "meta":  # of a pipeline without weights, whose scheduler computes all the same
+                continue
             brought = {name: value for name, value in held.items() if to is None or value.device.type != HOST.type}
             vars(component).update({name: moved(value, there) for name, value in brought.items()})
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from testbed.goldens import CELLS, TEXTS, text_of
+from testbed.goldens import CELLS, PUBLISHED, TEXTS, text_of
 from testbed.pipelines.tiny_pipelines import PIPELINES
 from tests.cases import drawn
 
@@ -30,8 +31,16 @@ def test_plans_refusals_and_schedules_are_those_that_are_kept(name: str) -> None
     assert text_of(name).splitlines() == kept.splitlines(), "python -m testbed.goldens writes them anew"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(is_pinned, TRACED_BY)), reason="graphs differ with versions of PyTorch and models")
+@pytest.mark.parametrize(("name", "title"), drawn(product(PUBLISHED, CELLS), 1))
+def test_the_plan_of_a_published_pipeline_is_that_which_is_kept(name: str, title: str) -> None:
+    kept = (TEXTS / f"{name}.txt").read_text().partition(f"== {title}\n")[2].partition("\n== ")[0]
+    assert text_of(name, titles=[title]).splitlines()[1:] == kept.splitlines()
+
+
 def test_every_pipeline_and_rig_has_a_text_that_refuses_one() -> None:
-    assert {file.stem for file in TEXTS.glob("*.txt")} == {*PIPELINES}
+    assert {file.stem for file in TEXTS.glob("*.txt")} == {*PIPELINES, *PUBLISHED}
     for file in TEXTS.glob("*.txt"):
         text = file.read_text()
         assert [line[3:] for line in text.splitlines() if line.startswith("== ")] == [*CELLS]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
@@ -16,6 +17,7 @@ from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from dovetail.planning.generation import Generation
 from dovetail.runtime import sim
+from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE
 from tests.cases import slow_but
 
@@ -146,3 +148,16 @@ def test_a_plan_answers_only_the_call_it_was_made_for() -> None:
     dry("a red circle", **CALL)
     with pytest.raises(CallError):
         dry.plans()["vae.decode"](torch.zeros(1, 8, 4, 4))
+
+
+def test_a_pipeline_without_weights_is_planned_again_after_it_was_undone() -> None:
+    """Its scheduler computes with numbers of its own, which stay where they are."""
+    pipe, call = tiny_pipelines.sd()
+    pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    for one in (pipe.unet, pipe.vae, pipe.text_encoder):
+        one.to("meta")
+    for _ in range(2):
+        dry = DryPipeline(pipe, {"rig": "cuda0=1GiB,cpu=4GiB"})
+        assert dry.plan(**call) is not None
+        dry.undo()
+        assert pipe.scheduler.sigmas.device.type == "cpu"
