@@ -92,6 +92,31 @@ def sdxl_folder(folder: Path) -> Path:
     return save(folder, diffusers.StableDiffusionXLPipeline, parts, others, write_sparse)
 
 
+def pixart_folder(folder: Path) -> Path:
+    """PixArt-Sigma in bfloat16 over sparse files, 10.2 GiB of them."""
+    t5 = transformers.T5Config(
+        vocab_size=32128, d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    with empty():
+        parts = {
+            "transformer": diffusers.PixArtTransformer2DModel(
+                sample_size=128,
+                out_channels=8,
+                caption_channels=4096,
+                use_additional_conditions=False,
+                interpolation_scale=2,
+            ),
+            "vae": diffusers.AutoencoderKL(**_VAE, latent_channels=4, scaling_factor=0.13025),
+            "text_encoder": transformers.T5EncoderModel(t5),
+        }
+    others = {
+        "tokenizer": tiny_text.t5_tokenizer(300),
+        "scheduler": diffusers.DPMSolverMultistepScheduler(),
+    }
+    return save(folder, diffusers.PixArtSigmaPipeline, parts, others, write_sparse)
+
+
 _VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,

@@ -36,7 +36,9 @@ def test_plans_refusals_and_schedules_are_those_that_are_kept(name: str) -> None
 @pytest.mark.parametrize(("name", "title"), drawn(product(PUBLISHED, CELLS), 1))
 def test_the_plan_of_a_published_pipeline_is_that_which_is_kept(name: str, title: str) -> None:
     kept = (TEXTS / f"{name}.txt").read_text().partition(f"== {title}\n")[2].partition("\n== ")[0]
-    assert text_of(name, titles=[title]).splitlines()[1:] == kept.splitlines()
+    assert text_of(name, titles=[title]).splitlines()[1:] == kept.splitlines(), (
+        f"python -m testbed.goldens --only {name}"
+    )
 
 
 def test_every_pipeline_and_rig_has_a_text_that_refuses_one() -> None:
