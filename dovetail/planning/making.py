@@ -146,8 +146,8 @@ class Making:
             now = self._handle.main_of(placed)
             try:
                 if now not in (main, self._handle.rig.host):  # with its own tensors where they will be
-                    placed, main = placed.copy(), now
-                    run = self._planner.trace(self._handle, placed, self._asked)
+                    placed = placed.copy()
+                    run, main = self._planner.trace(self._handle, placed, self._asked), now
                 return self._lowered_or_quicker(run, placed)
             except DoesNotFitError as refused:  # of what the pipeline itself holds
                 return refused.as_value()
