@@ -6,9 +6,11 @@ A message names what was asked, what is there and the way out. `exit_code` is wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from .printable import printable
+
+T = TypeVar("T")
 
 
 class DovetailError(Exception):
@@ -123,6 +125,16 @@ class DoesNotFitError(DovetailError):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+def unless_refused(found: T | DoesNotFitError) -> T:
+    """What was found; raises a refusal that was returned in its place, which no frame keeps then."""
+    if not isinstance(found, DoesNotFitError):
+        return found
+    try:
+        raise found
+    finally:
+        del found  # whose frames have it
 
 
 class VerificationError(DovetailError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..compiler.devices.device import HOST
-from ..compiler.errors import DoesNotFitError
+from ..compiler.errors import DoesNotFitError, unless_refused
 from ..compiler.ir.program import Program
 from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
 from ..compiler.spec.chunks import Chunks
@@ -118,13 +118,7 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -
         except DoesNotFitError as error:
             return error.as_value()
 
-    found = tightened(attempt)
-    if not isinstance(found, DoesNotFitError):
-        return found
-    try:
-        raise found
-    finally:
-        del found  # whose frames have it
+    return unless_refused(tightened(attempt))
 
 
 def _staying(load: Load) -> Load:

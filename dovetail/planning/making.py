@@ -24,7 +24,7 @@ from ..progress.phases import SEARCHING, phase
 from ..progress.refusals import tell_refusal
 from .draft import Draft
 from .foreseen import called_in
-from .lowered import Lowered
+from .lowered import Lowered, lowered
 from .plannable import Plannable
 from .quicker import TILES, WORTH, InTiles, NotQuicker, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
@@ -162,7 +162,7 @@ class Making:
             return quicker
         if self._most < (decision.solution.seconds if decision is not None else math.inf):
             return NotQuicker()
-        found = self._planner.lower(self._handle, run, placed)
+        found = lowered(self._handle, run, placed)
         self._alone = found.alone if isinstance(found, DoesNotFitError) else ""
         return found
 
@@ -284,7 +284,7 @@ class Making:
         """
         draft = self._handle.under(run.draft, request)
         draft.plan = replace(draft.plan, phases=draft.plan.phases.following(called_in(run)))
-        found = self._planner.lower(self._handle, run, draft)
+        found = lowered(self._handle, run, draft)
         if isinstance(found, DoesNotFitError):
             return _excess_of(found)
         if self._is_to_be_seen(run, draft) and run.again is not None:

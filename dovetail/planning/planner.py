@@ -24,7 +24,7 @@ from typing import Any
 
 from ..cache.patched import replaced_method
 from ..compiler.devices.device import Device
-from ..compiler.errors import DoesNotFitError, DovetailError
+from ..compiler.errors import DoesNotFitError, DovetailError, unless_refused
 from ..components.adopting import agree_with_earlier
 from ..components.as_before import ContainersAsBefore
 from ..components.component import Component
@@ -39,7 +39,7 @@ from .isolated import is_called_back, isolated
 from .kinds import kind_of
 from .known import Known, Met, adopted_by
 from .lasting import Lasting
-from .lowered import Lowered, lowered
+from .lowered import Lowered
 from .lowerings import Lowerings
 from .making import Making, PlanRequest
 from .own_code import kept_around, own_code
@@ -112,15 +112,9 @@ class Planner:
         self.planned += 1
         handle.measure()
         try:
-            found = self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+            return unless_refused(self._plan(handle, PlanRequest(kind, args, kwargs, strict)))
         finally:
             self.lowerings.forget()
-        if not isinstance(found, DoesNotFitError):
-            return found
-        try:
-            raise found
-        finally:
-            del found  # whose frames have it
 
     def _plan(self, handle: Plannable, asked: PlanRequest) -> Generation | DoesNotFitError | None:
         """The plan beside what earlier calls have placed; where it does not fit so, that of a first call."""
@@ -169,10 +163,6 @@ class Planner:
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
         self.tiles.put_back()
-
-    def lower(self, handle: Plannable, run: DryRun, draft: Draft) -> Lowered | DoesNotFitError:
-        """What comes of lowering what was traced, as a draft decides, which stays as it is."""
-        return lowered(handle, run, draft)
 
     def traced_somewhere(self, handle: Plannable, draft: Draft, asked: PlanRequest) -> tuple[DryRun, Device]:
         """A dry run with the pipeline's own tensors on its main device, or on the host where they do not fit there.

@@ -17,8 +17,8 @@ def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     assert isinstance(k, Node)
     assert isinstance(v, Node)
     rank = len(shape_of(q))
-    offered = [state for one in (q, node) for state in splits(offers(one))]
-    offered += [_of_queries(state, q, k) for state in splits(offers(k)) if state.axis < rank - 2]
+    offered = splits(offers, q, node)
+    offered += [_of_queries(state, q, k) for state in splits(offers, k) if state.axis < rank - 2]
     for state in dict.fromkeys(offered):
         if state.axis == rank - 2 and not argument(node, 5, "is_causal", False) and q not in (k, v):
             yield strategy(state, {q: state, **_mask(node, state)})

@@ -14,7 +14,6 @@ from .strategy import (
     Rule,
     Strategy,
     argument,
-    is_partial_among,
     local_sizes,
     name_of,
     own_call,
@@ -37,14 +36,14 @@ def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     assert isinstance(operand, Node)
     goes = {old: new for old, new in _axes(node).items() if _has_size(node, operand, old, new)}
     back = {new: old for old, new in goes.items()}
-    offered = [state for state in splits(offers(operand)) if state.axis in goes]
-    offered += [Split(back[state.axis], state.segments) for state in splits(offers(node)) if state.axis in back]
+    offered = [state for state in splits(offers, operand) if state.axis in goes]
+    offered += [Split(back[state.axis], state.segments) for state in splits(offers, node) if state.axis in back]
     for state in dict.fromkeys(offered):
         if not _drops(node, state):
             result = Split(goes[state.axis], state.segments)
             like = {node.args[1]: result} if name_of(node) == "expand_as" else {}
             yield strategy([result] * count, {**like, operand: state})
-    if is_partial_among(offers(operand)):
+    if PARTIAL in offers(operand):
         yield strategy([PARTIAL] * count, {operand: PARTIAL})
 
 
@@ -56,10 +55,14 @@ def _drops(node: Node, state: Split) -> bool:
     """Whether an axis is left out where it has one element, which it may have on a device and not as a whole."""
     if name_of(node) != "squeeze":
         return False
+    return state.axis in _asked(node, len(shape_of(node.args[0])))  # type: ignore[arg-type]
+
+
+def _asked(node: Node, rank: int) -> set[int]:
+    """The axes that a node is to leave out where they have one element."""
     given = argument(node, 1, "dim")
-    rank = len(shape_of(node.args[0]))  # type: ignore[arg-type]
     axes = range(rank) if given is None else [given] if isinstance(given, int) else given
-    return state.axis in {axis % rank for axis in axes}
+    return {axis % rank for axis in axes}
 
 
 def _axes(node: Node) -> Mapping[int, int]:
@@ -90,9 +93,8 @@ def _axes(node: Node) -> Mapping[int, int]:
 
 
 def _squeezed(node: Node, rank: int) -> Mapping[int, int]:
-    sizes, given = shape_of(node.args[0]), argument(node, 1, "dim")  # type: ignore[arg-type]
-    asked = range(rank) if given is None else [given] if isinstance(given, int) else given
-    gone = {axis % rank for axis in asked if sizes[axis % rank] == 1}
+    sizes = shape_of(node.args[0])  # type: ignore[arg-type]
+    gone = {axis for axis in _asked(node, rank) if sizes[axis] == 1}
     return {axis: axis - sum(one < axis for one in gone) for axis in range(rank) if axis not in gone}
 
 

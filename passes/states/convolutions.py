@@ -39,16 +39,16 @@ def convolution(node: Node, offers: Offers) -> Iterator[Strategy]:
     if len(shape_of(x)) != len(shape_of(weight)):  # type: ignore[arg-type]
         return  # without a batch
     out, into = (1, 0) if _is_transposed(node) else (0, 1)
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         if state.axis == 0:
             yield strategy(state, {x: state})
     if _groups(node) > 1:
         yield from _by_groups(node, offers)
         return
-    for state in splits(offers(node)):
+    for state in splits(offers, node):
         if state.axis == 1:
             yield strategy(state, {weight: Split(out, state.segments), bias: Split(0, state.segments)})
-    for state in splits(offers(x)):
+    for state in splits(offers, x):
         if state.axis == 1:
             yield strategy(PARTIAL, {x: state, weight: Split(into, state.segments)})
 
@@ -58,8 +58,8 @@ def _by_groups(node: Node, offers: Offers) -> Iterator[Strategy]:
     x, weight, bias, count = node.args[0], node.args[1], argument(node, 2, "bias"), _groups(node)
     assert isinstance(x, Node)
     given, made = shape_of(x)[1] // count, shape_of(node)[1] // count
-    of_groups = [divided(state.segments, given) for state in splits(offers(x)) if state.axis == 1]
-    of_groups += [divided(state.segments, made) for state in splits(offers(node)) if state.axis == 1]
+    of_groups = [divided(state.segments, given) for state in splits(offers, x) if state.axis == 1]
+    of_groups += [divided(state.segments, made) for state in splits(offers, node) if state.axis == 1]
     for groups in dict.fromkeys(filter(None, of_groups)):
         result = scaled(groups, made)
         rows = scaled(groups, given) if _is_transposed(node) else result
@@ -84,7 +84,7 @@ def apart(node: Node, offers: Offers) -> Iterator[Strategy]:
     """By pictures and channels, each of which is resampled, padded or pooled by itself."""
     x = node.args[0]
     assert isinstance(x, Node)
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         keeps = shape_of(x)[state.axis] == shape_of(node)[state.axis]
         if state.axis < 2 and keeps and not _pads(node, state.axis):
             yield strategy(state, {x: state})

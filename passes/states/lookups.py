@@ -15,10 +15,10 @@ def embedding(node: Node, offers: Offers) -> Iterator[Strategy]:
     table, indices = node.args[:2]
     assert isinstance(indices, Node)
     last = len(shape_of(node)) - 1
-    for state in dict.fromkeys([*splits(offers(indices)), *splits(offers(node))]):
+    for state in splits(offers, indices, node):
         if state.axis != last:
             yield strategy(state, {indices: state})
-        elif "quantized" not in str(node.target) and state in set(splits(offers(node))):
+        elif "quantized" not in str(node.target) and state in set(splits(offers, node)):
             yield strategy(state, {table: Split(1, state.segments)})
 
 

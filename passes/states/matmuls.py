@@ -14,7 +14,6 @@ from .strategy import (
     Rule,
     Strategy,
     argument,
-    is_partial_among,
     once,
     own_call,
     shape_of,
@@ -34,17 +33,17 @@ def linear(node: Node, offers: Offers) -> Iterator[Strategy]:
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     assert isinstance(x, Node)
     last = len(shape_of(x)) - 1
-    tokens = [state for state in (*splits(offers(x)), *splits(offers(node))) if state.axis != last]
-    for state in dict.fromkeys(tokens):
-        yield strategy(state, {x: state})
-    for state in splits(offers(node)):
+    for state in splits(offers, x, node):
+        if state.axis != last:
+            yield strategy(state, {x: state})
+    for state in splits(offers, node):
         if state.axis == last:
             rows = Split(0, state.segments)
             yield strategy(state, {weight: rows, bias: rows})
-    for state in splits(offers(x)):
+    for state in splits(offers, x):
         if state.axis == last and node.target is not PACKED:
             yield strategy(PARTIAL, {x: state, weight: Split(1, state.segments)})
-    if is_partial_among(offers(x)) and bias is None:
+    if PARTIAL in offers(x) and bias is None:
         yield strategy(PARTIAL, {x: PARTIAL})
 
 
@@ -76,15 +75,15 @@ def matmul(node: Node, offers: Offers) -> Iterator[Strategy]:
     for state in _offered(second, node, offers, right, rank):
         if state.axis == right - 1:
             yield strategy(Split(rank - 1, state.segments), {second: state})
-    if is_partial_among(offers(first)) and second is not first:
+    if PARTIAL in offers(first) and second is not first:
         yield strategy(PARTIAL, {first: PARTIAL})
 
 
 def _offered(operand: Node, node: Node, offers: Offers, rank: int, whole: int) -> Iterator[Split]:
     """The splits of an operand, and those of the result on its axes, the one that is summed over apart."""
     sizes, result = shape_of(operand), shape_of(node)
-    found: dict[Split, None] = dict.fromkeys(splits(offers(operand)))
-    for state in splits(offers(node)):
+    found: dict[Split, None] = dict.fromkeys(splits(offers, operand))
+    for state in splits(offers, node):
         axis = state.axis - (whole - rank)
         if axis >= 0 and sizes[axis] == result[state.axis]:
             found[Split(axis, state.segments)] = None

@@ -27,7 +27,7 @@ def layer_norm(node: Node, offers: Offers) -> Iterator[Strategy]:
     x = node.args[0]
     assert isinstance(x, Node)
     before = len(shape_of(x)) - len(argument(node, 1, "normalized_shape"))
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         if state.axis < before:
             yield strategy(state, {x: state})
 
@@ -36,7 +36,7 @@ def group_norm(node: Node, offers: Offers) -> Iterator[Strategy]:
     """By pictures of a batch, and by channels where no group is torn."""
     x, count = node.args[0], argument(node, 1, "num_groups")
     assert isinstance(x, Node)
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         if state.axis == 0:
             yield strategy(state, {x: state})
         elif state.axis == 1 and divided(state.segments, shape_of(x)[1] // count):
@@ -60,7 +60,7 @@ def batch_norm(node: Node, offers: Offers) -> Iterator[Strategy]:
     assert isinstance(x, Node)
     if argument(node, 5, "training"):
         return
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         rows = Split(0, state.segments) if state.axis == 1 else None
         yield strategy(state, {x: state, **dict.fromkeys(node.args[1:5], rows)})
 

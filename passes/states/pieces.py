@@ -18,7 +18,6 @@ from .strategy import (
     Rule,
     Strategy,
     argument,
-    is_partial_among,
     name_of,
     own_call,
     shape_of,
@@ -40,13 +39,13 @@ def cut_up(node: Node, offers: Offers) -> Iterator[Strategy]:
     operand, axis, count = node.args[0], _axis(node), len(tensors_of(node))
     assert isinstance(operand, Node)
     ends = [0, *accumulate(one.sizes[axis] for one in tensors_of(node))]
-    others = [state for state in splits(offers(node)) if state.axis != axis]
-    for state in dict.fromkeys([*splits(offers(operand)), *others]):
+    others = [state for state in splits(offers, node) if state.axis != axis]
+    for state in dict.fromkeys([*splits(offers, operand), *others]):
         found = (
             [within(state, start, stop) for start, stop in pairwise(ends)] if state.axis == axis else [state] * count
         )
         yield strategy(found, {operand: state})
-    if is_partial_among(offers(operand)):
+    if PARTIAL in offers(operand):
         yield strategy([PARTIAL] * count, {operand: PARTIAL})
 
 
@@ -64,13 +63,13 @@ def sliced(node: Node, offers: Offers) -> Iterator[Strategy]:
     operand, axis = node.args[0], _axis(node, 1, 0)
     assert isinstance(operand, Node)
     start, stop, step = _range(node)
-    others = [state for state in splits(offers(node)) if state.axis != axis]
-    for state in dict.fromkeys([*splits(offers(operand)), *others]):
+    others = [state for state in splits(offers, node) if state.axis != axis]
+    for state in dict.fromkeys([*splits(offers, operand), *others]):
         if state.axis != axis:
             yield strategy(state, {operand: state})
         elif step == 1 and start < stop:
             yield strategy(within(state, start, stop), {operand: state})
-    if is_partial_among(offers(operand)):
+    if PARTIAL in offers(operand):
         yield strategy(PARTIAL, {operand: PARTIAL})
 
 
@@ -91,10 +90,10 @@ def joined(node: Node, offers: Offers) -> Iterator[Strategy]:
     parts: Sequence[Node] = list(node.args[0])  # type: ignore[arg-type]
     axis, is_stacked = argument(node, 1, "dim", 0) % len(shape_of(node)), name_of(node) == "stack"
     alike: dict[Split, None] = {}
-    for state in splits(offers(node)):
+    for state in splits(offers, node):
         alike.update({state: None} if state.axis != axis else {})
     for one in parts:
-        for state in splits(offers(one)):
+        for state in splits(offers, one):
             at = state.axis + (is_stacked and state.axis >= axis)
             alike.update({Split(at, state.segments): None} if is_stacked or at != axis else {})
     for state in alike:
@@ -102,12 +101,12 @@ def joined(node: Node, offers: Offers) -> Iterator[Strategy]:
         yield strategy(state, dict.fromkeys(parts, Split(at, state.segments)))
     if not is_stacked:
         yield from _in_a_row(parts, axis, offers)
-    if all(is_partial_among(offers(one)) for one in parts):
+    if all(PARTIAL in offers(one) for one in parts):
         yield strategy(PARTIAL, dict.fromkeys(parts, PARTIAL))
 
 
 def _in_a_row(parts: Sequence[Node], axis: int, offers: Offers) -> Iterator[Strategy]:
-    each = [[state for state in splits(offers(one)) if state.axis == axis] for one in dict.fromkeys(parts)]
+    each = [[state for state in splits(offers, one) if state.axis == axis] for one in dict.fromkeys(parts)]
     for chosen in islice(product(*each), _MANY):
         states = dict(zip(dict.fromkeys(parts), chosen, strict=True))
         at, segments = 0, list[Bounds]()

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.state import PARTIAL, Split, State
-from .strategy import Offers, Rule, Strategy, is_partial_among, name_of, shape_of, splits, strategy
+from .strategy import Offers, Rule, Strategy, name_of, shape_of, splits, strategy
 
 SAME = frozenset({"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "dropout", "to", "_to_copy", "type_as"})
 """Operations that yield the numbers that they are given."""
@@ -20,10 +20,10 @@ _EXACT = frozenset({"neg", "contiguous", "clone", "alias", "detach"})
 def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     """A split axis of the result is split in each operand that has it; those that are broadcast along it are whole."""
     operands = [one for one in dict.fromkeys(node.all_input_nodes) if tensors_of(one)]
-    found: dict[Split, None] = dict.fromkeys(splits(offers(node)))
+    found: dict[Split, None] = dict.fromkeys(splits(offers, node))
     for one in operands:
         more = len(shape_of(node)) - len(shape_of(one))
-        for state in splits(offers(one)):
+        for state in splits(offers, one):
             if shape_of(one)[state.axis] == shape_of(node)[state.axis + more]:
                 found[Split(state.axis + more, state.segments)] = None
     for state in found:
@@ -49,7 +49,7 @@ def _is_written_apart(node: Node, taken: dict[Node, State | None]) -> bool:
 def _of_sums(node: Node, operands: list[Node], offers: Offers) -> Iterator[Strategy]:
     """Terms of sums: what is linear in an operand is computed of each term."""
     name = name_of(node)
-    terms = [one for one in operands if is_partial_among(offers(one))]
+    terms = [one for one in operands if PARTIAL in offers(one)]
     if name in _EXACT and terms:
         yield strategy(PARTIAL, {terms[0]: PARTIAL})
     if name in _SUMS and len(terms) == len(operands) == 2 and all(isinstance(one, Node) for one in node.args[:2]):

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.state import PARTIAL, Split
-from .strategy import Offers, Rule, Strategy, argument, is_partial_among, name_of, shape_of, splits, strategy
+from .strategy import Offers, Rule, Strategy, argument, name_of, shape_of, splits, strategy
 
 DIM: Mapping[str, int] = {
     "mean": 1, "sum": 1, "amax": 1, "amin": 1, "any": 1, "all": 1, "linalg_vector_norm": 2, "argmax": 1, "argmin": 1,
@@ -29,14 +29,14 @@ def reduced(node: Node, offers: Offers) -> Iterator[Strategy]:
     gone = {axis % rank for axis in axes} if rank else set()
     goes = {axis: axis - (0 if kept else sum(one < axis for one in gone)) for axis in range(rank) if axis not in gone}
     back = {new: old for old, new in goes.items()}
-    offered = [*splits(offers(x)), *(Split(back[s.axis], s.segments) for s in splits(offers(node)) if s.axis in back)]
+    offered = [*splits(offers, x), *(Split(back[s.axis], s.segments) for s in splits(offers, node) if s.axis in back)]
     for state in dict.fromkeys(offered):
         if state.axis in goes:
             yield strategy(Split(goes[state.axis], state.segments), {x: state})
         elif name == "sum":
             yield strategy(PARTIAL, {x: state})
     is_exact = tensors_of(x)[0].dtype == tensors_of(node)[0].dtype  # terms that are rounded to integers are no terms
-    if name in ("sum", "mean") and is_exact and is_partial_among(offers(x)):
+    if name in ("sum", "mean") and is_exact and PARTIAL in offers(x):
         yield strategy(PARTIAL, {x: PARTIAL})
 
 
@@ -45,7 +45,7 @@ def along(node: Node, offers: Offers) -> Iterator[Strategy]:
     x = node.args[0]
     assert isinstance(x, Node)
     read = argument(node, 1, "dim") % max(1, len(shape_of(x)))
-    for state in dict.fromkeys([*splits(offers(x)), *splits(offers(node))]):
+    for state in splits(offers, x, node):
         if state.axis != read:
             yield strategy(state, {x: state})
 

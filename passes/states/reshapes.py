@@ -17,7 +17,6 @@ from .strategy import (
     Strategy,
     divided,
     is_dynamic,
-    is_partial_among,
     local_sizes,
     name_of,
     own_call,
@@ -38,13 +37,13 @@ def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     assert isinstance(operand, Node)
     old, new = shape_of(operand), shape_of(node)
     pairs: list[tuple[Split | None, Split | None]] = [
-        (state, reshaped(state, old, new)) for state in splits(offers(operand))
+        (state, reshaped(state, old, new)) for state in splits(offers, operand)
     ]
-    pairs += [(reshaped(state, new, old), state) for state in splits(offers(node))]
+    pairs += [(reshaped(state, new, old), state) for state in splits(offers, node)]
     for taken, result in dict.fromkeys(pairs):
         if taken and result and reshaped(taken, old, new) == result and not is_dynamic(node, result.axis):
             yield strategy(result, {operand: taken})
-    if is_partial_among(offers(operand)):
+    if PARTIAL in offers(operand):
         yield strategy(PARTIAL, {operand: PARTIAL})
 
 

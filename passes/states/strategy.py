@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.slices import Bounds
-from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from ...compiler.ir.state import WHOLE, Split, State
 
 Segments: TypeAlias = tuple[Bounds, ...]
 
@@ -76,14 +75,9 @@ def is_dynamic(node: Node, axis: int) -> bool:
     return not isinstance(tensors_of(node)[0].shape[axis], int)
 
 
-def splits(states: Iterable[State]) -> Iterator[Split]:
-    """The states of a value in which an axis is split."""
-    return (state for state in states if isinstance(state, Split))
-
-
-def is_partial_among(states: Iterable[State]) -> bool:
-    """Whether a value is offered as terms of a sum."""
-    return PARTIAL in states
+def splits(offers: Offers, *values: Node) -> list[Split]:
+    """The states that values may have in which an axis is split, each once."""
+    return list(dict.fromkeys(state for one in values for state in offers(one) if isinstance(state, Split)))
 
 
 def strategy(result: State | Sequence[State], operands: Mapping[Any, State | None]) -> Strategy:
@@ -150,15 +144,13 @@ def within(split: Split, start: int, stop: int) -> Split:
 def takes_part(chosen: Strategy, member: int) -> bool:
     """Whether a device computes something: some of a result, or a term of a sum from what it has of its operands."""
     made = [state.length(member) for state in chosen.results if isinstance(state, Split)]
-    return any(made) if made else all(one.length(member) for one in splits(chosen.operands.values()))
+    return any(made) if made else all(_has_something(state, member) for state in chosen.operands.values())
+
+
+def _has_something(state: State, member: int) -> bool:
+    return not isinstance(state, Split) or state.length(member) > 0
 
 
 def once(split: Split) -> int:
     """The device that adds what is added once to a sum: the first that has something."""
     return next(member for member in range(len(split.segments[0])) if split.length(member))
-
-
-def mapped(call: Local, values: Callable[[Node], Any]) -> Any:
-    """What a call yields with values in the place of its nodes."""
-    target, args, kwargs = call
-    return target(*map_arg(args, values), **map_arg(kwargs, values))

@@ -14,7 +14,7 @@ from dovetail.compiler.ir.program import Program, tensors_of, weight_name
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import PARTIAL, Split, State
 from dovetail.passes.states.rules import local_call
-from dovetail.passes.states.strategy import Strategy, mapped, takes_part
+from dovetail.passes.states.strategy import Strategy, takes_part
 
 
 def cut(value: torch.Tensor, state: State, member: int, terms: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ def run_in_parts(node: Node, chosen: Strategy, members: int, values: Mapping[Nod
             return cut(value, chosen.takes(operand), at, members) if isinstance(value, torch.Tensor) else value
 
         target, args, kwargs = local_call(node, chosen, member)
-        result = mapped((target, _on_cpu(args), _on_cpu(kwargs)), value_of)
+        result = target(*map_arg(_on_cpu(args), value_of), **map_arg(_on_cpu(kwargs), value_of))
         for parts, tensor in zip(made, _flat(result), strict=True):
             parts[member] = tensor
     whole = _flat(values[node])

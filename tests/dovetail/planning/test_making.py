@@ -108,7 +108,6 @@ def test_tiles_that_turn_out_no_quicker_are_not_taken_with_weights_elsewhere_eit
     planner: Any = SimpleNamespace(
         tiles=SimpleNamespace(asked="auto"),
         traced_somewhere=lambda *_: (_ran(), None),
-        lower=lambda *given: lowered.append(given) or refused,  # type: ignore[func-returns-value]
     )
     handle: Any = SimpleNamespace(
         name="pipe", components={}, programs={}, rig=REQUEST.rig, main_of=lambda _: None,
@@ -121,6 +120,7 @@ def test_tiles_that_turn_out_no_quicker_are_not_taken_with_weights_elsewhere_eit
         return lower(request, slow) if fits or len(searches) > 1 else refused
 
     monkeypatch.setattr("dovetail.planning.making.fitted", fitted)
+    monkeypatch.setattr("dovetail.planning.making.lowered", lambda *given: lowered.append(given) or refused)  # type: ignore[func-returns-value]
     start.plan = PipelinePlan(REQUEST, {}, is_open=True)
     making = Making(planner, handle, PlanRequest("", (), {}), start)
     assert making._quicker(InTiles({}, 0, 5.0)) == NotQuicker()

@@ -15,8 +15,9 @@ import torch
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning import making
 from dovetail.planning.draft import Draft
-from dovetail.planning.planner import Planner
+from dovetail.planning.lowered import lowered
 from dovetail.planning.tiling import Tile, candidates, parse_tiling, settings, tile_vae
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
@@ -94,16 +95,15 @@ def test_a_search_takes_tiles_where_the_whole_fits_on_the_host_alone_and_takes_m
 @pytest.mark.slow
 def test_tiles_that_turn_out_not_to_fit_are_followed_by_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Tile] = []
-    lower = Planner.lower
 
-    def lowered(planner: Planner, handle: Any, run: Any, draft: Draft) -> Any:
+    def lower(handle: Any, run: Any, draft: Draft) -> Any:
         tile = draft.plan.tiles.get("vae")
         if tile is not None and (not refused or tile in refused):
             refused.append(tile)
             return DoesNotFitError("injected")
-        return lower(planner, handle, run, draft)
+        return lowered(handle, run, draft)
 
-    monkeypatch.setattr(Planner, "lower", lowered)
+    monkeypatch.setattr(making, "lowered", lower)
     pipe, call = sd(256)
     handle = DryPipeline(pipe, {"rig": "cuda0=2926KiB,cpu=16GiB"})
     plan = handle.plan(**{**call, "num_inference_steps": 1})
