@@ -206,7 +206,7 @@ def keep_for_a_phase_that_nobody_ends(program: Program, load: int) -> list[objec
     assert program.schedule is not None
     first = program.schedule.instructions[load]
     assert isinstance(first, Load)
-    kept = replace(first, lifetime=Lifetime.PHASE, slot=-1)
+    kept = replace(first, lifetime=Lifetime.PHASE, slot=9)
     spoiled = changed(program.schedule, lambda one: rebound(one, first, kept, kept))
     return [kept if one == first else one for one in spoiled if one != Release(first)]
 
