@@ -72,7 +72,7 @@ class Executor:
         self._schedule = schedule.instructions
         self._pieces = pieces(program)
         self._slots = Slots.of(schedule)
-        self._slot_sizes = {device.torch: sizes for device, sizes in slot_bytes(program, schedule).items()}
+        self._slot_sizes = slot_bytes(program, schedule)
         self._blocks = block_calls(program, schedule)
         self._candidates = Candidates.of(program, self._slots.size, made_in(self._blocks))
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
@@ -288,10 +288,8 @@ class Executor:
 
     def _started(self, load: Load, source: WeightSource) -> Callable[[], KeptLoad | StagedLoad]:
         """Gives the weights of a load on their way to its slot, or there."""
-        weights, name = self._weights_of(load), f"load {load.number}"
-        if load.lifetime is Lifetime.PHASE:
-            return partial(source.keep, weights, load.device, load.slot, name)
-        return partial(source.stage, weights, load.device.torch, load.slot, name)
+        bring = source.keep if load.lifetime is Lifetime.PHASE else source.stage
+        return partial(bring, self._weights_of(load), load.device, load.slot, f"load {load.number}")
 
     @cached_property
     def _following(self) -> dict[Load, Load]:

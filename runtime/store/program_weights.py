@@ -163,7 +163,7 @@ class ProgramWeights(WeightSource):
                 if one.staged:
                     one.leave_slots(but=self._kept.get(name, ()))
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device; each has the strides that it has at rest.
 
         On the host, what a file has as it is needed is a view of the file, and the slot's memory is not touched.
@@ -175,7 +175,7 @@ class ProgramWeights(WeightSource):
 
         def fill(memory: torch.Tensor) -> list[torch.Tensor]:
             places = [partial(_within, memory, start) for start in offsets(weights)[0]]
-            landed = [self._landed(*one, device, place) for one, place in zip(found, places, strict=True)]
+            landed = [self._landed(*one, memory.device, place) for one, place in zip(found, places, strict=True)]
             return list(map(self._as_read, weights, landed))
 
         return self._staging.start(device, slot, fill, partial(self.release, weights), what)

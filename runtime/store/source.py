@@ -31,7 +31,7 @@ class WeightSource(Protocol):
     def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile."""
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device, on the device's lane, for the call that goes on."""
 
     def keep(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> KeptLoad:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from ...compiler.devices.device import canonical_name
+from ...compiler.devices.device import Device, canonical_name
 from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.units import format_bytes
 from ..devices.accelerator import Accelerator, Event, Stream, accelerator_of
@@ -29,17 +29,17 @@ from .lane import lane_of
 Fill = Callable[[torch.Tensor], list[torch.Tensor]]
 """Puts weights into the bytes of a slot, on the current stream of its device, and returns them."""
 
-SlotSizes = Mapping[torch.device, Sequence[int]]
+SlotSizes = Mapping[Device, Sequence[int]]
 """The bytes of each slot of each device."""
 
 
 class Slot:
     """Bytes on a device, and the event after which nothing there reads them."""
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.there = accelerator_of(device)
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.there = accelerator_of(device.torch)
         with self.there.use(self.there.side_stream("weights")):
-            self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device))
+            self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device.torch))
         self.free: Event = None
         self._readers: list[Stream] = []
 
@@ -175,7 +175,7 @@ class Staging:
     def renew(self) -> None:
         """Forgets slots and what is on its way into them, in a process that was forked: nothing there brings it."""
         self._owner: weakref.ref[object] | None = None  # which has this
-        self._slots: dict[torch.device, list[Slot]] = {}
+        self._slots: dict[Device, list[Slot]] = {}
         self._loads: list[StagedLoad] = []
 
     def tell(self, kept: Kept) -> None:
@@ -202,9 +202,7 @@ class Staging:
                 for load in list(self._loads):
                     load.abandon()
 
-    def start(
-        self, device: torch.device, number: int, fill: Fill, done: Callable[[], None], what: str = ""
-    ) -> StagedLoad:
+    def start(self, device: Device, number: int, fill: Fill, done: Callable[[], None], what: str = "") -> StagedLoad:
         """Starts to fill a slot of a device, for the call that goes on; ``what`` is the name of the load."""
 
         def finish() -> None:
@@ -235,15 +233,14 @@ class Staging:
                 self._slots[device] = _made(device, wanted)
 
 
-def _made(device: torch.device, sizes: Sequence[int]) -> list[Slot]:
+def _made(device: Device, sizes: Sequence[int]) -> list[Slot]:
     """New slots; raises DoesNotFitError when there is no room for them."""
     try:
         return [Slot(device, nbytes) for nbytes in sizes]
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        there = canonical_name(device)
         raise DoesNotFitError(
-            f"{len(sizes)} slots for the weights that come and go need {format_bytes(sum(sizes))} on {there}: {error}: "
-            f"list more devices, or give {there} a smaller share (tensor_split, max_vram)"
+            f"{len(sizes)} slots for the weights that come and go need {format_bytes(sum(sizes))} on {device}: "
+            f"{error}: list more devices, or give {device} a smaller share (tensor_split, max_vram)"
         ) from error
