@@ -20,7 +20,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
-from dovetail.compiler.errors import WeightError
+from dovetail.compiler.errors import DoesNotFitError, WeightError
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.residency import Residency
@@ -292,3 +292,24 @@ def test_programs_of_a_component_bring_what_no_slot_has_and_leave_what_they_read
         loads = tensors = []
         there |= kept
         assert sim.stats(0).in_use - start == sum(component.weights[one].nbytes for one in there)
+
+
+def test_where_there_is_no_room_the_weight_is_named_and_the_slot_is_empty_and_takes_nothing() -> None:
+    component = Shared(6)
+    give, start = component.program([range(6)]), sim.stats(0).in_use
+    sim.enable({0: start + sum(one.nbytes for one in component.weights) - 1})
+    with pytest.raises(DoesNotFitError, match=r"^weight w5 of net needs 512 B on sim0: .*: list more devices, or give"):
+        give.keep(component.weights, component.device, 0)
+    assert not give.is_filled(component.device, 0)
+    assert sim.stats(0).in_use == start
+    sim.enable({0: start + sum(one.nbytes for one in component.weights)})
+    assert len(give.keep(component.weights, component.device, 0).wait()) == 6
+
+
+def test_on_the_host_a_slot_has_the_weight_itself_and_takes_no_memory() -> None:
+    component = Shared(2)
+    (host,) = Rig.parse("cpu=1GiB").devices
+    give = component.program([[0, 1]])
+    component.stored[1].residency = Residency.DISK  # though it lies in no file
+    tensors = give.keep(component.weights, host, 0).wait()
+    assert [one.data_ptr() for one in tensors] == [one.tensor.data_ptr() for one in component.stored]
