@@ -9,10 +9,10 @@ What may be computed in its operand's memory is looked at in the first call for 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -51,7 +51,8 @@ from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .listing import Listing, RunSource
 from .slots import Slots
 from .steps import Step, Values
-from .store.source import Ticket, WeightSource
+from .store.kept import KeptLoad
+from .store.source import WeightSource
 from .store.staging import StagedLoad
 from .transport import InProcess, Transport
 
@@ -71,10 +72,9 @@ class Executor:
         self._schedule = schedule.instructions
         self._pieces = pieces(program)
         self._slots = Slots.of(schedule)
-        self._slot_sizes = {device.torch: sizes for device, sizes in slot_bytes(program, schedule).items()}
+        self._slot_sizes = slot_bytes(program, schedule)
         self._blocks = block_calls(program, schedule)
         self._candidates = Candidates.of(program, self._slots.size, made_in(self._blocks))
-        self._next_weights = self._following()
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}
         self._shared: WeakValueDictionary[str, Listing] = WeakValueDictionary()  # by code
         self._listings: dict[tuple[int, frozenset[int] | None], RunSource] = {}
@@ -272,37 +272,33 @@ class Executor:
         return steps.copy(self._transport.sender(copy), origin, target, event, place)
 
     def _load_step(self, load: Load) -> Step:
-        """Starts bringing weights, and tells their source which come after them."""
-        slot, following = self._slots.loads[load], self._next_weights[load.number]
-        executor = weakref.ref(self)  # which has the steps, and would hold itself
+        """Starts bringing weights, and tells their source which come after them, unless they are there."""
+        slot, following = self._slots.loads[load], self._following[load]
+        device, number, source = following.device, following.slot, self._source
+        assert source is not None
+        started, next_weights = self._started(load, source), self._weights_of(following)
+        is_kept = following.lifetime is Lifetime.PHASE
 
         def start(values: Values) -> None:
-            this = executor()
-            assert this is not None
-            assert this._source is not None
-            values[slot] = this._start(load)
-            this._source.advise(following)
+            values[slot] = started()
+            if not (is_kept and source.is_filled(device, number)):
+                source.advise(next_weights)
 
         return start
 
-    def _following(self) -> dict[int, list[Weight]]:
-        """For each load of a call the weights of the one after it; after the last comes the first of the next call."""
+    def _started(self, load: Load, source: WeightSource) -> Callable[[], KeptLoad | StagedLoad]:
+        """Gives the weights of a load on their way to its slot, or there."""
+        bring = source.keep if load.lifetime is Lifetime.PHASE else source.stage
+        return partial(bring, self._weights_of(load), load.device, load.slot, f"load {load.number}")
+
+    @cached_property
+    def _following(self) -> dict[Load, Load]:
+        """For each load of a call the one after it; after the last comes the first of the next call."""
         loads = list(self._slots.loads)
-        ahead = [*loads[1:], *loads[:1]]
-        return {load.number: self._weights_of(after) for load, after in zip(loads, ahead, strict=True)}
+        return dict(zip(loads, [*loads[1:], *loads[:1]], strict=True))
 
     def _weights_of(self, load: Load) -> list[Weight]:
         return [self._pieces[name][0] for name in load.weights]
-
-    def _start(self, load: Load) -> Ticket | StagedLoad:
-        """Weights on their way to a device."""
-        source = self._source
-        assert source is not None
-        if load.lifetime is Lifetime.STAGE:
-            return source.stage(self._weights_of(load), load.device.torch, load.slot, f"load {load.number}")
-        ticket = source.start(self._weights_of(load), load.device.torch)
-        source.settle(load.device.torch)  # calls of other threads, on other streams, may find them there
-        return ticket
 
 
 @dataclass(frozen=True)

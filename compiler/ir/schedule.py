@@ -68,7 +68,8 @@ class Load:
     """Starts bringing weights, given by name, to a device; an Await must come before their first use.
 
     Weights of a stage land in a numbered ``slot`` of the device, which must be empty then, and is taken until a
-    Release. ``number`` tells the loads of a schedule apart.
+    Release. Those of a phase have a slot of their own, which the first call that finds it empty fills, and which is not
+    filled again before the phase has ended. ``number`` tells the loads of a schedule apart.
     """
 
     number: int

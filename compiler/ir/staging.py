@@ -28,7 +28,7 @@ def aligned(weight: Weight) -> int:
 
 
 def slot_bytes(program: Program, schedule: Schedule | None = None) -> dict[Device, list[int]]:
-    """The bytes of each slot of each device: as many as the largest load needs that ever lands there.
+    """The bytes of each slot of each device that is filled again and again: those of the largest load that lands there.
 
     The schedule is that of the program, or another one over its weights.
     """

@@ -3,7 +3,7 @@
 ::
 
     input %x, %y on DEVICE
-    load N to DEVICE for the program|phase: "WEIGHT", …      load N to slot K of DEVICE for the stage: "WEIGHT", …
+    load N to DEVICE for the program: "WEIGHT", …      load N to slot K of DEVICE for the phase|stage: "WEIGHT", …
     allocate %whole on DEVICE [like %v]
     copy %v[START:STOP] from DEVICE to DEVICE                 %v is what a transfer makes, or columns of it
     await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE

@@ -99,12 +99,20 @@ class Loads:
         return loads + ([Load(next(numbers), rest, stage.device, Lifetime.STAGE, 0)] if rest else [])
 
     def _place_ahead(self) -> None:
-        """Slots are taken in turn."""
+        """Slots are taken in turn by what comes and goes; those behind them are filled once, each for a load."""
         earlier: dict[Device, list[Stage]] = defaultdict(list)
         for stage, loads in self.of.items():
             for index, load in enumerate(loads):
                 if load.lifetime is Lifetime.STAGE:
-                    slots, before = self._streaming.get(stage.device, Streaming()).slots, earlier[stage.device]
+                    slots, before = self._slots_of(stage.device), earlier[stage.device]
                     loads[index] = replace(load, slot=len(before) % slots)
                     self.ahead[before[-slots] if len(before) >= slots else None].append(loads[index])
                     before.append(stage)
+        last = {device: count(min(self._slots_of(device), len(some))) for device, some in earlier.items()}
+        for loads in self.of.values():
+            loads[:] = [replace(one, slot=next(last.setdefault(one.device, count()))) if one.lifetime is Lifetime.PHASE
+                        else one for one in loads]  # fmt: skip
+
+    def _slots_of(self, device: Device) -> int:
+        """How many slots a device has for what comes and goes."""
+        return self._streaming.get(device, Streaming()).slots

@@ -1,7 +1,8 @@
 """What the replay of a schedule knows of weights: which are on a device, which are on their way, and in which slots.
 
 A weight of the program's lifetime is there from its load on. One that comes for a call may be read in the run that
-awaits its load, and in no other. A slot holds the weights of one load, from its start to its release.
+awaits its load, and in no other. A slot holds the weights of one load, from its start to its release, or, of a phase's,
+in every call from its first one on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class LoadedWeights:
         self.coming: dict[Load, bool] = {}  # whether it was awaited
         self.unread: dict[Load, set[str]] = {}
         self.slots: dict[tuple[int, int], Load] = {}
+        self.refilled: set[tuple[int, int]] = set()  # slots for what comes and goes
         self.here: dict[tuple[str, int], Load] = {}  # what the run that is going on has awaited
         nodes = {weight.name: node for node, weight in snapshot.weights.items()}
         self.held = pieces(snapshot.program)
@@ -51,14 +53,17 @@ class LoadedWeights:
         yield from self._take_slot(load, place)
 
     def _take_slot(self, load: Load, place: int) -> Broken:
-        if (load.lifetime is Lifetime.STAGE) != (load.slot >= 0):
-            yield "slot", f"weights of a stage land in a slot, and no others: {load}"
+        if (load.lifetime is Lifetime.PROGRAM) != (load.slot < 0):
+            yield "slot", f"weights of a stage or a phase land in a slot, and no others: {load}"
         if load.lifetime is Lifetime.PHASE and not self.snapshot.program.keeps_staged:
             yield "rest", f"nothing ends the phase for which this load stays: {load}"
-        if load.slot >= 0 and (place, load.slot) in self.slots:
+        slot = place, load.slot
+        if load.slot >= 0 and (slot in self.slots or (load.lifetime is Lifetime.PHASE and slot in self.refilled)):
             yield "slot", f"slot {load.slot} of {load.device} is taken"
         if load.slot >= 0:
-            self.slots[place, load.slot] = load
+            self.slots[slot] = load
+        if load.lifetime is Lifetime.STAGE:
+            self.refilled.add(slot)
 
     def wait(self, load: Load, device: Device) -> Broken:
         """A run awaits a load."""
@@ -93,7 +98,11 @@ class LoadedWeights:
     def end(self) -> Broken:
         """What is wrong when a call is over."""
         for load in self.slots.values():
-            yield "slot", f"nobody releases this load: {load}"
+            if load.lifetime is not Lifetime.PHASE:
+                yield "slot", f"nobody releases this load: {load}"
+        for place, slot in self.refilled:
+            if slot and (place, slot - 1) not in self.refilled:
+                yield "slot", f"slot {slot} of {self.snapshot.name(place)} is refilled, and the one before it is not"
         for load, awaited in self.coming.items():
             if not awaited:
                 yield "wait", f"nobody awaits this load: {load}"

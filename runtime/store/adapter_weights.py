@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -35,6 +35,8 @@ class AdapterWeights:
             return frozenset()
         before, self._given = self._held, adapters
         same = {name for name, tensor in adapters.items() if name in before and before[name].tensor is tensor}
+        for name in before.keys() - same:
+            before[name].leave_slots()
         self._held = {name: before[name] if name in same else self._new(name) for name in adapters}
         return frozenset(adapters.keys() - same)
 
@@ -45,16 +47,12 @@ class AdapterWeights:
         """What is given for a weight, if that is an adapter's."""
         return self._held.get(weight.whole) if weight.kind == "adapter" else None
 
-    def on(self, one: StoredWeight, weight: Weight, device: torch.device, lasting: Collection[object]) -> torch.Tensor:
-        """A weight on a device: one of those ``lasting`` for the program, or kept there until the phase ends."""
+    def on(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+        """A weight on a device; a number stays where it is."""
         one.check(weight)
-        if weight.is_number:
-            return one.tensor
-        if (weight.name, device) in lasting:
-            return self._store.fetch(one, weight, device)
-        return self._store.stage(one, weight, device, keeps=self._program.keeps_staged)
+        return one.tensor if weight.is_number else self._store.fetch(one, weight, device)
 
     def end_phase(self) -> None:
         """Lets go of what was kept for a phase."""
         for one in self._held.values():
-            one.staged.clear()
+            one.leave_slots()

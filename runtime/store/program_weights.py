@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -19,7 +19,10 @@ from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
+from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
+from .fetching import fetched_weight
+from .kept import KeptLoad, KeptSlots, Place
 from .origin import HOST, FileOrigin
 from .reader import WeightReader
 from .scheduled import kept, readers, staying
@@ -57,6 +60,7 @@ class ProgramWeights(WeightSource):
         self._find = find
         self._module = module
         self._staging = staging or Staging()
+        self._slots = KeptSlots()
         self.adapters = AdapterWeights(store, program, self._staging)
         self._found: dict[str, StoredWeight] | None = None
         self._readers: dict[str, list[Device]] = {}
@@ -123,8 +127,7 @@ class ProgramWeights(WeightSource):
         WeightError when it is not what was traced, DoesNotFitError when there is no room.
         """
         with self.store.lock, torch.inference_mode(False), torch.no_grad():
-            data = self._on(self._stored(weight), weight, device).detach()
-            return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
+            return self._as_read(weight, self._on(self._stored(weight), weight, device).detach())
 
     def whole(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """All of a weight on a device, for somebody who keeps it: where the weight is, it stays, and no copy is kept.
@@ -137,23 +140,30 @@ class ProgramWeights(WeightSource):
             data = one.tensor if weight.is_number else self.store.fetch(one, weight, device).detach()
             return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
-    def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
+    @contextmanager
+    def call(self, sizes: SlotSizes) -> Iterator[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile.
 
-        What another program of the component has kept for the phase leaves, unless this one keeps it too.
+        What another program of the component has kept for the phase leaves, unless this one keeps it too. When it
+        fails, nothing is on its way any more.
         """
         if self._staging.enter(self):
             self._let_others_go()
-        return self._staging.call(sizes) if sizes else nullcontext()
+        try:
+            with self._staging.call(sizes) if sizes else nullcontext():
+                yield
+        except BaseException:
+            self._slots.settle()
+            raise
 
     def _let_others_go(self) -> None:
         """Keeps of the weights that this program reads only what it keeps itself."""
         with self.store.lock:
             for name, one in (self._found or {}).items():
-                kept = self._kept.get(name, ())
-                one.staged = {key: data for key, data in one.staged.items() if (key[0], key[2]) in kept}
+                if one.staged:
+                    one.leave_slots(but=self._kept.get(name, ()))
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device; each has the strides that it has at rest.
 
         On the host, what a file has as it is needed is a view of the file, and the slot's memory is not touched.
@@ -164,21 +174,88 @@ class ProgramWeights(WeightSource):
                 self._check_whole(one, weight)
 
         def fill(memory: torch.Tensor) -> list[torch.Tensor]:
-            starts, _ = offsets(weights)
-            return [self._landed(*one, memory[start:]) for one, start in zip(found, starts, strict=True)]
+            places = [partial(_within, memory, start) for start in offsets(weights)[0]]
+            landed = [self._landed(*one, memory.device, place) for one, place in zip(found, places, strict=True)]
+            return list(map(self._as_read, weights, landed))
 
         return self._staging.start(device, slot, fill, partial(self.release, weights), what)
 
-    def _landed(self, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
-        """A weight at the beginning of some memory of its device, or a view of its file."""
-        view = self.store.bring_view(one, weight) if memory.device == HOST else None
+    def keep(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> KeptLoad:
+        """Weights in a slot of a device that stays filled until a phase ends; where it is empty, starts to fill it.
+
+        What a slot of another program has of them is taken as it is. Raises DoesNotFitError when there is no room.
+        """
+        place = device, slot
+        return self._slots.start(place, partial(self._begin, weights, place, what))
+
+    def is_filled(self, device: Device, slot: int) -> bool:
+        """Whether there is something in a slot that is filled once, or on its way there."""
+        return self._slots.is_filled((device, slot))
+
+    def _begin(self, weights: Sequence[Weight], place: Place, what: str) -> KeptLoad:
+        """Starts to fill a slot; its memory is there when this returns, as the plan counts it from now on."""
+        there = accelerator_of(place[0].torch)
+        with self.store.lock, there.use(there.side_stream("weights")), torch.inference_mode(False), torch.no_grad():
+            found = [(self._stored(weight), weight) for weight in weights]
+            for one, weight in found:
+                self._check_whole(one, weight)
+            sources = [self._source_of(one, weight, there.device) for one, weight in found]
+            load = KeptLoad(there, what, self._slots, place)
+            for one, _ in found:
+                one.slots.add(load)
+        load.begin(partial(self._brought, load, found, sources, there.device))
+        return load
+
+    def _source_of(self, one: StoredWeight, weight: Weight, device: torch.device) -> Callable[[], torch.Tensor]:
+        """Gives a weight on a device, which is brought by then: a slot has it already, or there is memory for it."""
+        known = one.tensor if weight.is_number else one.staged.get((weight.which, weight.quant, device))
+        if known is not None:
+            return known.detach
+
+        make = partial(fetched_weight, one, weight, device, partial(_made, one, weight, device))
+        if device == HOST or (one.borrowed and one.is_on(device)):  # most are views, and take no memory
+            return partial(self._landed, one, weight, device, lambda *_: make())
+        made = make()
+        return partial(self._landed, one, weight, device, lambda *_: made)
+
+    def _brought(
+        self,
+        load: KeptLoad,
+        found: Sequence[tuple[StoredWeight, Weight]],
+        sources: list[Callable[[], torch.Tensor]],
+        device: torch.device,
+    ) -> list[torch.Tensor]:
+        """Fills a slot; other programs find then what is in it, unless somebody had it emptied meanwhile."""
+        try:
+            tensors = [source() for source in sources]
+        finally:
+            sources.clear()  # which an error's traceback keeps, and they have the memory
+        with self.store.lock:
+            for (one, weight), tensor in zip(found, tensors, strict=True) if not load.is_empty else ():
+                if not weight.is_number:
+                    one.staged[weight.which, weight.quant, device] = tensor
+        return list(map(self._as_read, (weight for _, weight in found), tensors))
+
+    def _landed(
+        self,
+        one: StoredWeight,
+        weight: Weight,
+        device: torch.device,
+        made: Callable[[StoredWeight, Weight], torch.Tensor],
+    ) -> torch.Tensor:
+        """A weight in memory that is made for it, or a view of where it lies; then none is made."""
+        view = self.store.bring_view(one, weight, device)
         if view is not None:
-            return view.detach().requires_grad_(self._requires_grad(weight))
-        place = memory[: weight.nbytes].view(weight.stored[1]).view(weight.stored[0])
-        if place.shape == one.tensor.shape:
-            place = place.as_strided(place.shape, torch.empty_like(one.tensor, device="meta").stride())
+            return view
+        place = made(one, weight)
         self.store.land(one, weight, place)
-        return place.detach().requires_grad_(self._requires_grad(weight))
+        return place
+
+    def _as_read(self, weight: Weight, data: torch.Tensor) -> torch.Tensor:
+        """A tensor of our own that operations read as a weight; it requires a gradient as the module's own does."""
+        if not data.is_inference() and data.requires_grad is not (wants := self._requires_grad(weight)):
+            data.requires_grad_(wants)
+        return data
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Has the system read ahead from files what is asked for next."""
@@ -190,10 +267,6 @@ class ProgramWeights(WeightSource):
         for file, weight in self._files(weights):
             file.reader.release([file.fitting(weight)])
 
-    def settle(self, device: torch.device) -> None:
-        """Waits for what was staged new on a device, for it stays for other calls, whose streams may be others."""
-        self.store.settle_staged(device)
-
     def check(self) -> None:
         """Raises WeightError when a file was written to, of which weights are views."""
         self.store.check()
@@ -201,6 +274,7 @@ class ProgramWeights(WeightSource):
     def forget(self) -> None:
         """Lets go of what was brought and is in no module; it is read again."""
         self._staging.drop()
+        self._slots.clear()
         for one in (self._found or {}).values():
             self.store.drop(one)
 
@@ -239,7 +313,7 @@ class ProgramWeights(WeightSource):
         program, store = self._program, self.store
         self._check_whole(one, weight)
         if weight.kind == "adapter":
-            return self.adapters.on(one, weight, device, self._staying)
+            return self.adapters.on(one, weight, device)
         if one.borrowed:
             one.check(weight)
             return store.fetch(one, weight, device)
@@ -247,7 +321,7 @@ class ProgramWeights(WeightSource):
         if program.stages(weight, next((d for d in program.devices if d.is_of_here and d.torch == device), home)):
             if (weight.name, device) in self._staying:
                 return store.stay(one, weight, device)
-            return store.stage(one, weight, device, keeps=program.keeps_staged)
+            return store.stage(one, weight, device)
         if one.residency is Residency.HOST and not weight.quant:
             store.rest(one, device)
             one.check(weight)
@@ -283,13 +357,39 @@ class ProgramWeights(WeightSource):
         """The files from which weights are read, that are nowhere else."""
         for weight in weights:
             one = self._stored(weight)
-            if one.file is not None and not one.is_here and not one.is_held(weight, HOST):
+            if not one.is_here and one.file is not None and not one.is_held(weight, HOST):
                 yield one.file, weight
 
     def _requires_grad(self, weight: Weight) -> bool:
         """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
         one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
         return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
+
+
+def _made(one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+    """Memory for a weight on a device, with the strides that it has at rest."""
+    shape, dtype = weight.stored
+    strides = _strides(one, shape)
+    return (
+        torch.empty(shape, dtype=dtype, device=device)
+        if strides is None
+        else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    )
+
+
+def _within(memory: torch.Tensor, start: int, one: StoredWeight, weight: Weight) -> torch.Tensor:
+    """The memory for a weight that begins at a byte of a slot, with the strides that it has at rest."""
+    shape, dtype = weight.stored
+    place = memory[start : start + weight.nbytes].view(dtype).view(shape)
+    strides = _strides(one, shape)
+    return place if strides is None else place.as_strided(shape, strides)
+
+
+def _strides(one: StoredWeight, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides of a whole weight that is not contiguous at rest."""
+    if one.tensor.is_contiguous() or tuple(one.tensor.shape) != shape:
+        return None
+    return torch.empty_like(one.tensor, device="meta").stride()
 
 
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:

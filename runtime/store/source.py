@@ -9,36 +9,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.weight import Weight
-from ..devices.accelerator import Accelerator, Event, accelerator_of
+from .kept import KeptLoad
 from .staging import SlotSizes, StagedLoad
-
-
-class Ticket:
-    """Weights on their way to a device.
-
-    Args:
-        tensors: the tensors that will hold them, in the order in which they were asked for.
-        there: the device.
-        done: the event after which their bytes are there, or None where they are there already.
-    """
-
-    __slots__ = ("_done", "_tensors", "_there")
-
-    def __init__(self, tensors: list[torch.Tensor], there: Accelerator, done: Event) -> None:
-        self._tensors = tensors
-        self._there = there
-        self._done = done
-
-    def wait(self) -> list[torch.Tensor]:
-        """The tensors in order, to be used on the device's current stream, which waits for them."""
-        stream = self._there.current_stream()
-        self._there.wait(stream, self._done)
-        for tensor in self._tensors:
-            if tensor.device == self._there.device:
-                self._there.keep(tensor, stream)
-        return self._tensors
 
 
 class WeightSource(Protocol):
@@ -53,31 +28,20 @@ class WeightSource(Protocol):
         Raises WeightError when it cannot be had.
         """
 
-    def start(self, weights: Sequence[Weight], device: torch.device) -> Ticket:
-        """Starts to bring weights to a device, on its own stream for weights, and does not wait for them.
-
-        They lie in memory of that stream, so that nothing that the device computes now delays them. What comes from
-        memory that is not pinned, or from files, is read before this returns. Raises what a call raises.
-        """
-        there = accelerator_of(device)
-        stream = there.side_stream("weights")
-        with there.use(stream):
-            tensors = [self(weight, device) for weight in weights]
-            done = there.record(stream)
-        return Ticket(tensors, there, done)
-
     def call(self, sizes: SlotSizes) -> AbstractContextManager[None]:
         """A call, for whose loads there are slots of so many bytes on each device meanwhile."""
 
-    def stage(self, weights: Sequence[Weight], device: torch.device, slot: int, what: str = "") -> StagedLoad:
+    def stage(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> StagedLoad:
         """Starts to bring weights into a slot of a device, on the device's lane, for the call that goes on."""
+
+    def keep(self, weights: Sequence[Weight], device: Device, slot: int, what: str = "") -> KeptLoad:
+        """Weights in a slot of a device that stays filled until a phase ends; where it is empty, starts to fill it."""
+
+    def is_filled(self, device: Device, slot: int) -> bool:
+        """Whether there is something in a slot that is filled once, or on its way there."""
 
     def advise(self, weights: Iterable[Weight]) -> None:
         """Hears which weights are asked for next; a source that reads files can begin."""
-        return
-
-    def settle(self, device: torch.device) -> None:
-        """Hears that it was asked for all weights of a load, which a call is about to use."""
         return
 
     def check(self) -> None:

@@ -10,15 +10,17 @@ import contextlib
 import threading
 import traceback
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from ...compiler.devices.device import canonical_name
-from ...compiler.errors import DoesNotFitError
+from ...compiler.devices.device import Device, canonical_name
+from ...compiler.errors import DoesNotFitError, WeightError
 from ...compiler.units import format_bytes
-from ..devices.accelerator import Event, Stream, accelerator_of
+from ..devices.accelerator import Accelerator, Event, Stream, accelerator_of
 from ..devices.fork import ForkSafeLock, renew_after_fork
 from ..devices.out_of_memory import fetched, ran_out
 from ..devices.recording import spanned
@@ -27,17 +29,17 @@ from .lane import lane_of
 Fill = Callable[[torch.Tensor], list[torch.Tensor]]
 """Puts weights into the bytes of a slot, on the current stream of its device, and returns them."""
 
-SlotSizes = Mapping[torch.device, Sequence[int]]
+SlotSizes = Mapping[Device, Sequence[int]]
 """The bytes of each slot of each device."""
 
 
 class Slot:
     """Bytes on a device, and the event after which nothing there reads them."""
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.there = accelerator_of(device)
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.there = accelerator_of(device.torch)
         with self.there.use(self.there.side_stream("weights")):
-            self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device))
+            self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device.torch))
         self.free: Event = None
         self._readers: list[Stream] = []
 
@@ -48,8 +50,75 @@ class Slot:
             self.there.keep(self.memory, stream)
 
 
-class StagedLoad:
-    """Weights on their way into a slot, as the lane brings them.
+class Filling(ABC):
+    """Weights on their way to a device, as its lane brings them.
+
+    Args:
+        there: the device.
+        what: its name, for whoever records.
+    """
+
+    def __init__(self, there: Accelerator, what: str) -> None:
+        self._there, self._what = there, what
+        self._fill: Callable[[], list[torch.Tensor]] | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._arrived: Event = None
+        self._error: BaseException | None = None
+        self._has_failed = False
+        self._ready = threading.Event()
+
+    def begin(self, fill: Callable[[], list[torch.Tensor]]) -> None:
+        """Has the lane bring them: ``fill`` returns them, on their way on the current stream."""
+        self._fill = fill
+        lane_of(self._there.device).submit(self._bring)
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors in order, to be used on the device's current stream, which waits for them; raises what failed."""
+        self._ready.wait()
+        if self._has_failed:
+            self._raise()
+        stream = self._there.current_stream()
+        self._there.wait(stream, self._arrived)
+        self._read_on(stream)
+        return self._tensors
+
+    def _raise(self) -> None:
+        """Raises what failed, which is not kept: it has a traceback that has this."""
+        error, self._error = self._error, None
+        try:
+            raise error or WeightError(f"{self._what} failed in another call, which was told why: call again")
+        finally:
+            del error
+
+    def _bring(self) -> None:
+        fill, there = self._fill, self._there
+        try:
+            if fill is not None:
+                lane = f"loads to {canonical_name(there.device)}"
+                fill = spanned(lane, self._what, fill, lambda _: there.finish())
+                stream = there.side_stream("weights")
+                with there.use(stream), torch.inference_mode(False), torch.no_grad():
+                    self._tensors = fill()
+                    self._arrived = there.record(stream)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # which hold tensors
+            self._error, self._has_failed = error, True
+            self._fail()
+        finally:
+            fill = self._fill = None  # this frame is in the error's traceback
+            self._ready.set()
+
+    @abstractmethod
+    def _read_on(self, stream: Stream) -> None:
+        """Notes that a stream reads them."""
+
+    def _fail(self) -> None:
+        """Takes notice, on the lane, that they could not be brought."""
+        return
+
+
+class StagedLoad(Filling):
+    """Weights on their way into a slot that is filled again when they are released.
 
     Args:
         slot: the slot, which is not to be filled by another load before `release`.
@@ -59,37 +128,15 @@ class StagedLoad:
     """
 
     def __init__(self, slot: Slot, fill: Fill, done: Callable[[], None], what: str = "") -> None:
+        super().__init__(slot.there, what)
         self._slot = slot
-        self._what = what
-        self._before = slot.free
-        self._fill: Fill | None = fill
         self._finish: Callable[[], None] | None = done
-        self._tensors: list[torch.Tensor] = []
-        self._arrived: Event = None
-        self._error: BaseException | None = None
-        self._ready = threading.Event()
-        lane_of(slot.memory.device).submit(self._bring)
-
-    def wait(self) -> list[torch.Tensor]:
-        """The tensors in order, to be used on the device's current stream, which waits for them; raises what failed."""
-        self._ready.wait()
-        if self._error is not None:
-            error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error
-        there = self._slot.there
-        stream = there.current_stream()
-        there.wait(stream, self._arrived)
-        self._slot.read_on(stream)
-        return self._tensors
+        self.begin(partial(self._into_slot, fill, slot.free))
 
     def release(self) -> None:
         """Lets go of the tensors: the slot is filled again after what the device does with them now."""
         self._tensors = []
-        there = self._slot.there
-        self._slot.free = there.record(there.current_stream())
+        self._slot.free = self._there.record(self._there.current_stream())
         finish, self._finish = self._finish, None  # which knows this load
         if finish is not None:
             finish()
@@ -101,28 +148,16 @@ class StagedLoad:
         with contextlib.suppress(RuntimeError):  # of a device that is lost, which has been told
             self.release()
 
-    def _bring(self) -> None:
-        fill, slot = self._fill, self._slot
-        try:
-            if fill is not None:
-                fill = spanned(
-                    f"loads to {canonical_name(slot.memory.device)}", self._what, fill, lambda _: slot.there.finish()
-                )
-                stream = slot.there.side_stream("weights")
-                with slot.there.use(stream), torch.inference_mode(False), torch.no_grad():
-                    slot.there.wait(stream, self._before)
-                    self._tensors = fill(slot.memory)
-                    self._arrived = slot.there.record(stream)
-        except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # which hold tensors
-            self._error = error
-        finally:
-            self._fill = None
-            self._ready.set()
+    def _into_slot(self, fill: Fill, free: Event) -> list[torch.Tensor]:
+        self._there.wait(self._there.side_stream("weights"), free)
+        return fill(self._slot.memory)
+
+    def _read_on(self, stream: Stream) -> None:
+        self._slot.read_on(stream)
 
 
 class Kept(Protocol):
-    """Keeps weights on devices for a phase, besides those in slots."""
+    """Keeps weights on devices for a phase, in slots that are filled once."""
 
     def end_phase(self) -> None:
         """Lets go of them."""
@@ -140,7 +175,7 @@ class Staging:
     def renew(self) -> None:
         """Forgets slots and what is on its way into them, in a process that was forked: nothing there brings it."""
         self._owner: weakref.ref[object] | None = None  # which has this
-        self._slots: dict[torch.device, list[Slot]] = {}
+        self._slots: dict[Device, list[Slot]] = {}
         self._loads: list[StagedLoad] = []
 
     def tell(self, kept: Kept) -> None:
@@ -167,9 +202,7 @@ class Staging:
                 for load in list(self._loads):
                     load.abandon()
 
-    def start(
-        self, device: torch.device, number: int, fill: Fill, done: Callable[[], None], what: str = ""
-    ) -> StagedLoad:
+    def start(self, device: Device, number: int, fill: Fill, done: Callable[[], None], what: str = "") -> StagedLoad:
         """Starts to fill a slot of a device, for the call that goes on; ``what`` is the name of the load."""
 
         def finish() -> None:
@@ -181,7 +214,7 @@ class Staging:
         return load
 
     def drop(self) -> None:
-        """Lets go of all slots, and of what is kept for a phase besides, unless a call uses them now."""
+        """Lets go of all slots, and of what is kept for a phase, unless a call uses them now."""
         if self._turn.acquire(blocking=False):
             try:
                 self._slots.clear()
@@ -200,15 +233,14 @@ class Staging:
                 self._slots[device] = _made(device, wanted)
 
 
-def _made(device: torch.device, sizes: Sequence[int]) -> list[Slot]:
+def _made(device: Device, sizes: Sequence[int]) -> list[Slot]:
     """New slots; raises DoesNotFitError when there is no room for them."""
     try:
         return [Slot(device, nbytes) for nbytes in sizes]
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        there = canonical_name(device)
         raise DoesNotFitError(
-            f"{len(sizes)} slots for the weights that come and go need {format_bytes(sum(sizes))} on {there}: {error}: "
-            f"list more devices, or give {there} a smaller share (tensor_split, max_vram)"
+            f"{len(sizes)} slots for the weights that come and go need {format_bytes(sum(sizes))} on {device}: "
+            f"{error}: list more devices, or give {device} a smaller share (tensor_split, max_vram)"
         ) from error

@@ -65,7 +65,6 @@ class Store:
         self._modules: list[tuple[weakref.ref[nn.Module], Origins, Residency]] = []
         self._weights: dict[int, StoredWeight] = {}
         self._readers: set[WeightReader] = set()
-        self._coming: set[torch.device] = set()
         self._is_looking = False
         self._parted: list[StoredWeight] = []
         self.room_for: Callable[[Sequence[StoredWeight]], None] = lambda _: None
@@ -239,7 +238,7 @@ class Store:
                     self.room_for([one])
                 self.put(one, one.numbers.owned(is_lent))
             one.parts.clear()
-            one.staged.clear()
+            one.leave_slots()
             one.noted = None
             one.read_from = one.read_from if is_lent else None
             return one.tensor
@@ -248,7 +247,7 @@ class Store:
         """Has another origin give the numbers of a weight that has no data: its own, with an update."""
         assert not one.is_here
         one.parts.clear()
-        one.staged.clear()
+        one.leave_slots()
         self._lay_bare(one, origin)
         one.noted = None
 
@@ -257,7 +256,7 @@ class Store:
 
         What was detached from the weight before keeps its numbers of then.
         """
-        one.staged.clear()
+        one.leave_slots()
         if isinstance(other, StandIn) and not other.steps and other.numbers.stored is None and other.numbers.origin:
             one.leave_numbers()
             one.take_numbers(other.numbers)
@@ -362,14 +361,14 @@ class Store:
             return
         self.take_out(one, one.source)
         one.parts.clear()
-        one.staged.clear()
+        one.leave_slots()
 
     def forget_parts(self, one: StoredWeight) -> None:
         """Lets go of what lies beside the modules; parts that lie nowhere else go back into them, to host memory."""
         if not one.is_here and one.origin is None and one.parts:
             self.put(one, one.numbers.gathered().to(one.tensor.dtype))
         one.parts.clear()
-        one.staged.clear()
+        one.leave_slots()
 
     def place(self, one: StoredWeight, device: Device) -> torch.Tensor:
         """The weight on its device, where it is from now on; raises DoesNotFitError when there is no room."""
@@ -393,16 +392,9 @@ class Store:
         """What stays on a device beside the weight's own tensor: a part, packed bytes, or a second copy; made once."""
         return once(one, (weight.which, weight.quant, device), lambda: self.fetch(one, weight, device))
 
-    def stage(self, one: StoredWeight, weight: Weight, device: torch.device, keeps: bool) -> torch.Tensor:
-        """What a segment reads of a weight that rests elsewhere; one that is kept stays there until `release`."""
-        key = weight.which, weight.quant, device
-        if key in one.staged:
-            return one.staged[key]
-        staged = self._fetch_from_rest(one, weight, device)
-        if keeps:
-            one.staged[key] = staged
-            self._coming.add(device)
-        return staged
+    def stage(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
+        """What a program reads of a weight that rests elsewhere; nothing of it is kept here."""
+        return fetched_weight(one, weight, device, partial(self._from_rest, one, weight, device))
 
     def land(self, one: StoredWeight, weight: Weight, place: torch.Tensor) -> None:
         """Fills memory on a device with what a segment reads of a weight, from where it rests.
@@ -422,34 +414,31 @@ class Store:
         else:
             land(weight.of(resting), place)
 
-    def bring_view(self, one: StoredWeight, weight: Weight) -> torch.Tensor | None:
-        """What a segment on the host reads of a weight that rests in a file, as a view of that, in memory by now.
+    def bring_view(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor | None:
+        """What a segment reads of a weight that lies on its device, or in a file: a view of that, in memory by now.
 
         None where it has to be copied: it is packed, has another dtype or other strides, or has updates merged.
         """
+        if device != HOST and not (one.borrowed and one.is_on(device)):
+            return None
         with self.lock:
             one.check(weight)
             self.rest(one, HOST)
+            if one.is_here:
+                return one.tensor.detach() if one.is_on(device) and not (weight.which or weight.quant) else None
             origin = one.origin if one.tensor.is_contiguous() else None
         return origin.bring_view(weight) if isinstance(origin, FileOrigin) else None
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""
-        return once(one, (weight.which, weight.quant, device), lambda: self._fetch_from_rest(one, weight, device))
-
-    def settle_staged(self, device: torch.device) -> None:
-        """Blocks the host until what was staged on a device, and is kept, is there."""
-        with self.lock:
-            if device in self._coming:
-                self._coming.discard(device)
-                accelerator_of(device).synchronize()
+        return once(one, (weight.which, weight.quant, device), lambda: self.stage(one, weight, device))
 
     def release(self, weights: Iterable[StoredWeight]) -> None:
-        """Lets go of what was staged and kept, and of the memory that views of files take."""
+        """Lets go of what was kept for a phase, and of the memory that views of files take."""
         for one in weights:
             if one.staged and one.residency is Residency.DISK and one.file is not None:
                 one.file.reader.release([one.file.entry])
-            one.staged.clear()
+            one.leave_slots()
 
     def rest(self, one: StoredWeight, device: torch.device) -> None:
         """Brings a weight to where it rests: host memory, from which copies to a device need not stage, or its file.
@@ -473,9 +462,6 @@ class Store:
         """Raises WeightError when a file was written to, of which weights are views; cheap enough for every call."""
         for reader in self._readers:
             reader.check()
-
-    def _fetch_from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
-        return fetched_weight(one, weight, device, partial(self._from_rest, one, weight, device))
 
     def _from_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         if one.residency is Residency.HOST and weight.quant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from .origin import HOST, FileOrigin, Origin, TensorOrigin
 
 if TYPE_CHECKING:
     from .former import Former
+    from .kept import KeptLoad
 
 Place = tuple[dict[str, Any], str]
 """Where a module holds a weight: a dictionary and a key."""
@@ -122,7 +124,7 @@ class StoredWeight:
 
     It has data or an origin, never both: what a module holds wins over a file that has a weight of that name. Where it
     has no data in a tensor of its own, ``tensor`` is a stand-in, or on meta if no module holds it. What is in ``parts``
-    stays on its device, what is in ``staged`` until it is released.
+    stays on its device, what is in ``staged`` until the ``slots`` that have it are emptied.
 
     Args:
         name: its first name, without what adapters put into names.
@@ -155,6 +157,7 @@ class StoredWeight:
     bounds: Bounds = ()
     before: torch.device | None = None
     staged: dict[PartKey, torch.Tensor] = field(default_factory=dict)
+    slots: weakref.WeakSet[KeptLoad] = field(default_factory=weakref.WeakSet)
     noted: tuple[Data, int] | None = None
     read_from: Origin | None = None
     keeper: weakref.ref[Any] | None = None
@@ -254,6 +257,14 @@ class StoredWeight:
         """Whether some of the numbers that a program knows as a weight stay on a device beside its own tensor."""
         kept = (part for part, _, there in (*self.parts, *self.staged) if there == device)
         return any(part is None or weight.which is None or part.overlaps(weight.which) for part in kept)
+
+    def leave_slots(self, but: Collection[tuple[Part | None, torch.device]] = ()) -> None:
+        """Lets go of what slots have of it that are filled once, but for some parts on devices; they are empty then."""
+        stays = {key: data for key, data in self.staged.items() if (key[0], key[2]) in but}
+        if not stays or len(stays) < len(self.staged):
+            self.staged = stays
+            for one in list(self.slots):
+                one.empty()
 
     def is_in(self, place: dict[str, Any], key: str) -> bool:
         """Whether a module held it there at the last look."""

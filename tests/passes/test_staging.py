@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dovetail.compiler.devices.rig import Rig
@@ -18,6 +20,7 @@ from dovetail.compiler.ir.schedule import Await, Lifetime, Load, Release, Run, S
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
+from dovetail.compiler.text.schedule_text import parse_schedule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.verify.deep import verify_deep
@@ -206,7 +209,7 @@ def keep_for_a_phase_that_nobody_ends(program: Program, load: int) -> list[objec
     assert program.schedule is not None
     first = program.schedule.instructions[load]
     assert isinstance(first, Load)
-    kept = replace(first, lifetime=Lifetime.PHASE, slot=-1)
+    kept = replace(first, lifetime=Lifetime.PHASE, slot=9)
     spoiled = changed(program.schedule, lambda one: rebound(one, first, kept, kept))
     return [kept if one == first else one for one in spoiled if one != Release(first)]
 
@@ -237,4 +240,68 @@ def test_the_verifier_finds_what_is_staged_wrongly(rule: str, spoil: Callable[[P
     load = next(index for index, one in enumerate(program.schedule or ()) if isinstance(one, Load))
     program.schedule = Schedule(tuple(spoil(program, load)))  # type: ignore[arg-type]
     with pytest.raises(VerificationError, match=f"^rule {rule}: "):
+        verify(program)
+
+
+def kept(room: int) -> Program:
+    """Six layers on a device with so many bytes, of which some come and go and as many as fit stay for a phase."""
+    program = trace(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), (torch.ones(1, 8),))
+    program.rig = Rig.of(sim0=room)
+    program.keep(Residency.HOST)
+    program.keeps_staged = True
+    return PassManager(parse_passes(f"{ALL},verify")).run(program)
+
+
+def loads_of(program: Program, lifetime: Lifetime) -> list[Load]:
+    return [one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is lifetime]
+
+
+@given(st.integers(1100, 2400))
+def test_each_load_of_a_phase_has_a_slot_of_its_own_behind_those_that_are_filled_again(room: int) -> None:
+    program = kept(room)
+    phase, stage = ([one.slot for one in loads_of(program, lasts)] for lasts in (Lifetime.PHASE, Lifetime.STAGE))
+    refilled = sorted(set(stage))
+    assert refilled == list(range(len(refilled)))
+    assert phase == list(range(len(refilled), len(refilled) + len(phase)))
+    assert len(phase) + len(stage) == 6
+    assert str(parse_schedule(str(program.schedule), program)) == str(program.schedule)
+
+
+def test_some_rooms_have_both_kinds_of_slots_and_a_large_one_those_of_a_phase_alone() -> None:
+    assert loads_of(kept(1700), Lifetime.PHASE)
+    assert loads_of(kept(1700), Lifetime.STAGE)
+    assert not loads_of(kept(2**20), Lifetime.STAGE)
+
+
+def in_no_slot(first: Load, stage: Load) -> Load:
+    return replace(first, slot=-1)
+
+
+def in_one_that_is_refilled(first: Load, stage: Load) -> Load:
+    return replace(first, slot=stage.slot)
+
+
+@pytest.mark.parametrize("move", [in_no_slot, in_one_that_is_refilled])
+def test_the_verifier_finds_a_load_of_a_phase_whose_slot_is_not_its_own(move: Callable[[Load, Load], Load]) -> None:
+    program = kept(1700)
+    assert program.schedule is not None
+    first, stage = (loads_of(program, lasts)[-1] for lasts in (Lifetime.PHASE, Lifetime.STAGE))
+    moved = move(first, stage)
+    spoiled = changed(program.schedule, lambda one: [moved] if one == first else rebound(one, first, moved, moved))
+    program.schedule = Schedule(tuple(spoiled))
+    with pytest.raises(VerificationError, match=r"^rule slot: "):
+        verify(program)
+
+
+def test_the_verifier_finds_slots_for_stages_that_are_not_counted_from_the_first() -> None:
+    program = two_stages()
+    assert program.schedule is not None
+    last = loads_of(program, Lifetime.STAGE)[-1]
+    moved = replace(last, slot=7)
+    released = {Release(last): Release(moved), last: moved}
+    spoiled = changed(
+        program.schedule, lambda one: [released.get(one, new) for new in rebound(one, last, moved, moved)]
+    )
+    program.schedule = Schedule(tuple(spoiled))
+    with pytest.raises(VerificationError, match=r"(?s)^rule slot: .*the one before it is not"):
         verify(program)

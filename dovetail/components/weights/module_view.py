@@ -210,7 +210,7 @@ class ModuleView:
         if self._is_due:
             return
         self.staging.drop()
-        self.store.release([one for one in self.weights() if one.staged])
+        self.store.release([one for one in self.weights() if one.staged or one.slots])
         if self._lent:
             for one in self._lent:
                 self.store.rest(one, one.tensor.device)

@@ -46,7 +46,6 @@ def program_of(*weights: Weight, device: torch.device = CPU) -> Any:
         home=dict.fromkeys((weight.name for weight in weights), home),
         schedule=None,
         residency={},
-        keeps_staged=False,
         stages=lambda *_: False,
         weight_nodes=lambda: iter(()),
     )

@@ -179,8 +179,8 @@ def test_a_part_is_staged_and_landed_from_where_a_weight_rests(case: Case, rests
         place = torch.empty(weight.shape, device=device)
         store.land(one, weight, place)
         assert torch.equal(place.cpu(), expected)
-        assert torch.equal(store.stage(one, weight, device, keeps=True).cpu(), expected)
-        assert list(one.staged) == [(weight.which, "", device)]
+        assert torch.equal(store.stage(one, weight, device).cpu(), expected)
+        assert not one.staged
         assert torch.equal(store.part(one, weight, device).cpu(), expected)
         assert one.is_held(weight, device) == bool(case.indices)
 
@@ -199,7 +199,7 @@ def test_a_part_of_a_packed_weight_comes_from_host_memory(tmp_path: Path, axis: 
     place = torch.empty(weight.stored[0], dtype=torch.uint8, device=sim0())
     store.land(one, weight, place)
     assert torch.equal(place.cpu(), expected)
-    assert torch.equal(store.stage(one, weight, sim0(), keeps=False).cpu(), expected)
+    assert torch.equal(store.stage(one, weight, sim0()).cpu(), expected)
 
 
 @given(cases(least=1), st.data())

@@ -41,7 +41,7 @@ def test_a_thread_may_say_what_comes_next_while_another_fetches(tmp_path: Path) 
     program: Any = SimpleNamespace(
         name="net", weights={one.name: one for one in weights}, constants={}, devices=(home,), schedule=None,
         home=dict.fromkeys(tensors, home), residency=dict.fromkeys(tensors, Residency.HOST),
-        keeps_staged=False, stages=lambda *_: True, weight_nodes=lambda: iter(()),
+        stages=lambda *_: True, weight_nodes=lambda: iter(()),
     )  # fmt: skip
     source = ProgramWeights.of_files(WeightIndex.of_file(tmp_path / "m.safetensors"), program)
     over, problems = threading.Event(), []
